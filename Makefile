@@ -10,7 +10,7 @@ AUDIT := pip-audit==2.9.0
 FUZZ := atheris==3.0.0
 RUNS ?= 1000000   # of each parser, for `make fuzz`
 
-.PHONY: help install check test test-fast test-random build docs sbom audit fuzz clean
+.PHONY: help install check test test-fast test-lab test-random build docs sbom audit fuzz clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ test:  ## all checks and all tests, as CI runs them
 
 test-fast:  ## the tests without the slow ones and without real servers
 	$(PYTHON) -m pytest $(FAST)
+
+test-lab:  ## the laboratory's own tests: studies, campaigns, training
+	$(PYTHON) -m pytest -c lab/pyproject.toml lab/tests
 
 test-random:  ## the same, with examples that Hypothesis draws anew
 	$(PYTHON) -m pytest $(FAST) --hypothesis-profile=random

@@ -27,9 +27,8 @@ from tqdm import tqdm
 
 from cosydit.bench.report import describe_environment, write_json
 from cosydit.bench.types import count
+from cosydit.certify.recognition import RATE_HZ, SphinxRecogniser, WordErrors, heldout_sentences, word_errors
 from cosydit.stack.process import ServiceProcess, ServiceSpec, ServiceStartError, stopped_by_signals
-from demo_voice.ears.recognition import RATE_HZ, SphinxRecogniser, WordErrors, word_errors
-from demo_voice.train.text.make_heldout import heldout_sentences
 from gateway.audio.pcm import PCM16_BYTES
 from gateway.client import ClientError, speak_over_http
 from servicekit.clock import SystemClock

@@ -4,7 +4,7 @@ set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly ROOT
-readonly PARTS=(engine precision families end_to_end without_mps offline figures prediction llm_form disaggregated)
+readonly PARTS=(engine precision families end_to_end without_mps offline figures llm_form disaggregated)
 readonly UNFINISHED=3
 PYTHON=${PYTHON:-$ROOT/.venv/bin/python}
 OUT=${OUT:-$ROOT/benchmarks/results}
@@ -29,11 +29,11 @@ usage() {
 Usage: benchmarks/gpu.sh [PART ...]
 
 Parts (default: all, in this order): ${PARTS[*]}.
-Each part takes at most 9 minutes on an H200 (prediction 14, families 7 each), writes OUT/NAME_* (offline:
+Each part takes at most 9 minutes on an H200 (families 7 each), writes OUT/NAME_* (offline:
 OUT/offline_NAME.json), and is skipped if its result is there; sweeps go on where they were stopped. disaggregated needs two
 GPUs or more. Environment: NAME (default gpu), OUT (benchmarks/results), PYTHON (.venv/bin/python), WORK (scratch, 4 GB),
 LIMIT_S (of a sweep), FAMILIES (cosyvoice2 cosyvoice3), MPS (on or off; on where there is nvidia-cuda-mps-control), COMMIT
-(where there is no git). Of prediction, offline and llm_form: LLM_BACKEND (auto: our own engine unless trtllm-serve works;
+(where there is no git). Of offline and llm_form: LLM_BACKEND (auto: our own engine unless trtllm-serve works;
 vllm or trtllm, on PATH), VLLM_USE_V2_MODEL_RUNNER (0), OFFLINE_BATCH_SIZE and OFFLINE_TOKEN2WAV_BATCH_SIZE (utterances in
 each service at once: 256, 64).
 Stage -1 of run_stepaudio2_dit_token2wav.sh makes the .venv.
@@ -48,7 +48,7 @@ main() {
   trap stop_services EXIT
   for part in "${@:-${PARTS[@]}}"; do
     case $part in
-      engine | precision | families | end_to_end | without_mps | offline | figures | prediction | llm_form | disaggregated)
+      engine | precision | families | end_to_end | without_mps | offline | figures | llm_form | disaggregated)
         "part_$part" ;;
       *) usage >&2; return 2 ;;
     esac
@@ -131,33 +131,6 @@ part_end_to_end() {
 }
 
 part_without_mps() { MPS=off sweep "$OUT/${NAME}_without_mps" --closed 1 --open 32 --unseen 0; }
-
-# Fits the simulator to some runs on this host, has it predict others, makes those too, and says how far off it was.
-# The runs are long: the figures of short ones differ by chance by as much as is asked of a prediction, those of a closed
-# loop most, whose callers all begin at once.
-# A prediction that is there stays: one that was made after its measurement would be refused.
-part_prediction() {
-  local runs=$OUT/${NAME}_capacity model=$OUT/cost_model_$NAME.json predicted=$OUT/prediction_$NAME.json
-  is_done "$OUT/${NAME}_prediction.json" && return
-  start_services
-  measure "$(setting)" "$runs" --closed 1 16 32 64 --open 12 20 32 --open-s 33 --requests-a-caller 24 --unseen 0
-  if ! is_done "$predicted"; then
-    "$PYTHON" -m benchmarks.simulate fit --gpu "$NAME" --engine "$(engine_figures)" --end-to-end "$runs" \
-      --callers 1 16 32 64 --rates 12 20 32 --processes "$(nproc)" --out "$model"
-    "$PYTHON" -m benchmarks.simulate predict --model "$model" --callers 24 48 --rates 15 25 \
-      --open-s 60 --requests-a-caller 40 --processes "$(nproc)" --out "$predicted"
-  fi
-  measure "$(setting)" "$runs" --closed 24 48 --open 15 25 --open-s 60 --requests-a-caller 40 --unseen 0
-  stop_services
-  "$PYTHON" -m benchmarks.verify_prediction --prediction "$predicted" --model "$model" --measured "$runs" \
-    --out "$OUT/${NAME}_prediction.json"
-}
-
-# What part `engine` measured here, else on the H200.
-engine_figures() {
-  local here=$OUT/${NAME}_engine.json
-  if [[ -e $here ]]; then echo "$here"; else echo benchmarks/results/h200_engine.json; fi
-}
 
 # The converted form of the LLM, which keeps its head's bias, in the server that LLM_BACKEND names.
 part_llm_form() {
@@ -248,14 +221,6 @@ plain_setting() {
 JSON
 }
 
-setting() {
-  cat <<JSON
-{"llm": "$LLM_BACKEND, Qwen2-0.5B sizes, bfloat16, batch 64", "token2wav": "float16, 10 ODE steps, batch 64",
- "audio_s": 8, "prompt_s": 5, "chunks": "deadline", "gpus": 1, "mps": "$MPS",
- "vllm_v2_model_runner": "$VLLM_USE_V2_MODEL_RUNNER"}
-JSON
-}
-
 offline_setting() {
   cat <<JSON
 {"llm": "$LLM_BACKEND, Qwen2-0.5B sizes, bfloat16, batch $OFFLINE_BATCH_SIZE",
@@ -282,18 +247,6 @@ stop_mps() {
   HAS_MPS=
 }
 
-# A server with settings given by hand, for the simulator, whose model is of such a one.
-start_services() {
-  local checkpoint=$WORK/checkpoint
-  start_mps
-  make_checkpoint "$checkpoint" step_audio2
-  start_server --checkpoint "$checkpoint" --work-dir "$WORK" \
-    --set BLS_INSTANCE_NUM=1 --set device=cuda --set dtype=float16 --set TRITON_MAX_BATCH_SIZE=64 \
-    --set max_streams=400 --set voice_cache_bytes=20000000000 \
-    --llm-backend "$LLM_BACKEND" --llm-options "$(llm_options)" \
-    --gateway-options "--llm-max-speech-tokens 200 --dynamic-chunk-strategy deadline"
-}
-
 # Args: of `cosydit serve`.
 start_server() {
   : > "$WORK/serve.log"  # an earlier server's says that it is ready
@@ -306,12 +259,6 @@ start_server() {
 make_checkpoint() {
   if [[ -d $1 ]]; then return; fi
   "$PYTHON" -m cosydit.cli.main checkpoint make-random "$1" --family "$2" --size official --numbered-voices "${3:-90}"
-}
-
-llm_options() {
-  printf -- '--kv-cache-free-gpu-memory-fraction 0.25 --max-seq-len 2048'
-  if [[ $LLM_BACKEND != auto ]]; then printf -- ' --max-batch-size 64'; fi
-  if [[ $LLM_BACKEND == vllm ]]; then printf -- ' --stream-interval 4'; fi
 }
 
 wait_for_services() {
@@ -335,4 +282,4 @@ stop_services() {
   stop_mps
 }
 
-main "$@"
+if [[ ${BASH_SOURCE[0]} == "$0" ]]; then main "$@"; fi

@@ -30,7 +30,7 @@ from demo_voice.packing import FloatArray, read_packed
 from llm_service.aligner import write_aligner
 from llm_service.errors import CheckpointError
 from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
-from servicekit.checkpoint_file import CHECKPOINT_FILE, CheckpointDeclaration
+from servicekit.checkpoint_file import CHECKPOINT_FILE
 from servicekit.file_sums import write_sums
 from servicekit.files import writing
 from token2wav_service.checkpoint.loader import (
@@ -52,8 +52,6 @@ BUNDLE_FILES = (
     *(SIZES_FILE, CHECKPOINT_FILE, FLOW_FILE, HIFT_FILE, LLM_FILE, ALIGNER_WEIGHTS, TEXT_TOKENIZER_FILE),
     *(SPEAKER_ENCODER, SPEECH_TOKENIZER),
 )
-DECLARATION = CheckpointDeclaration(name="demo-voice", family="step_audio2", languages=("en",), tags=())
-"""Declaration of the demo voice, which was trained on English without any tags."""
 DIGEST_FILE = "demo_voice.sha256"
 """File in an unpacked checkpoint with the digest of its bundle and voices."""
 FIRST_TEACHERS = "flite"
@@ -75,7 +73,7 @@ class BundleSizes:
     llm: DemoLLMShape
     bounds: SpeechBounds
     teachers: str = FIRST_TEACHERS
-    """Name in `demo_voice.train.teachers.choices.TEACHERS` of those whose speech the models learnt from."""
+    """Name in `lab.train.teachers.choices.TEACHERS` of those whose speech the models learnt from."""
 
     def to_json(self) -> str:
         """Return the text of bundle.json."""
@@ -182,16 +180,6 @@ def unpack(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> Non
             shutil.copyfile(bundle / name, made / name)
         write_sums(made)
         made.rename(directory)
-
-
-def teachers_of(directory: Path) -> str:
-    """Return who taught a bundle, or a checkpoint unpacked from one; the first teachers where it does not say.
-
-    Raises:
-        BundleError: its bundle.json can't be read.
-    """
-    path = directory / SIZES_FILE
-    return BundleSizes.from_json(path.read_text("utf-8")).teachers if path.is_file() else FIRST_TEACHERS
 
 
 def _unpack_token2wav(directory: Path, bundle: Path, sizes: BundleSizes) -> None:

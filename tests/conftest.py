@@ -21,7 +21,7 @@ TOGETHER = ("tests/e2e", "tests/token2wav_service/export")
 APART = ("tests/e2e/test_failures.py",)
 """Files of them that do not."""
 LONGEST = (
-    *("tests/token2wav_service/export", "tests/demo_voice/ears", "tests/production", "tests/e2e", "tests/package"),
+    *("tests/token2wav_service/export", "tests/production", "tests/e2e", "tests/package"),
     *("tests/benchmarks/test_", "tests/observability", "tests/token2wav_service/runtime", "tests/gateway/web"),
 )
 FIRST = ("servers", "slow")

@@ -124,11 +124,6 @@ class SweepLoad:
         return max(self.open_s, LEAST_REQUESTS / requests_per_s)
 
 
-def plan_again(run: FinishedRun, voices: Sequence[str]) -> RunPlan:
-    """Return the plan that a finished run was made by, in so many voices."""
-    return RunPlan(run.name, LoadPlan(**run.load), tuple(voices), run.is_unseen)
-
-
 def warm_up_bursts(largest: int) -> list[int]:
     """Return how many requests to send at once before a sweep, burst by burst."""
     return [burst for burst in (*_WARM_UP_BURSTS, *[LEAST_REQUESTS] * 2) if burst <= largest]

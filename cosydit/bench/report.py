@@ -70,19 +70,6 @@ def write_json(path: Path, content: object) -> None:
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def write_study(path: Path, document: Mapping[str, Any], arguments: Mapping[str, object]) -> str:
-    """Write a study's document with the environment of its run; return its figures, a line each.
-
-    Args:
-        path: JSON to write.
-        document: has numbers by name under `figures`.
-        arguments: of the command line; `run`, which is none of the user's, is left out.
-    """
-    chosen = {name: value for name, value in arguments.items() if name != "run"}
-    write_json(path, {**document, "environment": describe_environment(chosen)})
-    return "\n".join(f"{name:24} {value:.4g}" for name, value in document["figures"].items())
-
-
 def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
     """Write one JSON object a line."""
     write_text(path, "".join(json.dumps(record_json(record), ensure_ascii=False) + "\n" for record in records))

@@ -25,12 +25,12 @@ from wyoming.tts import Synthesize, SynthesizeVoice
 
 from cosydit.bench.doors import DoorOptions, SpeechJob, TritonStreamDoor
 from cosydit.bench.types import SpeechInput
+from cosydit.certify.audio_faults import find_faults
 from cosydit.certify.check import Check, CheckFailedError, Findings
 from cosydit.certify.context import TEXTS, VOICE, CheckContext, keep_audio
 from cosydit.cli.stack_options import choice_lines, gpu_shared
 from cosydit.stack.host import find_host, for_host, with_served_form
 from cosydit.stack.stack import PORT_COUNT, LocalStack, Ports, StackOptions
-from demo_voice.ears.faults import find_faults
 from llm_service.vocab import SPEECH_TOKENS_PER_SECOND
 from servicekit.gpu_host import AUTO
 from token2wav_service.contract import SAMPLE_RATE_HZ

@@ -17,16 +17,15 @@ from cosydit.bench.types import SpeechInput
 from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError
 from cosydit.certify.context import VOICE, CheckContext, keep_audio
 from cosydit.certify.end_to_end import STACK, TIMEOUT_S, running
-from demo_voice.ears.recognition import (
+from cosydit.certify.recognition import (
     RATE_HZ,
     Recogniser,
     SphinxRecogniser,
     edit_distance,
+    heldout_sentences,
     total,
     word_errors,
 )
-from demo_voice.ears.speakers import cosine
-from demo_voice.train.text.make_heldout import heldout_sentences
 from gateway.client import speak_over_grpc, speak_over_http
 from servicekit.clock import SystemClock
 from servicekit.extras import install_command
@@ -86,6 +85,11 @@ def check_speaker(context: CheckContext, found: Findings) -> None:
         likeness.append(cosine(spoken, encoder.embed(_prompt(context, row))))
     found.at_least("speaker similarity", float(np.mean(likeness)), LEAST_SIMILARITY)
     found.tell("least similar sentence", min(likeness))
+
+
+def cosine(a: FloatArray, b: FloatArray) -> float:
+    """Return the cosine of the angle between two vectors."""
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
 def _require_trained(context: CheckContext) -> None:

@@ -7,49 +7,32 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import verify_prediction
+from tests.docs.pages import ROOT
 
-SCRIPT = Path(verify_prediction.__file__).with_name("gpu.sh")
+SCRIPT = ROOT / "benchmarks/gpu.sh"
 PYTHON = r"""#!/usr/bin/env bash
 echo "$* ${{COSYDIT_MPS:+COSYDIT_MPS=$COSYDIT_MPS}}" | tr '\n' ' ' >> "{calls}"
 echo >> "{calls}"
 case "$*" in
   *"main serve"*) echo "speak: now"; exec sleep 60 ;;
-  *verify_prediction*) exit {verified} ;;
 esac
 """
 
 
-def predict(
-    directory: Path, verified: int = 0, part: str = "prediction", path: str = "/usr/bin:/bin"
-) -> tuple[int, list[str]]:
+def run(directory: Path, part: str, path: str = "/usr/bin:/bin") -> tuple[int, list[str]]:
     """Run a part; returns its exit status and the command lines of what it started."""
     calls, python = directory / "calls", directory / "python"
     calls.unlink(missing_ok=True)
-    python.write_text(PYTHON.format(calls=calls, verified=verified), encoding="utf-8")
+    python.write_text(PYTHON.format(calls=calls), encoding="utf-8")
     python.chmod(0o755)
     variables = {"PATH": path, "PYTHON": str(python), "OUT": str(directory), "WORK": str(directory / "work")}
     done = subprocess.run(["bash", str(SCRIPT), part], env=variables, capture_output=True, timeout=60, check=False)
     return done.returncode, calls.read_text("utf-8").splitlines()
 
 
-def test_a_prediction_is_held_against_its_measurement_with_the_model_that_it_was_made_with(tmp_path: Path) -> None:
-    status, calls = predict(tmp_path)
-    names = ["checkpoint make-random", "main serve", "end_to_end", "fit", "predict", "end_to_end", "verify_prediction"]
-    assert status == 0
-    assert [name for name, call in zip(names, calls, strict=True) if name not in call] == []
-    assert f"--prediction {tmp_path}/prediction_gpu.json --model {tmp_path}/cost_model_gpu.json" in calls[-1]
-
-
-def test_a_prediction_that_is_there_is_not_made_again_after_its_measurement(tmp_path: Path) -> None:
-    (tmp_path / "prediction_gpu.json").touch()
-    _, calls = predict(tmp_path)
-    assert not [call for call in calls if "simulate" in call]
-
-
 def test_each_family_is_looked_at_and_then_measured_alone_end_to_end_and_offline(tmp_path: Path) -> None:
     (tmp_path / "gpu_cosyvoice2_engine.json").touch()
-    status, calls = predict(tmp_path, part="families")
+    status, calls = run(tmp_path, "families")
     names = ["make-random", "serve", "end_to_end", "offline_input", "offline_batch", "figures"]
     assert status == 0
     # The checkpoint is made again only because nothing has made it.
@@ -82,7 +65,7 @@ def put_command(directory: Path, name: str, script: str) -> str:
 )
 def test_a_sweep_loads_a_plain_server(part: str, loads: str, mps: str, tmp_path: Path) -> None:
     path = put_command(tmp_path, "nvidia-cuda-mps-control", ":")
-    status, (make, serve, load) = predict(tmp_path, part=part, path=path)
+    status, (make, serve, load) = run(tmp_path, part, path=path)
     assert status == 0 and "make-random" in make
     assert "--set " not in serve and "--llm-backend" not in serve, "a plain server chooses for itself"
     assert ("COSYDIT_MPS=off" in serve) == (mps == "off"), "else it starts a daemon"
@@ -91,7 +74,7 @@ def test_a_sweep_loads_a_plain_server(part: str, loads: str, mps: str, tmp_path:
 
 
 def test_the_services_are_measured_apart_on_every_number_of_gpus(tmp_path: Path) -> None:
-    status, calls = predict(tmp_path, part="disaggregated", path=put_command(tmp_path, "nvidia-smi", "seq 3"))
+    status, calls = run(tmp_path, "disaggregated", path=put_command(tmp_path, "nvidia-smi", "seq 3"))
     served = [call for call in calls if "main serve" in call]
     assert status == 0
     assert [
@@ -105,9 +88,3 @@ def test_what_needs_two_gpus_comes_last_so_that_the_others_are_measured_on_one()
     usage = subprocess.run(["bash", str(SCRIPT), "--help"], capture_output=True, text=True, timeout=60, check=True)
     (parts,) = [line for line in usage.stdout.splitlines() if line.startswith("Parts ")]
     assert parts.endswith(" disaggregated.")
-
-
-@pytest.mark.parametrize("verified", [1, 2])
-def test_the_part_fails_where_the_prediction_does(verified: int, tmp_path: Path) -> None:
-    status, _ = predict(tmp_path, verified)
-    assert status == verified

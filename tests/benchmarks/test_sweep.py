@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.end_to_end import table
 from benchmarks.figures import APART, FAMILY_RUNS, TOGETHER, end_to_end_figures, figures_without_mps, main, plan_points
-from benchmarks.lib.simulate.curves import measured_json
+from benchmarks.lib.points import measured_json
 from benchmarks.lib.sweep import (
     FinishedRun,
     Sweep,

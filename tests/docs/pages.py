@@ -14,7 +14,10 @@ DOCS = ROOT / "docs"
 SITE_PAGES = tuple(sorted(DOCS.rglob("*.md")))
 OTHER_PAGES = tuple(
     path
-    for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "demo_voice").rglob("*.md")))
+    for path in (
+        *sorted(ROOT.glob("*.md")),
+        *(path for house in ("demo_voice", "lab") for path in sorted((ROOT / house).rglob("*.md"))),
+    )
     if ".venv" not in path.parts
 )
 PAGES = (*SITE_PAGES, *OTHER_PAGES)

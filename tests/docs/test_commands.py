@@ -18,7 +18,7 @@ COMMAND_LANGUAGES = ("bash", "python")
 OTHER_LANGUAGES = ("json", "text")
 RUN = "<!-- run here -->"
 NEVER_RUN = re.compile(r"<!-- never run here[^:]*: .{10,} -->")
-OWN_RULES = {"demo_voice/README.md", "demo_voice/train/README.md"}
+OWN_RULES = {"demo_voice/README.md", "lab/train/README.md"}
 """Written for the model, with figures of the run that made it."""
 FENCES = [fence for page in PAGES for fence in fences(page) if str(page.relative_to(ROOT)) not in OWN_RULES]
 COMMANDS = [fence for fence in FENCES if fence.language in COMMAND_LANGUAGES]

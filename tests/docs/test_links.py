@@ -11,7 +11,7 @@ import pytest
 from tests.docs.pages import PAGES, ROOT, SITE_PAGES, anchors, links, name_of, prose
 
 FOLDERS = (
-    "benchmarks|cosydit|demo_voice|deploy|docs|gateway|gpukit|llm_service|proto|servicekit|tests|token2wav_service"
+    "benchmarks|cosydit|demo_voice|deploy|docs|gateway|gpukit|lab|llm_service|proto|servicekit|tests|token2wav_service"
 )
 NO_PATHS = {f"cosydit/{path.stem}" for path in (ROOT / "deploy/docker").glob("*.Dockerfile")}
 """Names of images."""

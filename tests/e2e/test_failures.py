@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.lib.faults.world import stop_and_continue
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.process import ServiceProcess, busy_ports
 from cosydit.stack.stack import LocalStack
@@ -28,6 +27,7 @@ from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.session import SpeechSession
 from servicekit.timeouts import timeout
 from tests.e2e.conftest import RunningStack, make_options, wait_until
+from tests.raw_clients import stop_and_continue
 from tests.workers import is_whole
 from token2wav_service.contract import SAMPLES_PER_TOKEN
 from token2wav_service.serving.process.health import model_processes

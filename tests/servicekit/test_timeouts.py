@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from servicekit.timeouts import MAX_EXTENSIONS, TICK_S, LoopLag, Patience, patient_timeout, running_meanwhile
+from tests.virtual_time import VirtualClock, run_virtually
 
 
 async def test_work_runs_until_the_context_is_left() -> None:

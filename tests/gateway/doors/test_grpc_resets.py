@@ -9,13 +9,13 @@ import random
 
 import pytest
 
-from benchmarks.lib.faults.clients import Doors, reset_rapidly
 from gateway.doors.grpc_resets import FREE_CALLS, PAUSE_S, ResetInterceptor
 from gateway.voices.registry import NamedVoice
 from servicekit.timeouts import timeout
 from tests.gateway.doors.grpc_door import opened_grpc
 from tests.gateway.doors.test_grpc import health_of
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav
+from tests.raw_clients import reset_rapidly
 
 CLIENTS = 6
 """Clients that reset 1275 calls each; reading their messages would lose 740 KB."""
@@ -51,7 +51,7 @@ async def test_calls_that_are_reset_at_once_leave_no_memory_in_use(voices: list[
         await health_of(door, "")
         before = bytes_in_use()
         for _ in range(CLIENTS):
-            await reset_rapidly(Doors(port, port), random.Random(1))
+            await reset_rapidly(port, random.Random(1))
         async with timeout(PATIENCE_S):  # until the last of them had its turn
             while bytes_in_use() - before > MOST_KEPT_BYTES:
                 await asyncio.sleep(0.1)

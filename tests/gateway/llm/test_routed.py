@@ -11,7 +11,6 @@ from contextlib import aclosing
 
 import pytest
 
-from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import (
     LLMBusyError,
@@ -29,6 +28,7 @@ from gateway.routing.settings import RoutingSettings
 from gateway.speech.request import MAX_SEED
 from servicekit.timeouts import timeout
 from tests.gateway.routing.fakes import QUICK, ScriptedLLM, routed_llm, until
+from tests.virtual_time import VirtualClock, run_virtually
 
 UTTERANCE = Utterance("Say it.", "reference", (5, 6))
 LOST = LLMInterruptedError("it went away")

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from gateway.chunking.policies import DeadlineChunks, ExponentialChunks, FixedChunks, first_chunk_tokens
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.length import SpeechLength, longest_speech, usual_speech
@@ -34,6 +33,7 @@ from gateway.voices.registry import NamedVoice, VoiceRegistry
 from llm_service.checkpoint import make_random_llm
 from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
 from tests.gateway.fakes import FakeToken2Wav, ManualClock
+from tests.virtual_time import VirtualClock, run_virtually
 
 TEXT = "Please bring the blue folder to the office before nine."
 LENGTH = SpeechLength(shortest=20, usual=90, longest=150)

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.speech.guard import GuardMode, GuardSettings
 from gateway.speech.interleaved import LONG_LETTERS
@@ -19,6 +18,7 @@ from gateway.speech.speaker import PipelineSettings
 from gateway.text import INTERLEAVED_TEXT, TextOptions, plain_front_end
 from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeToken2Wav, make_pipeline
+from tests.virtual_time import VirtualClock, run_virtually
 
 TOKENS_A_PIECE = 10
 TEXT = "Once upon a time there was a king who had three sons. He loved them."

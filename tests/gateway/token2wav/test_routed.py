@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 import numpy as np
 import pytest
 
-from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, Token2WavStream
 from gateway.errors import (
@@ -29,6 +28,7 @@ from gateway.routing.settings import RoutingSettings
 from gateway.routing.speed import SpeedMeter, Wait
 from gateway.token2wav.routed import RoutedToken2Wav
 from tests.gateway.routing.fakes import QUICK, ScriptedToken2Wav, audio_of, chunks, routed, until
+from tests.virtual_time import VirtualClock, run_virtually
 
 SEED = 7
 

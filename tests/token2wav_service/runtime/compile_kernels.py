@@ -11,9 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from demo_voice.train.sizes import DEMO
 from tests.triton_compiler import compile_instead_of_running
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
+from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig, HiFTConfig
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 from token2wav_service.runtime.kernels import attention_ops, vocoder_ops
@@ -22,6 +22,15 @@ from token2wav_service.runtime.slots.pool import PoolSizes
 from token2wav_service.runtime.slots.prompt_flow import PromptFlow
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
 
+FLOW = FlowConfig(
+    input_size=192,
+    encoder=EncoderConfig(
+        input_size=192, output_size=192, num_blocks=3, num_up_blocks=2, attention_heads=4, linear_units=384
+    ),
+    estimator=DiTConfig(hidden_size=192, depth=6, num_heads=3, head_dim=64, mlp_ratio=3.0),
+)
+HIFT = HiFTConfig(base_channels=128, f0_cond_channels=128)
+"""The demo voice's sizes."""
 SIZES = PoolSizes(streams=2, estimator_recent=50, conformer_recent=50, max_prompt_frames=64)
 
 
@@ -34,7 +43,7 @@ def main() -> None:
     """Go through a step of one and of two streams, and a prompt."""
     names = compile_instead_of_running(int(sys.argv[1]))
     vocoder_ops._block = lambda x, size: size
-    flow, hift = Flow(DEMO.flow).eval().to(torch.float16), fold_weight_norm(HiFT(DEMO.hift).eval())
+    flow, hift = Flow(FLOW).eval().to(torch.float16), fold_weight_norm(HiFT(HIFT).eval())
     policy = SynthesisPolicy(history=HistoryPolicy.PROMPT_AND_RECENT, ode_steps=1)
     runner = SlotRunner(flow, hift, policy, SIZES, (1, 2), (6,))
     for streams in (1, 2):

@@ -1,0 +1,176 @@
+"""The figures of a listening study, computed from its raw rows. Pure; `lab.voice.quality` fills the rows.
+
+A row is one sentence in one voice. Everything a figure needs stands in the rows, so that anybody can compute it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import inf
+from statistics import median
+from typing import Any
+
+from cosydit.certify.audio_faults import AudioFaults
+from cosydit.certify.recognition import WordErrors, total
+from lab.ears.bandwidth import Bandwidth
+from lab.ears.opinion import Opinion, mean_opinion
+from lab.ears.speakers import SpeakerRanking, top1
+
+_MS = 1000.0
+_HEARD = ("streamed", "offline", "source", "streamed_neural", "source_neural")
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What the recogniser made of one audio."""
+
+    transcript: str
+    errors: WordErrors
+
+
+@dataclass(frozen=True)
+class StudyRow:
+    """One sentence, spoken by the stack and by the source engine."""
+
+    text: str
+    voice: str
+    seed: int
+    ttfa_s: float
+    total_s: float
+    audio_s: float
+    streamed: Heard
+    """What was heard of speech in chunks, as it is served."""
+    offline: Heard | None
+    """What was heard of the same seed in one chunk; None if that was not asked for."""
+    source: Heard | None
+    """What was heard of the source engine's own audio; None if that was not asked for."""
+    ranking: SpeakerRanking
+    faults: AudioFaults
+    pitch_distance: float | None
+    """Semitones between streamed and offline; None without offline, or where no frame is voiced in both."""
+    loudness_distance: float | None
+    """Decibels between streamed and offline."""
+    opinion: Opinion | None = None
+    """Scores of the streamed audio; None where no critic listened."""
+    source_opinion: Opinion | None = None
+    """Scores of the source engine's own audio; None where no critic listened to it."""
+    bandwidth: Bandwidth | None = None
+    """How high streamed and source audio reach; None without source audio, or where it never hisses."""
+    streamed_neural: Heard | None = None
+    """What a neural recogniser heard of the streamed speech; None where none listened."""
+    source_neural: Heard | None = None
+    """What it heard of the source engine's own audio; None where it did not listen to that."""
+    is_fragment: bool = False
+    """Whether the text is a fragment without a stop; those count for the fragments' figures alone."""
+
+
+def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
+    """Compute the study's figures.
+
+    Args:
+        rows: of all voices.
+        voice: the one whose sentences count for the error rates and the speed; all count for the speakers.
+
+    Returns:
+        Figures by name; `dnsmos_p808` and `dnsmos_ovrl`, and those of the source (`source_dnsmos_p808`), only if a
+        critic heard every row of the voice; `neural_wer` and the like only if a neural recogniser did; those of
+        fragments and `bandwidth_over_source` only if there are such rows.
+
+    Raises:
+        ValueError: there are no rows of the voice, or one lacks the offline or the source audio.
+    """
+    sentences = [row for row in rows if not row.is_fragment]
+    own = [row for row in sentences if row.voice == voice]
+    fragments = [row for row in rows if row.is_fragment and row.voice == voice]
+    offline = [row.offline for row in own if row.offline is not None]
+    source = [row.source for row in own if row.source is not None]
+    if not own or not len(own) == len(offline) == len(source):
+        raise ValueError(
+            f"got {len(own)} rows of voice {voice!r}, {len(offline)} with offline and {len(source)} with source audio; "
+            "expected all three alike and at least one"
+        )
+    streamed_rate = total(row.streamed.errors for row in own).rate
+    offline_rate = total(heard.errors for heard in offline).rate
+    source_rate = total(heard.errors for heard in source).rate
+    return {
+        "wer": streamed_rate,
+        "source_wer": source_rate,
+        "wer_over_source": _ratio(streamed_rate, source_rate),
+        **_fragments(fragments),
+        **_neural(own, ""),
+        **_neural(fragments, "fragment_"),
+        "rtf": sum(row.total_s for row in own) / sum(row.audio_s for row in own),
+        "ttfa_ms": _MS * median(row.ttfa_s for row in own),
+        "speaker_top1": top1([row.ranking for row in sentences]),
+        **_bandwidth(own),
+        "seam_wer_ratio": _ratio(streamed_rate, offline_rate),
+        **_opinions([row.opinion for row in own], ""),
+        **_opinions([row.source_opinion for row in own], "source_"),
+    }
+
+
+def _fragments(rows: Sequence[StudyRow]) -> dict[str, float]:
+    source = [row.source for row in rows if row.source is not None]
+    if not rows or len(source) < len(rows):
+        return {}
+    rate, source_rate = total(row.streamed.errors for row in rows).rate, total(heard.errors for heard in source).rate
+    ratio = _ratio(rate, source_rate)
+    return {"fragment_wer": rate, "fragment_source_wer": source_rate, "fragment_wer_over_source": ratio}
+
+
+def _neural(rows: Sequence[StudyRow], prefix: str) -> dict[str, float]:
+    heard = [(row.streamed_neural, row.source_neural) for row in rows]
+    both = [(streamed.errors, source.errors) for streamed, source in heard if streamed and source]
+    if not both or len(both) < len(rows):
+        return {}
+    rate, source_rate = (total(errors).rate for errors in zip(*both, strict=True))
+    return {f"neural_{prefix}wer": rate, f"neural_{prefix}source_wer": source_rate}
+
+
+def _bandwidth(rows: Sequence[StudyRow]) -> dict[str, float]:
+    """Every frame that counts weighs alike."""
+    found = [row.bandwidth for row in rows if row.bandwidth is not None]
+    if not found:
+        return {}
+    spoken, source = (
+        sum(each.frames * hz for each, hz in zip(found, values, strict=True))
+        for values in ([each.spoken_hz for each in found], [each.source_hz for each in found])
+    )
+    return {"bandwidth_over_source": spoken / source}
+
+
+def _opinions(found: Sequence[Opinion | None], prefix: str) -> dict[str, float]:
+    opinions = [opinion for opinion in found if opinion is not None]
+    if len(opinions) < len(found):
+        return {}
+    mean = mean_opinion(opinions)
+    return {f"{prefix}dnsmos_p808": mean.p808, f"{prefix}dnsmos_ovrl": mean.overall}
+
+
+def row_json(row: StudyRow) -> dict[str, Any]:
+    """Return a row ready for JSON."""
+    return asdict(row)
+
+
+def row_from_json(values: Mapping[str, Any]) -> StudyRow:
+    """Undo `row_json`."""
+    nested = {name: _heard(values.get(name)) for name in _HEARD}
+    ranking, faults = SpeakerRanking(**values["ranking"]), AudioFaults(**values["faults"])
+    opinions = {
+        name: None if values.get(name) is None else Opinion(**values[name]) for name in ("opinion", "source_opinion")
+    }
+    band = None if values.get("bandwidth") is None else Bandwidth(**values["bandwidth"])
+    made = {"ranking": ranking, "faults": faults, **opinions, "bandwidth": band}
+    return StudyRow(**{**values, **nested, **made})
+
+
+def _heard(values: Mapping[str, Any] | None) -> Heard | None:
+    return None if values is None else Heard(values["transcript"], WordErrors(**values["errors"]))
+
+
+def _ratio(streamed: float, offline: float) -> float:
+    """Two faultless renderings are alike."""
+    if offline:
+        return streamed / offline
+    return inf if streamed else 1.0

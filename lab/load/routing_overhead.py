@@ -1,0 +1,123 @@
+"""What the gateway's routing costs: the time to place a stream, and what it adds to a stream. No network, no model.
+
+`python -m lab.load.routing_overhead`
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+
+from cosydit.bench.report import aligned_table, describe_environment, write_json
+from gateway.chunking.chunker import TokenChunk
+from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Token2Wav
+from gateway.routing.discovery import StaticReplicas
+from gateway.routing.fleet import Fleet, SlotLease
+from gateway.routing.replica import LoadReport
+from gateway.routing.settings import RoutingSettings
+from gateway.routing.waiting import TOKEN2WAV
+from gateway.token2wav.routed import RoutedToken2Wav
+from servicekit.clock import SystemClock
+from token2wav_service.contract import ServerStatus
+
+STREAMS, PUSHES = 400, 20
+SLOTS = 100_000
+_US = 1e6
+
+
+class InstantToken2Wav:
+    """A replica that answers at once."""
+
+    async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
+        return RegisteredVoice("voice", ())
+
+    async def export_voice(self, voice_id: str) -> bytes:
+        return b"file"
+
+    async def import_voice(self, voice_file: bytes) -> RegisteredVoice:
+        return RegisteredVoice("voice", ())
+
+    @asynccontextmanager
+    async def open_stream(self, voice_id: str, seed: int, priority: int = 10) -> AsyncIterator[InstantToken2Wav]:
+        yield self
+
+    stream_id = "stream"
+    hop_multiple = 1
+
+    def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
+        future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
+        future.set_result(AudioChunk(chunk.index, np.zeros(1, np.float32), chunk.is_last))
+        return future
+
+    async def status(self) -> ServerStatus:
+        return ServerStatus(SLOTS, 0, 0, 16, 0, None, None, False)
+
+    async def is_ready(self) -> bool:
+        return True
+
+    async def close(self) -> None:
+        """Has nothing to close."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m lab.load.routing_overhead", description=__doc__)
+    parser.add_argument("--out", type=Path, help="JSON to write")
+    args = parser.parse_args(argv)
+    direct_s, routed_s = asyncio.run(_streams())
+    added = {"stream_us": (routed_s - direct_s) / STREAMS * _US}
+    placed = {count: _placement_s(count) * _US for count in (1, 3, 64)}
+    rows = [("what", "µs"), (f"added to a stream of {PUSHES} pushes", f"{added['stream_us']:.0f}")]
+    rows += [(f"placing one of {STREAMS} streams over {count} replicas", f"{us:.0f}") for count, us in placed.items()]
+    print(aligned_table(rows), end="")
+    if args.out is not None:
+        figures = {**added, "placement_us": placed}
+        write_json(args.out, {"environment": describe_environment(vars(args)), **figures})
+    return 0
+
+
+async def _streams() -> tuple[float, float]:
+    clock, client = SystemClock(), InstantToken2Wav()
+    fleet = Fleet(TOKEN2WAV, RoutingSettings(), clock)
+    routed = RoutedToken2Wav(fleet, [StaticReplicas(["a:1"])], lambda _: client, clock)
+    await routed.is_ready()
+    voice = await routed.register_voice(b"")
+    times = []
+    for _ in range(3):
+        times.append((await _time(client, voice.voice_id), await _time(routed, voice.voice_id)))
+    await routed.close()
+    return min(direct for direct, _ in times), min(through for _, through in times)
+
+
+async def _time(token2wav: Token2Wav | InstantToken2Wav, voice_id: str) -> float:
+    began_s = time.perf_counter()
+    for seed in range(STREAMS):
+        async with token2wav.open_stream(voice_id, seed) as stream:
+            for index in range(PUSHES):
+                await stream.push(TokenChunk(index, index, (1, 2, 3, 4), index == PUSHES - 1))
+    return time.perf_counter() - began_s
+
+
+def _placement_s(replicas: int) -> float:
+    fleet = Fleet(TOKEN2WAV, RoutingSettings(), SystemClock())
+    addresses = [f"replica-{number}:1" for number in range(replicas)]
+    fleet.set_replicas(dict.fromkeys(addresses, True))
+    for address in addresses:
+        fleet.reported(address, LoadReport(slots=SLOTS))
+    given: list[SlotLease] = []
+    began_s = time.perf_counter()
+    for _ in range(STREAMS):
+        slot = fleet.ask(10, given.append)
+        assert isinstance(slot, SlotLease)
+    return (time.perf_counter() - began_s) / STREAMS
+
+
+if __name__ == "__main__":
+    sys.exit(main())

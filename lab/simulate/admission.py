@@ -1,0 +1,269 @@
+"""Who is refused on one GPU host, in virtual time: the real admission of several gateway processes, modelled services.
+
+    callers ─► gateway processes ─┬─► our own LLM: its pace, whatever the load
+               │ what they saw    └─► token2wav: the real engine, steps as long as a GPU's
+               └─► one admission for all, told every 0.1 s
+
+Each rate is a run of its own on a fresh host, warmed up as `benchmarks.end_to_end` does it. Requests come at random
+moments, then as many a second as the GPU serves with ease: who is refused then shows how admission recovers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+
+from benchmarks.lib.sweep import jobs_of, open_run, warm_up_bursts, warm_up_jobs
+from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, SpeechJob
+from cosydit.bench.load import LoadGenerator, LoadPlan
+from cosydit.bench.metrics import percentile, playback_underrun
+from cosydit.bench.types import RequestRecord
+from gateway.chunking.policies import ChunkSettings
+from gateway.core import Sampling, SpeechTokenDelta, Utterance
+from gateway.errors import OverloadedError
+from gateway.lifecycle.capacity import Capacity
+from gateway.lifecycle.gate import Gate
+from gateway.llm.routed import RoutedSpeechLM
+from gateway.llm.token_client import DEFAULT_PACE
+from gateway.processes.worker import SLOW_TICKS, TELL_INTERVAL_S
+from gateway.routing.discovery import StaticReplicas
+from gateway.routing.fleet import Fleet
+from gateway.routing.settings import RoutingSettings
+from gateway.routing.speed import SpeedMeter, SpeedWitness
+from gateway.routing.waiting import LLM, TOKEN2WAV
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.speaker import PipelineSettings, StreamSpeaker
+from gateway.token2wav.routed import RoutedToken2Wav
+from gateway.voices.registry import VoiceRegistry
+from lab.simulate.compute import OwnGPU, SerialProcess
+from lab.simulate.costs import CostModel
+from lab.simulate.servers import Token2WavLink, Token2WavServer
+from lab.simulate.single_gpu import SPEECH_TOKENS, VOICES, WARM_UP_BURST, PipelineDoor, voice_of
+from lab.simulate.token2wav import ModelledToken2Wav
+from tests.virtual_time import VirtualClock, run_virtually
+from token2wav_service.contract import TOKEN_RATE_HZ
+
+PROCESSES, SLOTS = 4, 1000
+"""Gateway processes of `cosydit serve` on a host with 16 cores, and streams of token2wav on an H200."""
+EASY_PER_S, EASY_S, RECOVERY_S = 20.0, 10.0, 4.0
+"""Requests a second after each run, for so many seconds; those after the first few of them count as recovered."""
+FIRST_TOKEN_S, TOKEN_STEP_S, SINGLE_TOKENS, PACK_S = 0.004, 0.0015, 20, 0.05
+"""Our own LLM: seconds to the first token, and of a step; tokens sent one by one; seconds between later messages."""
+_SETTLE_S = 3.0
+_DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What became of the requests of one rate."""
+
+    requests: int
+    refused: int
+    failed: int
+    audio_s_per_s: float
+    """Seconds of audio made in each second of arrivals."""
+    ttfa_p50_s: float
+    ttfa_p95_s: float
+    ran_dry: int
+    """Requests whose playback, begun at the first sample, had a gap."""
+    short_s: float
+    """Seconds of all gaps."""
+    most_streams: int
+    recovered: int
+    """Requests of the easy load behind, after its first seconds."""
+    refused_recovered: int
+
+
+class PacedLLM:
+    """Our own LLM engine as one gateway process sees it: each answer comes at its own pace."""
+
+    continues_exactly = True
+
+    def __init__(self, gateway: SerialProcess, message_s: float) -> None:
+        """Keep the gateway's process, and what a message costs it."""
+        self._gateway = gateway
+        self._message_s = message_s
+
+    async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
+        """See `SpeechLM.generate`."""
+        loop = asyncio.get_running_loop()
+        begun_s, sent = loop.time() + FIRST_TOKEN_S, 0
+        head = max(utterance.head_start_tokens, 1)
+        token_s = 1.0 / (DEFAULT_PACE * TOKEN_RATE_HZ)
+        while sent < SPEECH_TOKENS:
+            tokens = min(1 if sent < SINGLE_TOKENS else round(PACK_S / token_s), SPEECH_TOKENS - sent)
+            sent += tokens
+            paced_s = head * TOKEN_STEP_S + (sent - head) * token_s
+            await asyncio.sleep(max(0.0, begun_s + max(sent * TOKEN_STEP_S, paced_s) - loop.time()))
+            await self._gateway.use(self._message_s)
+            yield SpeechTokenDelta(tuple(range(sent - tokens, sent)), "length" if sent == SPEECH_TOKENS else None)
+
+    async def answers_health(self) -> bool:
+        """See `SpeechLMClient.answers_health`."""
+        return True
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Process:
+    """One gateway process; it asks the host's admission for places."""
+
+    def __init__(
+        self,
+        costs: CostModel,
+        settings: RoutingSettings,
+        server: Token2WavServer,
+        source: Capacity,
+        clock: VirtualClock,
+    ) -> None:
+        process = SerialProcess()
+        self.witnesses = {LLM: SpeedWitness(clock), TOKEN2WAV: SpeedWitness(clock)}
+        llm = PacedLLM(process, costs.gateway.message_s)
+        self.llm = RoutedSpeechLM(
+            Fleet(LLM, settings, clock, Random(0)),
+            [StaticReplicas(["grpc://l"])],
+            lambda _: llm,
+            clock,
+            self.witnesses[LLM],
+        )
+        self.token2wav = RoutedToken2Wav(
+            Fleet(TOKEN2WAV, settings, clock, Random(0)),
+            [StaticReplicas([server.address])],
+            lambda _: Token2WavLink(server, process),
+            clock,
+            self.witnesses[TOKEN2WAV],
+        )
+        self.voices = VoiceRegistry(self.token2wav)
+        pipeline = PipelineSettings(ChunkSettings().policy())
+        gate = Gate(self.llm, self.token2wav, clock, source=source)
+        speaker = StreamSpeaker(self.llm, self.token2wav, self.voices, pipeline, clock, gate)
+        self.door = PipelineDoor(SpeechPipeline(speaker, pipeline), process, costs)
+
+    def start(self) -> None:
+        self.llm.start()
+        self.token2wav.start()
+
+    async def close(self) -> None:
+        await self.llm.close()
+        await self.token2wav.close()
+
+
+class _Host:
+    """The processes of one host, and their admission; a caller's connection reaches any of them."""
+
+    def __init__(self, costs: CostModel, clock: VirtualClock, least_speed: float) -> None:
+        settings = RoutingSettings(least_speed=least_speed)
+        self.server = Token2WavServer("127.0.0.1:8001", lambda: ModelledToken2Wav(costs, OwnGPU(), clock, SLOTS))
+        self.meters = {name: SpeedMeter(clock, settings.least_speed) for name in (LLM, TOKEN2WAV)}
+        self.capacity = Capacity(settings, clock, self.meters[LLM], self.meters[TOKEN2WAV], self._slots)
+        self._processes = [_Process(costs, settings, self.server, self.capacity, clock) for _ in range(PROCESSES)]
+        self._draw = Random(0)
+        self._telling: list[asyncio.Task[None]] = []
+        self.most_streams = 0
+
+    async def start(self) -> None:
+        self.server.up()
+        for number, process in enumerate(self._processes, 1):
+            process.start()
+            self._telling.append(asyncio.create_task(self._tell(number, process)))
+        await asyncio.sleep(_SETTLE_S)
+        for process in self._processes:
+            for name in VOICES:
+                await process.voices.resolve(voice_of(name))
+
+    async def close(self) -> None:
+        for task in self._telling:
+            task.cancel()
+        for process in self._processes:
+            await process.close()
+        self.server.kill()
+
+    async def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
+        """Speak one text; yields seconds of audio."""
+        async with aclosing(self._draw.choice(self._processes).door.speak(job, request_id)) as audio:
+            async for audio_s in audio:
+                self.most_streams = max(self.most_streams, self.capacity.taken)
+                yield audio_s
+
+    def _slots(self) -> float:
+        return self._processes[0].token2wav.fleet.replicas.all_slots()
+
+    async def _tell(self, number: int, process: _Process) -> None:
+        """Tell admission what a process saw, and the process what the others have open; each at moments of its own."""
+        await asyncio.sleep(TELL_INTERVAL_S * number / PROCESSES)
+        others = [other for other in self._processes if other is not process]
+        for tick in count():
+            open_streams = sum(other.token2wav.fleet.replicas.streams().get(self.server.address, 0) for other in others)
+            process.token2wav.fleet.note_siblings({self.server.address: open_streams})
+            for name, witness in process.witnesses.items() if tick % SLOW_TICKS == 0 else ():
+                self.meters[name].note(witness.take_work(), number)
+            await asyncio.sleep(TELL_INTERVAL_S)
+
+
+def simulate_admission(costs: CostModel, requests_per_s: float, seconds: float, least_speed: float) -> Heard:
+    """Send so many requests a second for so many seconds, then an easy load.
+
+    Args:
+        costs: of everything.
+        requests_per_s: mean rate of the arrivals.
+        seconds: of arrivals.
+        least_speed: see `RoutingSettings`.
+    """
+    return run_virtually(lambda clock: _run(costs, requests_per_s, seconds, least_speed, clock))
+
+
+async def _run(
+    costs: CostModel, requests_per_s: float, seconds: float, least_speed: float, clock: VirtualClock
+) -> Heard:
+    host = _Host(costs, clock, least_speed)
+    await host.start()
+    for jobs in warm_up_jobs(warm_up_bursts(WARM_UP_BURST), VOICES):
+        await _load(host, jobs, LoadPlan(len(jobs), len(jobs)), clock)
+    host.most_streams = 0
+    plan, easy = open_run(requests_per_s, seconds, VOICES), open_run(EASY_PER_S, EASY_S, VOICES)
+    loud = asyncio.create_task(_load(host, jobs_of(plan), plan.load, clock))
+    await asyncio.sleep(seconds)
+    behind = await _load(host, jobs_of(easy), easy.load, clock)
+    records = await loud
+    await host.close()
+    recovered = [record for record in behind if record.sent_s >= RECOVERY_S]
+    return _heard(records, seconds, host.most_streams, recovered)
+
+
+async def _load(host: _Host, jobs: Sequence[SpeechJob], load: LoadPlan, clock: VirtualClock) -> list[RequestRecord]:
+    generator = LoadGenerator(host, lambda job: f"{job.utt}|{job.voice}", clock, PIECES_OF_A_CHUNK_S)
+    return (await generator.run(jobs, load, lambda record: None)).records
+
+
+def _heard(
+    records: Sequence[RequestRecord], seconds: float, most_streams: int, recovered: Sequence[RequestRecord]
+) -> Heard:
+    spoken = [record for record in records if record.is_ok]
+    firsts = [record.arrivals[0].at_s for record in spoken]
+    gaps = [playback_underrun(record.arrivals, 0.0) for record in spoken]
+    heard_s = sum(
+        arrival.audio_s for record in spoken for arrival in record.arrivals if record.sent_s + arrival.at_s <= seconds
+    )
+    refused = sum(map(_is_refused, records))
+    return Heard(
+        requests=len(records),
+        refused=refused,
+        failed=len(records) - len(spoken) - refused,
+        audio_s_per_s=round(heard_s / seconds, 1),
+        ttfa_p50_s=round(percentile(firsts, 50), _DIGITS),
+        ttfa_p95_s=round(percentile(firsts, 95), _DIGITS),
+        ran_dry=sum(1 for gap in gaps if gap.gaps),
+        short_s=round(sum(gap.short_s for gap in gaps), _DIGITS),
+        most_streams=most_streams,
+        recovered=len(recovered),
+        refused_recovered=sum(map(_is_refused, recovered)),
+    )
+
+
+def _is_refused(record: RequestRecord) -> bool:
+    return (record.error or "").startswith(OverloadedError.__name__)

@@ -1,0 +1,206 @@
+"""More requests than the services can serve: who is let in, who is refused and told when to come back; virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lab.load.storm_doors import Heard
+from lab.load.storms import QUIET_EVERY_S, Callers, Tally
+from lab.tests.load.virtual_storm import BatchingWorker, Storm, percentile, stormy
+from tests.virtual_time import VirtualClock, run_virtually
+from tests.workers import is_whole
+
+SPEECH_S = 8.0
+WARM_UP = 3
+CAPACITY = 20.0
+
+
+async def _warm_up(storm: Storm) -> None:
+    for _ in range(WARM_UP):
+        await storm.ask()
+    storm.spoken.clear()
+    storm.token2wav.opened = 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slow", ["llm_capacity", "token2wav_capacity"])
+@pytest.mark.parametrize("slots", [64, 400])
+def test_of_300_at_once_all_that_are_let_in_end_in_real_time(tmp_path: Path, slow: str, slots: int) -> None:
+    capacity = 10.0
+
+    async def run(clock: VirtualClock) -> None:
+        async with stormy(clock, tmp_path, slots=slots, **{slow: capacity}) as storm:
+            await _warm_up(storm)
+            await asyncio.gather(*(storm.ask() for _ in range(300)))
+            storm.check()
+            assert capacity / 2 <= len(storm.admitted) <= 3 * capacity
+            assert percentile([one.total_s or 0.0 for one in storm.admitted], 95) < 3 * SPEECH_S
+            assert all(one.retry_s is not None and one.retry_s >= 1.0 for one in storm.refused)
+
+    run_virtually(run)
+
+
+@pytest.mark.parametrize("times", [1, 4, 16, pytest.param(64, marks=pytest.mark.slow)])
+def test_under_any_load_the_services_do_most_of_what_they_can_and_nobody_waits_for_long(
+    tmp_path: Path, times: int
+) -> None:
+    capacity, lasts_s = 20.0, 60.0 if is_whole() else 24.0
+
+    async def run(clock: VirtualClock) -> None:
+        async with stormy(clock, tmp_path, llm_capacity=capacity, slots=64) as storm:
+            await _warm_up(storm)
+            began_s = clock.now()
+            every_s = SPEECH_S / capacity / times
+            await storm.arrive(int(lasts_s / every_s), every_s)
+            took_s = clock.now() - began_s
+            storm.check()
+            assert len(storm.admitted) * SPEECH_S / capacity >= 0.8 * lasts_s
+            assert took_s < lasts_s + 3 * SPEECH_S
+            assert percentile([one.first_s or 0.0 for one in storm.admitted], 95) < 4.0
+
+    run_virtually(run)
+
+
+@pytest.mark.slow
+def test_whoever_comes_back_when_it_was_told_to_is_let_in(tmp_path: Path) -> None:
+    async def run(clock: VirtualClock) -> None:
+        async with stormy(clock, tmp_path, llm_capacity=20.0, slots=64) as storm:
+            await _warm_up(storm)
+            first_returns: list[bool] = []
+
+            async def come_back() -> None:
+                one, tries = await storm.ask(), 0
+                while one.retry_s is not None:
+                    await asyncio.sleep(one.retry_s)
+                    one = await storm.ask()
+                    tries += 1
+                    if tries == 1:
+                        first_returns.append(one.retry_s is None)
+
+            await asyncio.gather(*(come_back() for _ in range(150)))
+            storm.check()
+            assert len(first_returns) > 50
+            assert sum(first_returns) >= 0.8 * len(first_returns)
+
+    run_virtually(run)
+
+
+@dataclass
+class Passed:
+    """A storm of callers who ask again and again."""
+
+    loud: Tally
+    quiet: Tally
+    lasted_s: float
+
+    @property
+    def quiet_p95_s(self) -> float:
+        return percentile(self.quiet.first_s, 95)
+
+
+async def _pass(clock: VirtualClock, folder: Path, times: int, has_quiet: bool = False) -> Passed:
+    """Let callers ask again as soon as they were heard, or when they were told to; the services were busy before."""
+    async with stormy(clock, folder, llm_capacity=CAPACITY, tokens=125, slots=64) as storm:
+        await _warm_up(storm)
+        await Callers(storm.say, "loud", clock.now() + 12.0, clock=clock).flood(int(CAPACITY))
+        storm.token2wav.opened = 0
+        lasts_s = 60.0 if is_whole() else 24.0
+        loud = Callers(storm.say, "loud", clock.now() + lasts_s, clock=clock)
+        other = Callers(storm.say, "quiet", clock.now() + lasts_s, clock)
+        calls = [loud.flood(int(times * CAPACITY))] + ([other.arrive(QUIET_EVERY_S)] if has_quiet else [])
+        await asyncio.gather(*calls)
+        assert (storm.token2wav.open, storm.gate.speaking, storm.gate.capacity.places.waiting) == (0, 0, 0)
+        return Passed(loud.tally, other.tally, lasts_s)
+
+
+@pytest.mark.parametrize("times", [4, 16, pytest.param(64, marks=pytest.mark.slow)])
+def test_callers_who_ask_again_and_again_keep_nobody_out_who_comes_when_it_was_told(tmp_path: Path, times: int) -> None:
+    passed = run_virtually(lambda clock: _pass(clock, tmp_path, times))
+    tally = passed.loud
+    assert not tally.failed and not tally.without_retry
+    # Of the first that come back some were told when while the limit was still being measured.
+    assert tally.returns > 40 and tally.kept >= (0.9 if is_whole() else 0.8) * tally.returns
+    assert tally.ended * 5.0 >= 0.8 * CAPACITY * passed.lasted_s
+    assert percentile(tally.first_s, 95) < 4.0
+
+
+@pytest.mark.slow
+def test_crowds_that_have_left_keep_nobody_of_the_next_one_out(tmp_path: Path) -> None:
+    async def run(clock: VirtualClock) -> None:
+        async with stormy(clock, tmp_path, llm_capacity=CAPACITY, tokens=125, slots=64) as storm:
+            await _warm_up(storm)
+            lasts_s = 40.0
+            for number, times in enumerate((64, 1, 16, 4)):
+
+                async def say(key: str, text: str, heard: Heard, number: int = number) -> None:
+                    await storm.say(key, f"{text} {number}", heard)
+
+                loud = Callers(say, "loud", clock.now() + lasts_s, clock=clock)
+                await loud.flood(int(times * CAPACITY))
+                assert loud.tally.ended * 5.0 >= 0.8 * CAPACITY * lasts_s
+                assert loud.tally.kept >= 0.7 * loud.tally.returns
+
+    run_virtually(run)
+
+
+@pytest.mark.slow
+def test_another_key_hears_its_first_audio_as_soon_however_many_flood(tmp_path: Path) -> None:
+    def passed(times: int) -> Passed:
+        random.seed(1)  # of the times between the quiet callers
+        return run_virtually(lambda clock: _pass(clock, tmp_path, times, has_quiet=True))
+
+    usual, flooded = passed(1), passed(16)
+    assert not flooded.quiet.refused and flooded.quiet.ended
+    assert flooded.quiet_p95_s <= 1.2 * usual.quiet_p95_s
+
+
+@pytest.mark.slow
+def test_a_key_that_floods_keeps_another_one_neither_out_nor_waiting(tmp_path: Path) -> None:
+    async def quiet_p95_s(clock: VirtualClock, flood: int) -> float:
+        async with stormy(clock, tmp_path, llm_capacity=40.0, slots=16) as storm:
+            await _warm_up(storm)
+            flooding = asyncio.create_task(storm.arrive(200 * flood, 0.05, "loud"))
+            await storm.arrive(20, 2.0, "quiet")
+            await flooding
+            storm.check()
+            quiet = [one for one in storm.spoken if one.caller == "quiet"]
+            assert not [one for one in quiet if one.retry_s is not None]
+            return percentile([one.first_s or 0.0 for one in quiet], 95)
+
+    alone_s = run_virtually(lambda clock: quiet_p95_s(clock, 0))
+    assert run_virtually(lambda clock: quiet_p95_s(clock, 4)) < alone_s + 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [64, 300])
+@pytest.mark.parametrize("speed", [8.0, 16.0, 40.0])
+def test_services_that_batch_refuse_nobody_before_they_are_seen_at_their_limit(
+    tmp_path: Path, at_once: int, speed: float
+) -> None:
+    async def run(clock: VirtualClock) -> None:
+        async with stormy(clock, tmp_path, speed, 2 * speed, worker=BatchingWorker) as storm:
+            await _warm_up(storm)
+            await asyncio.gather(*(storm.ask() for _ in range(at_once)))
+            storm.check()
+            assert not storm.refused
+            first = [one.first_s or 0.0 for one in storm.admitted]
+            assert max(first) < min(first) + 0.5
+
+    run_virtually(run)
+
+
+@pytest.mark.slow
+def test_fast_services_refuse_nobody(tmp_path: Path) -> None:
+    async def run(clock: VirtualClock) -> None:
+        async with stormy(clock, tmp_path, llm_capacity=4000.0, token2wav_capacity=4000.0) as storm:
+            await _warm_up(storm)
+            await asyncio.gather(*(storm.ask() for _ in range(300)))
+            storm.check()
+            assert not storm.refused
+
+    run_virtually(run)
