@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.lab.simulate.costs import COSTS
 
 from benchmarks.lib.sweep import RunPlan
 from cosydit.bench.load import LoadPlan
 from lab.simulate import single_gpu
 from lab.simulate.compare import drawn_figures, median_figures
+from lab.tests.simulate.costs import COSTS
 
 JITTERED = {
     "llm": replace(COSTS, llm=replace(COSTS.llm, step_spread=0.2)),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.lab.simulate.costs import COSTS
 
 from benchmarks.lib.points import CapacityPoint, GPUs
 from cosydit.bench.types import AudioArrival, BenchmarkError, RequestRecord
 from lab.simulate.crowd import CrowdPlan, LoadStep
 from lab.simulate.curves import median_point, simulated_point, simulated_points
 from lab.simulate.fleet import FleetRun
+from lab.tests.simulate.costs import COSTS
 
 CROWD = CrowdPlan((LoadStep(0.0, 2),), seconds=30.0)
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.lab.simulate.costs import COSTS
 
 from benchmarks.lib.sweep import RunPlan
 from cosydit.bench.load import LoadPlan
@@ -16,6 +15,7 @@ from cosydit.bench.types import BenchmarkError
 from lab.simulate.costs import CostModel, StepCost, cost_json, cost_model, read_cost_model
 from lab.simulate.fit import FINAL_SEEDS, FINALISTS, figures_of, fit, fit_step
 from lab.simulate.single_gpu import simulate_plans
+from lab.tests.simulate.costs import COSTS
 
 SHAPES = [(1, 15), (4, 15), (16, 15), (64, 15), (1, 25), (16, 25), (32, 25), (4, 50), (16, 50)]
 PLANS = [RunPlan("one", LoadPlan(1, 1), ("default",)), RunPlan("six", LoadPlan(6, 6), ("default", "second"))]

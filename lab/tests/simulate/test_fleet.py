@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from tests.lab.simulate.costs import COSTS
 
 from lab.simulate.crowd import CrowdPlan, LoadStep
 from lab.simulate.fleet import FleetPlan, FleetRun, FleetSample, simulate_fleet
 from lab.simulate.scenarios import fleet_figures
+from lab.tests.simulate.costs import COSTS
 
 pytestmark = pytest.mark.slow
 

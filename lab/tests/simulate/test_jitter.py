@@ -8,13 +8,13 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from tests.lab.simulate.costs import COSTS
 
 from benchmarks.lib.sweep import RunPlan
 from cosydit.bench.load import LoadPlan
 from lab.simulate.compute import Jitter
 from lab.simulate.costs import CostModel
 from lab.simulate.single_gpu import simulate_plans
+from lab.tests.simulate.costs import COSTS
 
 
 def test_factors_have_mean_1_and_the_spread_that_was_asked_for() -> None:

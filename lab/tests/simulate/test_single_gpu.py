@@ -8,7 +8,6 @@ from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
-from tests.lab.simulate.costs import COSTS
 
 from benchmarks.lib.sweep import FinishedRun, RunPlan, jobs_of
 from cosydit.bench.load import LoadPlan
@@ -18,6 +17,7 @@ from lab.simulate.costs import CostModel
 from lab.simulate.listeners import listen
 from lab.simulate.llm import ModelledLLM
 from lab.simulate.single_gpu import SPEECH_TOKENS, simulate_plans
+from lab.tests.simulate.costs import COSTS
 from tests.virtual_time import VirtualClock, run_virtually
 
 CLOSED = RunPlan("closed", LoadPlan(4, 12), ("default", "second"))

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lab.simulate.costs import COSTS
 
 from benchmarks.lib.sweep import RUN_SUFFIX, read_run
 from lab.simulate import verify_prediction
 from lab.simulate.compare import FIGURES, run_figures
 from lab.simulate.costs import cost_json
+from lab.tests.simulate.costs import COSTS
 from tests.docs.pages import ROOT
 
 MEASURED = ROOT / "benchmarks/results/h200_capacity"
