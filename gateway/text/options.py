@@ -64,16 +64,6 @@ class Normalization(Enum):
 
 
 @dataclass(frozen=True)
-class LexiconLocator:
-    """Where a pronunciation dictionary is found."""
-
-    name: str
-    """The dictionary's id or name."""
-    version: str | None = None
-    """The version's id; None: the latest."""
-
-
-@dataclass(frozen=True)
 class TextOptions:
     """How one text is treated."""
 
@@ -85,8 +75,8 @@ class TextOptions:
     """Whether the text is SSML, or content of a <speak> element."""
     aliases: tuple[AliasRule, ...] = ()
     """The request's own rules, applied before any dictionary."""
-    lexicons: tuple[LexiconLocator, ...] = ()
-    """Dictionaries, in order of use; the operator's default one comes after them."""
+    lexicons: tuple[str, ...] = ()
+    """Names of dictionaries, in order of use; the operator's default one comes after them."""
     style: Style | None = None
     """How to speak; None: the voice's own way."""
     has_audio_tags: bool = False

@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict
-
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.lexicons.forms import rules_of_mapping
 from gateway.text import Normalization, TextOptions
-from gateway.text.options import LexiconLocator
 from gateway.text.pronunciation.aliases import NO_PHONEMES, AliasRule
 from gateway.text.pronunciation.phonemes import CMU, IPA
 from gateway.text.styles import Style
@@ -21,23 +18,10 @@ _ARPABET = re.compile(r"\{@?([^{}]*)\}")
 _ENTRY = re.compile(r"(?P<word>\S.*?)(?:\s{2,}|\t)(?P<spoken>\S.*)", re.DOTALL)
 
 
-class LexiconObject(BaseModel):
-    """A dictionary in one of its versions."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-    id: str
-    """The dictionary's id or name."""
-    version: str | None = None
-    """The version's id; by default the latest."""
-
-
-LexiconFields = Sequence[str | LexiconObject]
-
-
 def text_options_of(
     language: str | None,
     normalization: Normalization,
-    lexicons: LexiconFields | None,
+    lexicons: Sequence[str] | None,
     pronunciations: Mapping[str, str] | None,
     is_ssml: bool = False,
     style: Style | None = None,
@@ -48,12 +32,8 @@ def text_options_of(
     Raises:
         InvalidRequestError: a language, word or pronunciation that can't be, or too many of them.
     """
-    locators = tuple(
-        LexiconLocator(each) if isinstance(each, str) else LexiconLocator(each.id, each.version)
-        for each in lexicons or ()
-    )
     rules = (*rules, *rules_of_mapping(dict(pronunciations or {})))
-    return TextOptions(language, normalization, is_ssml, rules, locators, style)
+    return TextOptions(language, normalization, is_ssml, rules, tuple(lexicons or ()), style)
 
 
 def is_ssml_document(text: str) -> bool:
