@@ -56,9 +56,16 @@ from dataclasses import dataclass
 
 from token2wav_service.contract import ErrorCode
 
+_MAX_MESSAGE = 2000
+"""Most characters of an error's message; they go into a log and an answer."""
+
 
 class GatewayError(Exception):
     """Base of all errors; the message says what was got, what was expected and what to do."""
+
+    def __init__(self, message: str = "") -> None:
+        """Keep the message, whose end is cut if a caller's own words made it very long."""
+        super().__init__(message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}...")
 
     @property
     def code(self) -> str:

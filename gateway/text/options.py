@@ -63,6 +63,17 @@ class Normalization(Enum):
     OFF = "off"
 
 
+def check_counts(lexicons: int, aliases: int) -> None:
+    """Check how many dictionaries and rules a request brings; call it before any rule is made.
+
+    Raises:
+        InvalidRequestError: too many.
+    """
+    if lexicons > MAX_LEXICONS or aliases > MAX_ALIASES:
+        got = f"got {lexicons} dictionaries and {aliases} words with a pronunciation"
+        raise InvalidRequestError(f"{got}, expected at most {MAX_LEXICONS} and {MAX_ALIASES}", param="lexicons")
+
+
 @dataclass(frozen=True)
 class TextOptions:
     """How one text is treated."""
@@ -86,10 +97,7 @@ class TextOptions:
         if self._tag is not None and not _LANGUAGE_TAG.fullmatch(self._tag):
             expected = "expected a BCP 47 tag such as en or zh-CN, a name such as English, or auto to have it guessed"
             raise InvalidRequestError(f"got language {self.language!r}, {expected}", param="language")
-        if len(self.lexicons) > MAX_LEXICONS or len(self.aliases) > MAX_ALIASES:
-            got = f"got {len(self.lexicons)} dictionaries and {len(self.aliases)} words with a pronunciation"
-            expected = f"expected at most {MAX_LEXICONS} and {MAX_ALIASES}; make one dictionary of them"
-            raise InvalidRequestError(f"{got}, {expected}", param="lexicons")
+        check_counts(len(self.lexicons), len(self.aliases))
 
     @property
     def primary_language(self) -> str | None:

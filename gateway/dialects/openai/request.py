@@ -14,6 +14,7 @@ from enum import Enum
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
+from gateway.dialects.common.parts import checked_json
 from gateway.dialects.common.text_fields import text_options_of
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.speech.request import SpeechRequest, decode_text, draw_seed
@@ -174,7 +175,7 @@ def _ignored_fields(body: SpeechBody) -> tuple[str, ...]:
 
 def _parse(raw: bytes) -> SpeechBody:
     try:
-        return SpeechBody.model_validate_json(decode_text(raw))
+        return SpeechBody.model_validate_json(checked_json(decode_text(raw)))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = str(first["loc"][0]) if first["loc"] else None
