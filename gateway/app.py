@@ -21,7 +21,7 @@ from gateway.doors.grpc import GrpcSettings, serving_grpc
 from gateway.doors.wyoming import serving_wyoming
 from gateway.errors import ConfigError
 from gateway.host import Host, HostLimits
-from gateway.lexicons.book import LexiconBook, open_lexicons
+from gateway.lexicons.book import LexiconBook, load_lexicons
 from gateway.lifecycle.gate import Gate, Routes
 from gateway.lifecycle.readiness import Readiness
 from gateway.lifecycle.rest import return_memory_at_rest
@@ -89,7 +89,7 @@ async def open_gateway(
     wire = _llm_wire(config, encoder)
     routes = _open_routes(config, wire, clock, worker)
     access = access or open_access(config.access, clock)
-    lexicons = open_lexicons(config.lexicons, access.key_of_call, takes_phonemes=declaration.phonemes is not None)
+    lexicons = load_lexicons(config.lexicons_dir, takes_phonemes=declaration.phonemes is not None)
     voices = _open_voices(config, routes.token2wav, clock, access, worker)
     gate = Gate(routes.llm, routes.token2wav, clock, _caller_name, worker.places if worker is not None else None)
     pipeline = _make_pipeline(config, declaration, routes, voices, gate, access, telemetry, clock, lexicons)

@@ -21,7 +21,7 @@ from gateway.delivery.pacing import DEFAULT_RUN_AHEAD_S
 from gateway.dialects.wyoming.settings import WyomingSettings, add_wyoming_options, wyoming_settings
 from gateway.doors.grpc import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
 from gateway.host import DEFAULT_READER_TIMEOUT_S
-from gateway.lexicons.book import LexiconSettings, add_lexicon_options, lexicon_settings
+from gateway.lexicons.book import DEFAULT_LEXICON
 from gateway.lifecycle.sampling_probe import ProbeMode
 from gateway.llm.client import LLMDeadlines
 from gateway.llm.token_client import DEFAULT_PACE, LEAST_PACE, MOST_PACE
@@ -106,7 +106,7 @@ class GatewayConfig:
     """Whether an instruction on how to speak is refused where the checkpoint takes none; else it is ignored."""
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     voices: VoiceSettings = field(default_factory=VoiceSettings)
-    lexicons: LexiconSettings = field(default_factory=LexiconSettings)
+    lexicons_dir: Path | None = None
     access: AccessSettings = field(default_factory=AccessSettings)
     chunks: ChunkSettings = field(default_factory=ChunkSettings)
     llm_deadlines: LLMDeadlines = field(default_factory=LLMDeadlines)
@@ -183,7 +183,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         refuses_styles=args.unsupported_style == _REFUSE,
         max_body_bytes=args.max_body_bytes,
         voices=voice_settings(args),
-        lexicons=lexicon_settings(args),
+        lexicons_dir=args.lexicons_dir,
         access=access,
         chunks=chunks,
         llm_deadlines=llm_deadlines,
@@ -265,7 +265,10 @@ def _parser() -> argparse.ArgumentParser:
     drain = "seconds after --drain-delay-s in which streams under way may end"
     parser.add_argument("--drain-timeout-s", type=_duration, default=DEFAULT_DRAIN_TIMEOUT_S, help=drain)
     add_voice_options(parser)
-    add_lexicon_options(parser)
+    lexicons = (
+        f"directory of pronunciation dictionaries <name>.json and <name>.pls; {DEFAULT_LEXICON} is for every text"
+    )
+    parser.add_argument("--lexicons-dir", type=Path, default=None, help=lexicons)
     add_access_options(parser)
     add_wyoming_options(parser)
     add_telemetry_options(parser)

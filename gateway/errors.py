@@ -21,15 +21,12 @@ GatewayError
  |   +- VoiceExistsError           a voice of that name is there already
  |   +- VoiceProtectedError        the voice is not one that callers may delete
  |   +- UploadTooLargeError
- |   +- LexiconNotFoundError       no pronunciation dictionary of that name or version
- |   +- LexiconProtectedError      the dictionary is not one that callers may change
+ |   +- LexiconNotFoundError       no pronunciation dictionary of that name
  +- VoiceStoreError                voice files can't be written or read
  |   +- VoiceStoreFullError        as many voices as allowed are kept
  |   +- VoiceRateError             one caller creates voices too fast
  |   +- VoiceFileError             a kept voice is damaged
  |   +- VoiceOutdatedError         a kept voice was made with another model
- +- LexiconStoreError              pronunciation dictionaries can't be kept or read
- |   +- LexiconStoreFullError      as many dictionaries as allowed are kept
  +- LLMError
  |   +- LLMUnavailableError        can't be reached
  |   |   +- LLMBusyError           says that it is overloaded or starting
@@ -59,9 +56,16 @@ from dataclasses import dataclass
 
 from token2wav_service.contract import ErrorCode
 
+_MAX_MESSAGE = 2000
+"""Most characters of an error's message; they go into a log and an answer."""
+
 
 class GatewayError(Exception):
     """Base of all errors; the message says what was got, what was expected and what to do."""
+
+    def __init__(self, message: str = "") -> None:
+        """Keep the message, whose end is cut if a caller's own words made it very long."""
+        super().__init__(message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}...")
 
     @property
     def code(self) -> str:
@@ -169,11 +173,7 @@ class UploadTooLargeError(InvalidRequestError):
 
 
 class LexiconNotFoundError(InvalidRequestError):
-    """No pronunciation dictionary has that name, or it has no such version."""
-
-
-class LexiconProtectedError(InvalidRequestError):
-    """The pronunciation dictionary is the operator's: callers may use it, not change it."""
+    """The server has no pronunciation dictionary of that name."""
 
 
 class VoiceStoreError(GatewayError):
@@ -199,14 +199,6 @@ class VoiceFileError(VoiceStoreError):
 
 class VoiceOutdatedError(VoiceStoreError):
     """The kept voice was made with another model."""
-
-
-class LexiconStoreError(GatewayError):
-    """The gateway can't write or read its pronunciation dictionaries."""
-
-
-class LexiconStoreFullError(LexiconStoreError):
-    """The gateway already keeps as many pronunciation dictionaries as allowed."""
 
 
 class LLMError(GatewayError):
@@ -347,9 +339,6 @@ _WIRE: dict[type[GatewayError], WireStatus] = {
     VoiceFileError: WireStatus("voice_file_damaged", 500, "DATA_LOSS", ErrorCode.INVALID_VOICE_FILE),
     VoiceOutdatedError: WireStatus("voice_outdated", 422, "FAILED_PRECONDITION", ErrorCode.VOICE_MODEL_MISMATCH),
     LexiconNotFoundError: WireStatus("lexicon_not_found", 404, "NOT_FOUND", ErrorCode.INVALID_REQUEST),
-    LexiconProtectedError: WireStatus("lexicon_protected", 403, "PERMISSION_DENIED", ErrorCode.INVALID_REQUEST),
-    LexiconStoreError: WireStatus("lexicon_store_failed", 500, "INTERNAL", ErrorCode.INTERNAL),
-    LexiconStoreFullError: WireStatus("lexicon_store_full", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
     LLMError: WireStatus("llm_failed", 502, "INTERNAL", ErrorCode.INTERNAL),
     LLMUnavailableError: WireStatus("llm_unavailable", 503, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
     LLMUnconnectedError: WireStatus("llm_unavailable", 503, "UNAVAILABLE", ErrorCode.UNAVAILABLE),

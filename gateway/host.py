@@ -54,7 +54,7 @@ class Host:
 
     pipeline: SpeechPipeline
     voices: VoiceRegistry
-    lexicons: LexiconBook = field(default_factory=lambda: LexiconBook([]))
+    lexicons: LexiconBook = field(default_factory=lambda: LexiconBook({}))
     """Pronunciation dictionaries."""
     readiness: Readiness
     clock: Clock

@@ -12,8 +12,7 @@ This page lists the error codes and how each door reports them. [Troubleshooting
 do about each code. The source is `gateway/errors.py`.
 
 - **HTTP** (OpenAI): a JSON body `{"error": {"message", "type", "param", "code"}}`. ElevenLabs' routes, and all
-  addresses below `/v1/text-to-speech`, `/v1/voices`, `/v2/voices`, `/v1/user` and
-  `/v1/pronunciation-dictionaries`, answer `{"detail": {"status",
+  addresses below `/v1/text-to-speech`, `/v1/voices`, `/v2/voices` and `/v1/user`, answer `{"detail": {"status",
   "message"}}`; there a body of the wrong form gets 422, with a list of `{"loc", "msg", "type"}`. An error after the
   first audio breaks the connection.
 - **WebSockets**: a message with the code and the text; see [WebSockets](websockets.md).

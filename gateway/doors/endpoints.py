@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from gateway.audio.formats import OPENAI_FORMATS
-from gateway.dialects.elevenlabs import account, lexicons, ws
+from gateway.dialects.elevenlabs import account, ws
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.http import voices_http, web_page
 from gateway.dialects.openai import http as openai_http
@@ -113,31 +113,6 @@ _SOCKET_QUERY = {
     "sync_alignment": "`true`: times count from the context's start; `false` (default): from the alignment before",
     "inactivity_timeout": "seconds without a message after which the socket is closed; 20, at most 180",
 }
-_LEXICON_FORM = Form(
-    texts={"name": "What the dictionary is called: 1 to 100 printable characters.", "description": "For people."},
-    files={"file": "A PLS file, the W3C's form."},
-    required=("name", "file"),
-)
-_LEXICON_CHANGED = {"id": "lexicon_0123456789abcdef01234567", "version_id": "version_01234567", "version_rules_num": 1}
-_LEXICON_CREATED = {
-    **_LEXICON_CHANGED,
-    "name": "tech",
-    "created_by": "anna",
-    "creation_time_unix": 0,
-    "description": "",
-    "permission_on_resource": "admin",
-}
-_LEXICON = {
-    "id": "default",
-    "latest_version_id": "0123456789abcdef",
-    "latest_version_rules_num": 1,
-    "name": "default",
-    "permission_on_resource": "viewer",
-    "created_by": "operator",
-    "creation_time_unix": 0,
-}
-_LEXICON_RULE = {"type": "alias", "string_to_replace": "SQL", "alias": "sequel"}
-_ONE_LEXICON = f"{lexicons.PATH}/{{lexicon}}"
 _VOICE_FORM = Form(
     texts={
         "name": "What the voice is called: 1 to 64 letters, digits, blanks and . - _",
@@ -245,65 +220,6 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         Door.ELEVENLABS,
         "Say what is left of the characters, which are not counted here.",
         example=_SUBSCRIPTION,
-    ),
-    Endpoint(
-        "GET",
-        lexicons.PATH,
-        Door.ELEVENLABS,
-        "List pronunciation dictionaries.",
-        query={
-            "page_size": "1 to 100, by default 30",
-            "cursor": "`next_cursor` of the page before",
-            "sort": "`creation_time_unix` (default) or `name`",
-            "sort_direction": "`DESCENDING` (default) or `ASCENDING`",
-        },
-        example={"pronunciation_dictionaries": [_LEXICON], "next_cursor": None, "has_more": False},
-    ),
-    Endpoint(
-        "POST",
-        f"{lexicons.PATH}/add-from-rules",
-        Door.ELEVENLABS,
-        "Create a pronunciation dictionary from rules.",
-        body=lexicons.NewLexicon,
-        example=_LEXICON_CREATED,
-    ),
-    Endpoint(
-        "POST",
-        f"{lexicons.PATH}/add-from-file",
-        Door.ELEVENLABS,
-        "Create a pronunciation dictionary from a PLS file.",
-        body=_LEXICON_FORM,
-        example=_LEXICON_CREATED,
-    ),
-    Endpoint(
-        "GET",
-        _ONE_LEXICON,
-        Door.ELEVENLABS,
-        "Show a pronunciation dictionary with its rules.",
-        example={**_LEXICON, "rules": [_LEXICON_RULE]},
-    ),
-    Endpoint(
-        "PATCH",
-        _ONE_LEXICON,
-        Door.ELEVENLABS,
-        "Rename or archive a pronunciation dictionary.",
-        body=lexicons.NewDescription,
-        example=_LEXICON,
-    ),
-    *(
-        Endpoint("POST", f"{_ONE_LEXICON}/{below}", Door.ELEVENLABS, summary, body=body, example=_LEXICON_CHANGED)
-        for below, summary, body in (
-            ("add-rules", "Add rules to a pronunciation dictionary.", lexicons.MoreRules),
-            ("set-rules", "Give a pronunciation dictionary other rules.", lexicons.MoreRules),
-            ("remove-rules", "Remove rules from a pronunciation dictionary.", lexicons.RulesToRemove),
-        )
-    ),
-    Endpoint(
-        "GET",
-        f"{_ONE_LEXICON}/{{version}}/download",
-        Door.ELEVENLABS,
-        "Download a version of a pronunciation dictionary as PLS.",
-        media_types=("application/pls+xml",),
     ),
     Endpoint("GET", "/healthz", Door.GATEWAY, "200 while the door is open.", media_types=_TEXT),
     *(

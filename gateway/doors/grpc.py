@@ -44,6 +44,10 @@ DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 DEFAULT_GRACE_S = 10.0
 MAX_PENDING_CALLS = 16384
 """Most calls that wait for the event loop, each about 15 KiB; each is refused with a reason when its turn comes."""
+_MIN_STRING_BYTES = 1024 * 1024
+"""Least bound of a string in a message, as of the body of an HTTP request."""
+_LONGEST_CHARACTER_BYTES = 4
+"""Most bytes of a character in UTF-8."""
 _PING_INTERVAL_MS = 30_000
 _PING_TIMEOUT_MS = 10_000
 _SERVICES = (tts_grpc.SERVICE_NAME, riva_grpc.SERVICE_NAME)
@@ -93,7 +97,7 @@ async def serving_grpc(
     Raises:
         ConfigError: another program listens on the port.
     """
-    server, health = _make_server(host, settings, _interceptors(access, telemetry))
+    server, health = _make_server(host, settings, _interceptors(host, access, telemetry))
     port = _bind(server, settings)
     await _tell(health, await _status(host.readiness))
     await server.start()
@@ -149,14 +153,15 @@ def _shown_pool() -> DescriptorPool:
     return pool
 
 
-def _interceptors(access: Access | None, telemetry: Telemetry | None) -> list[grpc.aio.ServerInterceptor]:
+def _interceptors(host: Host, access: Access | None, telemetry: Telemetry | None) -> list[grpc.aio.ServerInterceptor]:
     """Return them from the outermost inwards."""
+    max_string_bytes = max(_MIN_STRING_BYTES, _LONGEST_CHARACTER_BYTES * host.pipeline.settings.max_text_characters)
     interceptors: list[grpc.aio.ServerInterceptor] = [ResetInterceptor()]
     if telemetry is not None:
         interceptors.append(TelemetryInterceptor(telemetry))
     if access is not None:
         interceptors.append(AccessInterceptor(access))
-    return [*interceptors, ErrorInterceptor([*_SERVICES, _HEALTH, reflection.SERVICE_NAME])]
+    return [*interceptors, ErrorInterceptor([*_SERVICES, _HEALTH, reflection.SERVICE_NAME], max_string_bytes)]
 
 
 def _bind(server: grpc.aio.Server, settings: GrpcSettings) -> int:

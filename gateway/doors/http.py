@@ -19,7 +19,6 @@ from starlette.routing import BaseRoute
 from gateway.access.caller import caller_of
 from gateway.dialects.elevenlabs import account as elevenlabs_account
 from gateway.dialects.elevenlabs import http as elevenlabs_http
-from gateway.dialects.elevenlabs import lexicons as elevenlabs_lexicons
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
 from gateway.dialects.http import voices_http, web_page
 from gateway.dialects.http.errors import shape_other_errors
@@ -84,7 +83,6 @@ def dialect_routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRo
         *elevenlabs_ws.routes(host),
         *elevenlabs_http.routes(host, max_body_bytes),
         *elevenlabs_account.routes(host, caller_of),
-        *elevenlabs_lexicons.routes(host, max_body_bytes),
         *speech_ws.routes(host),
     ]
 

@@ -23,8 +23,6 @@ _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 _REFERENCE = "#/components/schemas/{model}"
 _JSON_TYPES: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number"}
 _MEANINGS = {
-    "lexicon": "Id of a pronunciation dictionary, or the name of one of the operator's.",
-    "version": "Id of a version.",
     "voice": "Name or id of a voice; where speech is made an alias too.",
     "model": "Name of the model.",
 }

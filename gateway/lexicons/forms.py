@@ -10,8 +10,6 @@ Pure: files are the business of others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-from xml.sax.saxutils import escape, quoteattr
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -23,7 +21,6 @@ from gateway.text.pronunciation.phonemes import IPA
 MAX_RULES = 5000
 """Most rules of one dictionary."""
 MAX_FORM_CHARACTERS = 4 * 1024 * 1024
-_PLS_NAMESPACE = "http://www.w3.org/2005/01/pronunciation-lexicon"
 _PHONEME = "phoneme"
 
 
@@ -92,19 +89,6 @@ def rules_of_fields(fields: Sequence[RuleFields], *, takes_phonemes: bool = Fals
     return _checked([_rule_of(each, takes_phonemes) for each in fields[: MAX_RULES + 1]])
 
 
-def fields_of(rule: AliasRule) -> dict[str, Any]:
-    """Write a rule as JSON."""
-    if rule.alphabet is None:
-        spoken = {"type": "alias", "string_to_replace": rule.word, "alias": rule.alias}
-    else:
-        spoken = {"type": _PHONEME, "string_to_replace": rule.word, "phoneme": rule.alias, "alphabet": rule.alphabet}
-    return {
-        **spoken,
-        "case_sensitive": rule.is_case_sensitive,
-        "word_boundaries": rule.has_word_boundaries,
-    }
-
-
 def rules_of_pls(text: str, *, takes_phonemes: bool = False) -> tuple[AliasRule, ...]:
     """Read a PLS document: every grapheme of a lexeme is spoken as its first alias, or else as its first phoneme.
 
@@ -114,21 +98,6 @@ def rules_of_pls(text: str, *, takes_phonemes: bool = False) -> tuple[AliasRule,
     reader = _PlsReader(takes_phonemes)
     read_xml(text, reader, "PLS file", "file", MAX_FORM_CHARACTERS)
     return _checked(reader.rules)
-
-
-def pls_of_rules(rules: Sequence[AliasRule], language: str = "en") -> str:
-    """Write rules as PLS, which has no words for case and boundaries."""
-    lexemes = "".join(
-        f"  <lexeme><grapheme>{escape(rule.word)}</grapheme>{_pls_of_spoken(rule)}</lexeme>\n" for rule in rules
-    )
-    head = f'<lexicon version="1.0" xmlns="{_PLS_NAMESPACE}" alphabet="ipa" xml:lang="{language}">'
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}\n{lexemes}</lexicon>\n'
-
-
-def _pls_of_spoken(rule: AliasRule) -> str:
-    if rule.alphabet is None:
-        return f"<alias>{escape(rule.alias)}</alias>"
-    return f"<phoneme alphabet={quoteattr(rule.alphabet)}>{escape(rule.alias)}</phoneme>"
 
 
 def _rule_of(fields: RuleFields, takes_phonemes: bool) -> AliasRule:

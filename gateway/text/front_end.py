@@ -56,7 +56,7 @@ class NoLexicons:
     def lexicons_for(self, options: TextOptions) -> tuple[Lexicon, ...]:
         """See `LexiconSource.lexicons_for`."""
         if options.lexicons:
-            got = f"there is no pronunciation dictionary {options.lexicons[0].name!r}"
+            got = f"there is no pronunciation dictionary {options.lexicons[0][:100]!r}"
             raise LexiconNotFoundError(f"{got}: this server keeps none", param="lexicons")
         return ()
 

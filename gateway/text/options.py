@@ -63,14 +63,15 @@ class Normalization(Enum):
     OFF = "off"
 
 
-@dataclass(frozen=True)
-class LexiconLocator:
-    """Where a pronunciation dictionary is found."""
+def check_counts(lexicons: int, aliases: int) -> None:
+    """Check how many dictionaries and rules a request brings; call it before any rule is made.
 
-    name: str
-    """The dictionary's id or name."""
-    version: str | None = None
-    """The version's id; None: the latest."""
+    Raises:
+        InvalidRequestError: too many.
+    """
+    if lexicons > MAX_LEXICONS or aliases > MAX_ALIASES:
+        got = f"got {lexicons} dictionaries and {aliases} words with a pronunciation"
+        raise InvalidRequestError(f"{got}, expected at most {MAX_LEXICONS} and {MAX_ALIASES}", param="lexicons")
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ class TextOptions:
     """Whether the text is SSML, or content of a <speak> element."""
     aliases: tuple[AliasRule, ...] = ()
     """The request's own rules, applied before any dictionary."""
-    lexicons: tuple[LexiconLocator, ...] = ()
-    """Dictionaries, in order of use; the operator's default one comes after them."""
+    lexicons: tuple[str, ...] = ()
+    """Names of dictionaries, in order of use; the operator's default one comes after them."""
     style: Style | None = None
     """How to speak; None: the voice's own way."""
     has_audio_tags: bool = False
@@ -96,10 +97,7 @@ class TextOptions:
         if self._tag is not None and not _LANGUAGE_TAG.fullmatch(self._tag):
             expected = "expected a BCP 47 tag such as en or zh-CN, a name such as English, or auto to have it guessed"
             raise InvalidRequestError(f"got language {self.language!r}, {expected}", param="language")
-        if len(self.lexicons) > MAX_LEXICONS or len(self.aliases) > MAX_ALIASES:
-            got = f"got {len(self.lexicons)} dictionaries and {len(self.aliases)} words with a pronunciation"
-            expected = f"expected at most {MAX_LEXICONS} and {MAX_ALIASES}; make one dictionary of them"
-            raise InvalidRequestError(f"{got}, {expected}", param="lexicons")
+        check_counts(len(self.lexicons), len(self.aliases))
 
     @property
     def primary_language(self) -> str | None:

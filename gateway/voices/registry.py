@@ -188,7 +188,7 @@ class VoiceRegistry:
             UnsupportedOptionError: voices can't be created here.
             VoiceStoreError: too many, or too fast; see `VoiceStore.admit`.
         """
-        await self._creating().admit(caller)
+        await self._creating().admit(caller, self._viewer())
 
     async def create(self, draft: VoiceDraft) -> StoredVoice:
         """Create a voice; it can be spoken in at once.

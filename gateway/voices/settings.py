@@ -90,7 +90,7 @@ def add_voice_options(parser: argparse.ArgumentParser) -> None:
         help="directory for voices that callers create; None: callers can't create any",
     )
     for name, default, meaning in (
-        ("--max-created-voices", limits.max_voices, "most created voices"),
+        ("--max-created-voices", limits.max_voices, "most created voices; one key may have as many as it leaves free"),
         ("--max-voice-bytes", limits.max_audio_bytes, "largest recording, in bytes"),
         ("--voice-creations-per-minute", limits.creations_per_minute, "most attempts of one caller to create a voice"),
         ("--inline-voices-per-minute", inline.voices_per_minute, "most new voices in one caller's requests"),

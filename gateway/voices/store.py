@@ -126,19 +126,23 @@ class VoiceStore:
         """Find a voice by its id or name; see `VoiceDirectory.find`."""
         return self._directory.find(name, viewer)
 
-    async def admit(self, caller: str) -> None:
+    async def admit(self, caller: str, viewer: Viewer = EVERYBODY) -> None:
         """Count a caller's attempt to create a voice, before its upload is read.
+
+        Args:
+            caller: counts as one.
+            viewer: whose voice it will be.
 
         Raises:
             VoiceRateError: too many within the last minute.
-            VoiceStoreFullError: there is no room for another voice.
+            VoiceStoreFullError: there is no room for another voice of this viewer's.
         """
         wait_s = await self._rate.take(caller)
         if wait_s > 0:
             allowed = self.limits.creations_per_minute
             got = f"more than {allowed} voices a minute from one caller"
             raise VoiceRateError(f"{got}; try again in {wait_s:.0f} s", retry_after_s=wait_s)
-        self._check_room()
+        self._check_room(viewer)
 
     async def create(
         self, draft: VoiceDraft, reserved: ReservedNames = NO_RESERVED_NAMES, viewer: Viewer = EVERYBODY
@@ -273,17 +277,19 @@ class VoiceStore:
         """See that there is room for a voice of that name, also after another gateway has changed the directory."""
         if self.find(name, viewer) is not None:
             raise _name_taken(name)
-        self._check_room((viewer.key or "", name))
+        self._check_room(viewer, name)
 
-    def _check_room(self, own: tuple[str, str] | None = None) -> None:
-        voices = self.voices()
+    def _check_room(self, viewer: Viewer, name: str | None = None) -> None:
+        """See that there is room for another voice; one key never has more than it leaves free for others."""
+        owners = [voice.owner for voice in self.voices()]
         # NOTE: a voice already written counts as under way until its creation has returned.
-        written = {(voice.owner, voice.name) for voice in voices}
-        kept = len(voices) + len(self._names_under_way - written - {own})
-        if kept >= self.limits.max_voices:
-            raise VoiceStoreFullError(
-                f"{kept} created voices are kept, the most allowed; delete one, or raise --max-created-voices"
-            )
+        written = {(voice.owner, voice.name) for voice in self.voices()}
+        owners += [owner for owner, _ in self._names_under_way - written - {(viewer.key or "", name or "")}]
+        kept, own, most = len(owners), owners.count(viewer.key or ""), self.limits.max_voices
+        if kept >= most or (viewer.key and own >= most - kept):
+            got = f"{kept} created voices are kept, {own} of them yours, and {most} are allowed"
+            expected = "one key may have as many as it leaves free" if kept < most else "there is no room"
+            raise VoiceStoreFullError(f"{got}; {expected}; delete one, or raise --max-created-voices")
 
 
 def _name_taken(name: str) -> VoiceExistsError:

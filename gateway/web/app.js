@@ -3,7 +3,7 @@
 import { figuresOf, seconds, showFigures } from "./figures.js";
 import { copyCommand, offer } from "./giving.js";
 import { History } from "./history.js";
-import { editLexicon, keepLexicon, sayLexiconsAgain, showLexicons } from "./lexicon.js";
+import { sayLexiconsAgain, showLexicons } from "./lexicon.js";
 import {
   bodyOf,
   commandOf,
@@ -225,29 +225,9 @@ async function load(wanted = byId("voice").value || kept().voice) {
     page.settings ??= await readSettings();
     fit(page.settings);
     await showVoices(page.settings, wanted);
-    await showLexicons(page.settings, byId("lexicon").value || kept().lexicon);
+    showLexicons(page.settings, byId("lexicon").value || kept().lexicon);
   } catch (error) {
     explain(error, load);
-  }
-}
-
-// Dictionaries
-
-async function saveWords() {
-  try {
-    const name = await keepLexicon(page.settings);
-    fail("");
-    say("lexiconKept", () => ({ name }));
-  } catch (error) {
-    explain(error, saveWords);
-  }
-}
-
-async function editWords() {
-  try {
-    await editLexicon();
-  } catch (error) {
-    explain(error, editWords);
   }
 }
 
@@ -345,8 +325,6 @@ onClick({
   "new-voice": () => dialog.open(page.settings.max_recording_bytes),
   "delete-voice": removeVoice,
   "insert-pause": insertPause,
-  "save-lexicon": saveWords,
-  "edit-lexicon": editWords,
 });
 byId("voice").addEventListener("change", showChosen);
 byId("format").addEventListener("change", showCommand);

@@ -5,8 +5,6 @@ import { t } from "./words.js";
 const VOICES = "v1/audio/voices";
 const SPEECH = "v1/audio/speech";
 const SETTINGS = "web/settings.json";
-const LEXICONS = "v1/pronunciation-dictionaries";
-const MOST_LEXICONS = 100; // of one answer
 const DEFAULT_RATE_HZ = 24000;
 const SAMPLE_BYTES = 2;
 const EVENT_START = "data: ";
@@ -37,7 +35,7 @@ export const apiKey = {
   set: (key) => sessionStorage.setItem(KEY_ITEM, key),
 };
 
-/** What the page may offer: {voice_creation, lexicon_creation, max_recording_bytes, formats, styles, max_text_characters}. */
+/** What the page may offer: {voice_creation, lexicons, max_recording_bytes, formats, styles, max_text_characters}. */
 export async function readSettings() {
   return (await ask(SETTINGS)).json();
 }
@@ -59,23 +57,6 @@ export async function createVoice(form) {
 
 export async function deleteVoice(id) {
   return (await ask(`${VOICES}/${encodeURIComponent(id)}`, { method: "DELETE" })).json();
-}
-
-/** {pronunciation_dictionaries: [{id, name, permission_on_resource, …}]} */
-export async function listLexicons() {
-  return (await ask(`${LEXICONS}?page_size=${MOST_LEXICONS}`)).json();
-}
-
-/** One dictionary: {rules: [{string_to_replace, alias, …}], …} */
-export async function readLexicon(id) {
-  return (await ask(`${LEXICONS}/${encodeURIComponent(id)}`)).json();
-}
-
-/** Sets the rules of a dictionary, or creates one where `id` is null; returns {id, …}. */
-export async function saveLexicon(id, name, rules) {
-  const path = id === null ? "add-from-rules" : `${encodeURIComponent(id)}/set-rules`;
-  const body = JSON.stringify(id === null ? { name, rules } : { rules });
-  return (await ask(`${LEXICONS}/${path}`, { method: "POST", body, headers: { "content-type": "application/json" } })).json();
 }
 
 /**

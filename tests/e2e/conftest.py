@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -74,9 +75,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> CheckpointLayout:
 
 @pytest.fixture(scope="session")
 def running(checkpoint: CheckpointLayout, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    """A stack that asks for no address beyond this host's: whatever else it asks for would come to a proxy."""
     options = make_options(checkpoint, tmp_path_factory.mktemp("stack"))
-    with LocalStack(options, with_gateway=True) as stack:
-        yield RunningStack(stack)
+    with socket.create_server(("127.0.0.1", 0)) as proxy, pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+        patch.delenv("DO_NOT_TRACK", raising=False)
+        for scheme in ("http", "https", "all", "grpc"):
+            patch.setenv(f"{scheme}_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        patch.setenv("no_proxy", "127.0.0.1,localhost")
+        with LocalStack(options, with_gateway=True) as stack:
+            yield RunningStack(stack)
+        proxy.settimeout(0)
+        with pytest.raises(BlockingIOError), proxy.accept()[0] as asked:
+            pytest.fail(f"a service asked for {asked.recv(200)!r}")
 
 
 @pytest.fixture

@@ -252,7 +252,7 @@ _CONFIG = _json({"type": "session.config", "voice": "anna", "response_format": "
 
 def _requests() -> Mapping[str, Target]:
     speech = {"model": "m", "input": "Hi.", "voice": {"id": "a"}, "response_format": "mp3", "speed": 1.5, "seed": 1}
-    more = {**speech, "pronunciations": {"a": "b"}, "ssml": True, "lexicons": ["a", {"id": "b", "version": "1"}]}
+    more = {**speech, "pronunciations": {"a": "b"}, "ssml": True, "lexicons": ["a", "b"]}
     completion = {
         "model": "m",
         "prompt": [1, 2],

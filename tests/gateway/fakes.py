@@ -200,7 +200,7 @@ def make_host(
         default_format=default_format,
         limits=limits,
         declaration=declaration or CheckpointDeclaration(),
-        lexicons=lexicons or LexiconBook([]),
+        lexicons=lexicons or LexiconBook({}),
     )
 
 

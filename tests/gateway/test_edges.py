@@ -116,7 +116,6 @@ CALLERS_CAN_CURE = {
     errors.StalledReaderError,
     errors.Token2WavBusyError,
     errors.VoiceStoreFullError,
-    errors.LexiconStoreFullError,
     errors.VoiceRateError,
     errors.VoiceOutdatedError,
 }

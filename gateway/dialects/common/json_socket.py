@@ -14,6 +14,7 @@ from typing import Any
 from fastapi.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from gateway.dialects.common.parts import checked_json
 from gateway.errors import InvalidRequestError
 from servicekit.timeouts import timeout
 
@@ -146,7 +147,7 @@ class JsonSocket:
         if len(text) > self._max_message_bytes or len(text.encode("utf-8", "replace")) > self._max_message_bytes:
             raise InvalidRequestError(f"the message passes {self._max_message_bytes} bytes; send the text in pieces")
         try:
-            message = json.loads(text)
+            message = json.loads(checked_json(text))
         except (ValueError, RecursionError) as error:
             raise InvalidRequestError("the message is not JSON; send a JSON object") from error
         if not isinstance(message, dict):

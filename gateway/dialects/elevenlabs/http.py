@@ -5,8 +5,7 @@ Parses and refuses; everything else is the pipeline's. Audio is not paced here: 
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 
 from fastapi.responses import JSONResponse, Response
@@ -16,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dialects.common.answers import CLIENT_LEFT, StreamedAnswer, ignored_headers, read_body, warning_headers
+from gateway.dialects.common.parts import checked_json
 from gateway.dialects.elevenlabs.speech import ElevenLabsSpeech, timestamped_lines, timestamped_object, whole_speech
 from gateway.dialects.elevenlabs.wire import (
     LexiconLocatorFields,
@@ -99,8 +99,9 @@ class SpeechEndpoint:
         """Answer one request."""
         request = Request(scope, receive)
         try:
-            body = SpeechBody.model_validate_json(decode_text(await read_body(request, self._max_body_bytes, "text")))
-            answer: ASGIApp = self._answer(request, body)
+            raw = await read_body(request, self._max_body_bytes, "text")
+            wanted = read_speech(raw, request.query_params, request.path_params["voice"])
+            answer: ASGIApp = self._answer(wanted)
         except ClientDisconnect:
             answer = Response(status_code=CLIENT_LEFT)
         except ValidationError as error:
@@ -109,25 +110,12 @@ class SpeechEndpoint:
             answer = error_response(error)
         await answer(scope, receive, send)
 
-    def _answer(self, request: Request, body: SpeechBody) -> ASGIApp:
-        fields = {
-            **body.model_dump(exclude={"text", "voice_settings", "pronunciation_dictionary_locators"}),
-            **request.query_params,
-        }
-        options = parse_request_options(fields)
-        name = uuid.uuid4().hex
-        speech = SpeechRequest(
-            body.text,
-            request.path_params["voice"],
-            options.seed,
-            text_options=replace(options.text_options, lexicons=locators_of(body.pronunciation_dictionary_locators)),
-            request_id=name,
-        )
-        wanted = ElevenLabsSpeech(speech, options.output, speed_of(body.voice_settings))
+    def _answer(self, wanted: ElevenLabsSpeech) -> ASGIApp:
+        speech, name = wanted.speech, wanted.speech.request_id
         media_type = self._media_type or wanted.output.audio_format.media_type
         headers = {"content-type": media_type, "request-id": name, "cache-control": "no-store"}
         host = self._host()
-        headers |= ignored_headers(host.pipeline.front_end.ignored(speech.text_options, body.text))
+        headers |= ignored_headers(host.pipeline.front_end.ignored(speech.text_options, speech.text))
         return StreamedAnswer(
             self._make(host, wanted),
             headers,
@@ -136,6 +124,25 @@ class SpeechEndpoint:
             host.limits.reader_timeout_s,
             lambda: warning_headers(wanted.result),
         )
+
+
+def read_speech(raw: bytes, query: Mapping[str, str], voice: str) -> ElevenLabsSpeech:
+    """Check a body and the parameters of its URL.
+
+    Raises:
+        ValidationError: a field has the wrong type.
+        GatewayError: a field that can't be served; which voices there are is not known here.
+    """
+    body = SpeechBody.model_validate_json(checked_json(decode_text(raw)))
+    fields = body.model_dump(exclude={"text", "voice_settings", "pronunciation_dictionary_locators"})
+    options = parse_request_options({**fields, **query})
+    speech = SpeechRequest(
+        body.text,
+        voice,
+        options.seed,
+        text_options=replace(options.text_options, lexicons=locators_of(body.pronunciation_dictionary_locators)),
+    )
+    return ElevenLabsSpeech(speech, options.output, speed_of(body.voice_settings))
 
 
 def _unprocessable(error: ValidationError) -> Response:

@@ -19,7 +19,6 @@ from gateway.dialects.common.answers import error_headers, retry_after_s
 from gateway.errors import GatewayError, InvalidRequestError, public_text, wire_status
 from gateway.speech.request import MAX_SEED
 from gateway.text import Normalization, TextOptions
-from gateway.text.options import LexiconLocator
 
 NORMAL_SPEED = 1.0
 DEFAULT_INACTIVITY_S = 20.0
@@ -69,12 +68,12 @@ class GenerationConfig(BaseModel):
 
 
 class LexiconLocatorFields(BaseModel):
-    """A pronunciation dictionary in one of its versions."""
+    """A pronunciation dictionary."""
 
     pronunciation_dictionary_id: str
-    """The dictionary's id, or the name of one of the operator's."""
+    """The name of one of the operator's dictionaries: its file's name without the ending."""
     version_id: str | None = None
-    """The version's id; by default the latest."""
+    """Has no meaning here: a file is its only version."""
 
 
 class VoiceSettings(BaseModel):
@@ -111,7 +110,7 @@ class ClientMessage(BaseModel):
     """Pronunciation dictionaries, applied in order; first message of a context."""
 
     @property
-    def lexicons(self) -> tuple[LexiconLocator, ...]:
+    def lexicons(self) -> tuple[str, ...]:
         """Its dictionaries."""
         return locators_of(self.pronunciation_dictionary_locators)
 
@@ -155,9 +154,9 @@ def invalid_fields(error: ValidationError) -> InvalidRequestError:
     return InvalidRequestError(f"{where or 'message'}: {first['msg']}; correct it and send it again", param=where)
 
 
-def locators_of(fields: Sequence[LexiconLocatorFields] | None) -> tuple[LexiconLocator, ...]:
+def locators_of(fields: Sequence[LexiconLocatorFields] | None) -> tuple[str, ...]:
     """Return the dictionaries that a request names."""
-    return tuple(LexiconLocator(each.pronunciation_dictionary_id, each.version_id) for each in fields or ())
+    return tuple(each.pronunciation_dictionary_id for each in fields or ())
 
 
 def speed_of(settings: VoiceSettings | None) -> float:

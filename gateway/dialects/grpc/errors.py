@@ -1,7 +1,8 @@
 """Reports errors to gRPC callers: one interceptor around every method of our services.
 
 A `GatewayError` becomes the status of `errors.wire_status`, its message the details, its code and parameter trailing
-metadata. Anything else is an INTERNAL error that tells nothing. Messages that can't be parsed are the caller's error.
+metadata. Anything else is an INTERNAL error that tells nothing. Messages that can't be parsed, or
+have too many or too long values, are the caller's error.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from gateway.dialects.common.answers import error_metadata
+from gateway.dialects.common.parts import check_protobuf
 from gateway.errors import GatewayError, InvalidRequestError, public_text, wire_status
 
 logger = logging.getLogger(__name__)
@@ -33,29 +35,30 @@ Behavior = Callable[[Any, Any], Awaitable[Any]]
 
 
 @dataclass(frozen=True)
-class _Malformed:
-    """Stands for a message that can't be parsed."""
+class _Refused:
+    """Stands for a message that can't be parsed or is not to be."""
 
-    reason: str
+    error: InvalidRequestError
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Guards the methods of some services; they must be coroutine functions or asynchronous generators."""
 
-    def __init__(self, service_names: list[str]) -> None:
-        """Keep which services, by their full names."""
+    def __init__(self, service_names: list[str], max_string_bytes: int) -> None:
+        """Keep which services, by their full names, and the longest string of a message."""
         self._prefixes = tuple(f"/{name}/" for name in service_names)
+        self._max_string_bytes = max_string_bytes
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """See `grpc.aio.ServerInterceptor`."""
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(self._prefixes):
             return handler
-        return _guarded_handler(handler, handler_call_details.method)
+        return _guarded_handler(handler, handler_call_details.method, self._max_string_bytes)
 
 
-def _guarded_handler(handler: Any, method: str) -> Any:
-    deserializer = _forgiving(handler.request_deserializer)
+def _guarded_handler(handler: Any, method: str, max_string_bytes: int) -> Any:
+    deserializer = _forgiving(handler.request_deserializer, max_string_bytes)
     kinds: dict[tuple[bool, bool], tuple[Callable[..., Any], Behavior]] = {
         (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
         (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
@@ -108,20 +111,26 @@ async def _refuse(context: Any, error: GatewayError, method: str) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-def _forgiving(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def _forgiving(deserialize: Any, max_string_bytes: int) -> Callable[[bytes], Any]:
+    """Wrap a message class's `FromString`."""
+    kind = deserialize.__self__.DESCRIPTOR
+
     def parse(data: bytes) -> Any:
         try:
+            check_protobuf(data, kind, max_string_bytes)
             return deserialize(data)
+        except InvalidRequestError as error:
+            return _Refused(error)
         except DecodeError as error:
-            return _Malformed(str(error))
+            got = f"the request message can't be parsed ({error})"
+            return _Refused(InvalidRequestError(f"{got}; send what the service's .proto file describes"))
 
     return parse
 
 
 def _parsed(message: Any) -> Any:
-    if isinstance(message, _Malformed):
-        got = f"the request message can't be parsed ({message.reason})"
-        raise InvalidRequestError(f"{got}; send what the service's .proto file describes")
+    if isinstance(message, _Refused):
+        raise message.error
     return message
 
 

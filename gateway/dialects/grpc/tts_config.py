@@ -10,7 +10,7 @@ from tts_api.tts.v1 import speech_pb2
 
 from gateway.audio import AudioFormat, OutputFormat
 from gateway.core import InlineVoice
-from gateway.dialects.common.text_fields import LexiconObject, text_options_of
+from gateway.dialects.common.text_fields import text_options_of
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.speech.request import SpeechRequest, draw_seed
 from gateway.text import Normalization, TextOptions
@@ -102,7 +102,10 @@ def _read_format(asked: speech_pb2.AudioFormat) -> OutputFormat:
 
 
 def _read_text_options(config: speech_pb2.SpeechConfig) -> TextOptions:
-    lexicons = [LexiconObject(id=each.id, version=each.version or None) for each in config.lexicons]
+    if any(each.version for each in config.lexicons):
+        got = "got a version of a pronunciation dictionary, which is a file and has one version only"
+        raise InvalidRequestError(f"{got}; leave the version out", param="lexicons")
+    lexicons = [each.id for each in config.lexicons]
     normalization = _read_normalization(config.text_normalization)
     style = style_of(style=config.style)
     return text_options_of(

@@ -1,7 +1,6 @@
 """Which shape an error has where no route made it: that of the door below whose prefix the caller asked.
 
-    /v1/text-to-speech, /v1/voices, /v2/voices, /v1/user,
-    /v1/pronunciation-dictionaries ───────────────────────► ElevenLabs'  {"detail": {...}}
+    /v1/text-to-speech, /v1/voices, /v2/voices, /v1/user ─► ElevenLabs'  {"detail": {...}}
     everything else ──────────────────────────────────────► OpenAI's     {"error": {...}}
 
 Here are the callers who may not come in, addresses and methods that nobody serves, and faults of our own.
@@ -24,7 +23,7 @@ from gateway.dialects.elevenlabs import wire as elevenlabs_wire
 from gateway.dialects.openai import errors as openai_errors
 from gateway.errors import GatewayError
 
-_ELEVENLABS_PREFIXES = ("/v1/text-to-speech", "/v1/voices", "/v2/voices", "/v1/user", "/v1/pronunciation-dictionaries")
+_ELEVENLABS_PREFIXES = ("/v1/text-to-speech", "/v1/voices", "/v2/voices", "/v1/user")
 _WHERE_TO_LOOK = "GET /docs shows what there is"
 
 

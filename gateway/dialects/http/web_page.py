@@ -69,7 +69,7 @@ def routes(host: Callable[[], Host]) -> list[BaseRoute]:
         max_bytes = host().voices.max_audio_bytes
         answer = {
             "voice_creation": max_bytes > 0,
-            "lexicon_creation": host().lexicons.can_create,
+            "lexicons": host().lexicons.names,
             "styles": host().pipeline.front_end.style_names,
             "max_recording_bytes": max_bytes,
             "formats": _formats(),

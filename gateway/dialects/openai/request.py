@@ -14,7 +14,8 @@ from enum import Enum
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
-from gateway.dialects.common.text_fields import LexiconObject, text_options_of
+from gateway.dialects.common.parts import checked_json
+from gateway.dialects.common.text_fields import text_options_of
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.speech.request import SpeechRequest, decode_text, draw_seed
 from gateway.text import Normalization, TextOptions
@@ -83,8 +84,8 @@ class SpeechBody(BaseModel):
     """`true`: `input` is SSML, or the content of a `<speak>` element."""
     pronunciations: dict[str, str] | None = None
     """Words and what is spoken for them, such as `{"Xiaomi": "show me"}`; 500 at most."""
-    lexicons: list[str | LexiconObject] | None = None
-    """Pronunciation dictionaries by id or name, or `{"id": ..., "version": ...}`; applied in order, 8 at most."""
+    lexicons: list[str] | None = None
+    """Names of pronunciation dictionaries, applied in order; 8 at most."""
     style: str | None = None
     """Another name of `instructions`, which may be a word such as `happy` or `whisper`."""
     word_timestamps: bool | None = None
@@ -174,7 +175,7 @@ def _ignored_fields(body: SpeechBody) -> tuple[str, ...]:
 
 def _parse(raw: bytes) -> SpeechBody:
     try:
-        return SpeechBody.model_validate_json(decode_text(raw))
+        return SpeechBody.model_validate_json(checked_json(decode_text(raw)))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = str(first["loc"][0]) if first["loc"] else None

@@ -17,7 +17,7 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
 from gateway.core import InlineVoice
 from gateway.dialects.common.answers import retry_after_s
-from gateway.dialects.common.text_fields import LexiconObject, text_options_of
+from gateway.dialects.common.text_fields import text_options_of
 from gateway.errors import (
     GatewayError,
     InvalidRequestError,
@@ -111,8 +111,8 @@ class ConfigFields(BaseModel):
     """`true`: the text is SSML, or the content of a `<speak>` element."""
     pronunciations: dict[str, str] | None = None
     """Words and what is spoken for them, such as `{"Xiaomi": "show me"}`; 500 at most."""
-    lexicons: list[str | LexiconObject] | None = None
-    """Pronunciation dictionaries by id or name, or `{"id": ..., "version": ...}`; applied in order, 8 at most."""
+    lexicons: list[str] | None = None
+    """Names of pronunciation dictionaries, applied in order; 8 at most."""
     style: str | None = None
     """Another name of `instructions`, which may be a word such as `happy` or `whisper`."""
 

@@ -17,6 +17,7 @@ from wyoming.error import Error
 from wyoming.event import Event, Eventable, async_read_event, async_write_event
 
 from gateway.dialects.common.answers import sent
+from gateway.dialects.common.parts import checked_json
 from gateway.errors import GatewayError, InvalidRequestError, StalledReaderError, TextTooLongError, public_text
 from servicekit.timeouts import timeout
 
@@ -126,6 +127,7 @@ class _BoundedReader:
     def __init__(self, reader: asyncio.StreamReader, max_bytes: int) -> None:
         self._reader = reader
         self._max_bytes = max_bytes
+        self._data_is_next = False
 
     async def readline(self) -> bytes:
         try:
@@ -134,12 +136,18 @@ class _BoundedReader:
             raise self._too_long() from error
         if line and not line.endswith(b"\n"):
             raise ClientLeftError
+        checked_json(line.decode("utf-8", "replace"))
+        self._data_is_next = b'"data_length"' in line
         return line
 
     async def readexactly(self, count: int) -> bytes:
         if count > self._max_bytes:
             raise self._too_long()
-        return await self._reader.readexactly(count)
+        data = await self._reader.readexactly(count)
+        if self._data_is_next:
+            checked_json(data.decode("utf-8", "replace"))
+        self._data_is_next = False
+        return data
 
     def _too_long(self) -> TextTooLongError:
         return TextTooLongError(f"an event passes {self._max_bytes} bytes; send the text in pieces", param="data")

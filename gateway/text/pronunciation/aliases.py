@@ -9,6 +9,7 @@ match counts and of several there the longest. Pure; knows nothing of files or c
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ MAX_ALIAS = 400
 """Most characters of the text that a rule puts in its place."""
 _KEY = 2
 """Number of leading characters by which rules are looked up."""
+_GROWS = "İ"
+"""The only letter that is two characters in lower case."""
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters and lone surrogates."""
 NO_PHONEMES = (
     "phonemes can't be spoken: this checkpoint reads words only; CosyVoice3 checkpoints read pinyin and CMU phonemes, "
     "where checkpoint.json declares it; give an alias, spelled as it is to be spoken"
@@ -66,12 +71,21 @@ class Lexicon:
         rules = tuple(rules)
         self.in_phonemes = next((rule.word for rule in rules if rule.alphabet is not None), None)
         """The first word whose pronunciation is phonemes; None if there is none."""
-        self._by_key: dict[str, list[tuple[str, AliasRule]]] = {}
-        for rule in rules:
+        self._rules: dict[tuple[str, bool], list[tuple[int, AliasRule]]] = {}
+        """By the word, in lower case unless its case counts, and whether it does: place in the order, and rule."""
+        self._words: set[str] = set()
+        """In lower case."""
+        lengths: dict[str, set[int]] = {}
+        for place, rule in enumerate(rules):
             folded = _folded(rule.word)
-            self._by_key.setdefault(folded[:_KEY], []).append((folded, rule))
-        for candidates in self._by_key.values():
-            candidates.sort(key=lambda candidate: -len(candidate[0]))
+            word = rule.word if rule.is_case_sensitive else folded
+            same = self._rules.setdefault((word, rule.is_case_sensitive), [])
+            if all(each.has_word_boundaries != rule.has_word_boundaries for _, each in same):
+                same.append((place, rule))
+            self._words.add(folded)
+            lengths.setdefault(folded[:_KEY], set()).add(len(folded))
+        self._lengths = {key: sorted(found, reverse=True) for key, found in lengths.items()}
+        """Lengths of the words that begin so, the longest first."""
 
     def matches(self, text: str, folded: str, start: int, end: int) -> Iterator[tuple[int, AliasRule]]:
         """Yield where rules match between two positions, from left to right.
@@ -91,10 +105,18 @@ class Lexicon:
 
     def _match(self, text: str, folded: str, at: int, end: int) -> AliasRule | None:
         for key in (folded[at : at + _KEY], folded[at]):
-            for word, rule in self._by_key.get(key, ()):
-                if at + len(word) <= end and _is_match(text, folded, at, word, rule):
+            for length in self._lengths.get(key, ()):
+                if folded[at : at + length] not in self._words or at + length > end:
+                    continue
+                if (rule := self._first(text, folded, at, at + length)) is not None:
                     return rule
         return None
+
+    def _first(self, text: str, folded: str, at: int, end: int) -> AliasRule | None:
+        """Return the first rule for the text between two positions."""
+        exact, anyhow = (self._rules.get(key, []) for key in ((text[at:end], True), (folded[at:end], False)))
+        candidates = sorted([*exact, *anyhow], key=lambda candidate: candidate[0]) if exact or anyhow else ()
+        return next((rule for _, rule in candidates if _fits(text, at, end, rule)), None)
 
 
 def apply_lexicons(text: str, lexicons: Sequence[Lexicon]) -> NormalizedText:
@@ -132,11 +154,10 @@ def _gaps(found: list[tuple[int, AliasRule]], length: int) -> Iterator[tuple[int
     yield at, length
 
 
-def _is_match(text: str, folded: str, at: int, word: str, rule: AliasRule) -> bool:
-    is_same = text.startswith(rule.word, at) if rule.is_case_sensitive else folded.startswith(word, at)
-    if not is_same or not rule.has_word_boundaries:
-        return is_same
-    end = at + len(word)
+def _fits(text: str, at: int, end: int, rule: AliasRule) -> bool:
+    """Tell whether a rule whose word stands between two positions may replace it there."""
+    if not rule.has_word_boundaries:
+        return True
     is_begun = at > 0 and _belong_together(text[at - 1], text[at])
     return not is_begun and not (end < len(text) and _belong_together(text[end - 1], text[end]))
 
@@ -156,9 +177,7 @@ def _is_of_word(character: str) -> bool:
 def _folded(text: str) -> str:
     """Return the text in lower case, character by character: positions stay."""
     lower = text.lower()
-    if len(lower) == len(text):
-        return lower
-    return "".join(small if len(small := character.lower()) == 1 else character for character in text)
+    return lower if len(lower) == len(text) else text.replace(_GROWS, "\0").lower().replace("\0", _GROWS)
 
 
 def _check(name: str, value: str, limit: int) -> None:
@@ -166,5 +185,5 @@ def _check(name: str, value: str, limit: int) -> None:
         raise InvalidRequestError(f"got {name} {value[:40]!r}, expected text without blanks at its ends", param=name)
     if len(value) > limit:
         raise InvalidRequestError(f"{name} has {len(value)} characters, the limit is {limit}", param=name)
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
+    if _CONTROL.search(value):
         raise InvalidRequestError(f"{name} {value[:40]!r} holds a control character; leave it out", param=name)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from functools import lru_cache
 
 from llm_service.text_encoder import CMU_PHONES, PINYIN_PARTS
@@ -49,7 +50,7 @@ _IPA_CONSONANTS = {
     **{"dʒ": "JH", "ʤ": "JH", "tʃ": "CH", "ʧ": "CH", "j": "Y", "ɫ": "L", "ɾ": "D", "x": "K", "ʍ": "W"},
 }
 _IPA_SOUNDS = {**_IPA_VOWELS, **_IPA_CONSONANTS}
-_IPA_LONGEST = max(map(len, _IPA_SOUNDS))
+_IPA_SOUND = re.compile("|".join(sorted(_IPA_SOUNDS, key=len, reverse=True)))
 _IPA_STRESS = {"ˈ": "1", "'": "1", "ˌ": "2"}
 _IPA_SILENT = re.compile("[ːˑ.|‿/\\[\\]\u0361\u035c\u02b0\u032f]")
 """Marks of length, borders, ties, aspiration and brackets: none distinguishes sounds of English."""
@@ -99,11 +100,10 @@ def _phones_of_word(word: str) -> list[str]:
         if word[at] in _IPA_STRESS:
             stress, at = _IPA_STRESS[word[at]], at + 1
             continue
-        sizes = range(_IPA_LONGEST, 0, -1)
-        sound = next((word[at : at + size] for size in sizes if word[at : at + size] in _IPA_SOUNDS), "")
-        if not sound:
+        found = _IPA_SOUND.match(word, at)
+        if found is None:
             raise ValueError(f"got {word[at]!r} (U+{ord(word[at]):04X}) in IPA, which is no sound of English")
-        at += len(sound)
+        sound, at = found[0], found.end()
         if sound in _IPA_VOWELS:
             phones.append(_IPA_VOWELS[sound] + stress)
             stress = _UNSTRESSED
@@ -123,7 +123,8 @@ def _of_pinyin(written: str) -> str:
     return "".join(_tags(_parts_of_syllable(syllable)) for syllable in syllables if syllable)
 
 
-def _parts_of_syllable(syllable: str) -> list[str]:
+@lru_cache(maxsize=4096)
+def _parts_of_syllable(syllable: str) -> tuple[str, ...]:
     """Return a syllable's initial and its final with the mark of its tone."""
     bare, tone = _without_tone(syllable)
     found = _SYLLABLE.fullmatch(unicodedata.normalize("NFC", bare).replace("u:", "ü").replace("v", "ü"))
@@ -131,7 +132,7 @@ def _parts_of_syllable(syllable: str) -> list[str]:
         parts = [*([found["initial"]] if found["initial"] else []), _marked(found["final"], tone)]
         parts[-1] = parts[-1] if parts[-1] in _PARTS else parts[-1].replace("ü", "v")
         if all(part in _PARTS for part in parts):
-            return parts
+            return tuple(parts)
     raise ValueError(f"got the pinyin syllable {syllable[:20]!r}, expected syllables with tones such as ni3 or nǐ")
 
 
@@ -157,5 +158,5 @@ def _decomposed(text: str) -> str:
     return unicodedata.normalize("NFD", text)
 
 
-def _tags(parts: list[str]) -> str:
+def _tags(parts: Iterable[str]) -> str:
     return "".join(f"[{part}]" for part in parts)

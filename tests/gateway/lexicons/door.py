@@ -1,7 +1,8 @@
-"""Serves every door of a gateway that keeps pronunciation dictionaries, behind API keys, with both services faked."""
+"""Serves every door of a gateway with pronunciation dictionaries, behind API keys, with both services faked."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -20,18 +21,18 @@ from gateway.access.http_middleware import guarded
 from gateway.access.settings import AccessSettings, http_rules, open_access
 from gateway.doors.grpc import GrpcSettings, serving_grpc
 from gateway.doors.http import dialect_routes
-from gateway.lexicons.book import LexiconSettings, open_lexicons
+from gateway.lexicons.book import load_lexicons
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import StreamSpeaker
 from gateway.text import TextFrontEnd, load_text_front_end
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.checkpoint_file import CheckpointDeclaration
 from servicekit.clock import SystemClock
-from tests.gateway.access.door import KEY, OTHER_KEY, keys
+from tests.gateway.access.door import KEY, keys
 from tests.gateway.dialects.socket_door import Client, served
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_host, speech_deltas
 
-ANNA, BOB = {"xi-api-key": KEY}, {"xi-api-key": OTHER_KEY}
+ANNA = {"xi-api-key": KEY}
 GRPC_ANNA = (("authorization", f"Bearer {KEY}"),)
 TOKENS = 30
 
@@ -68,14 +69,14 @@ class Door:
 
 @asynccontextmanager
 async def opened_door(
-    voices: list[NamedVoice], settings: LexiconSettings, declaration: CheckpointDeclaration | None = None
+    voices: list[NamedVoice], directory: Path, declaration: CheckpointDeclaration | None = None
 ) -> AsyncIterator[Door]:
     """Start the doors and stop them again; without a declaration texts are not normalised."""
     clock, llm, token2wav = SystemClock(), FakeLLM(speech_deltas(TOKENS)), FakeToken2Wav()
     access_settings = AccessSettings(fixed_keys=keys())
     access = open_access(access_settings, clock)
     takes_phonemes = declaration is not None and declaration.phonemes is not None
-    lexicons = open_lexicons(settings, access.key_of_call, takes_phonemes=takes_phonemes)
+    lexicons = load_lexicons(directory, takes_phonemes=takes_phonemes)
     front_end = TextFrontEnd({}, lambda text: None, lexicons=lexicons)
     if declaration is not None:
         front_end = load_text_front_end(None, declaration, lexicons)
@@ -95,9 +96,12 @@ async def opened_door(
             yield Door(url, http, channel, llm)
 
 
-def created_settings(path: Path) -> LexiconSettings:
-    """Return settings with a default dictionary and room for created ones, both in `path`."""
-    operator, created = path / "operator", path / "created"
-    operator.mkdir()
-    (operator / "default.json").write_text('{"rules": {"GNU": "guh noo"}}')
-    return LexiconSettings(operator, created)
+def lexicons_dir(path: Path) -> Path:
+    """Write a default dictionary and one named tech."""
+    (path / "default.json").write_text('{"rules": {"GNU": "guh noo"}}')
+    rules = [
+        {"string_to_replace": "Xiaomi", "alias": "show me"},
+        {"string_to_replace": "sql", "alias": "sequel", "case_sensitive": False},
+    ]
+    (path / "tech.json").write_text(json.dumps({"rules": rules}))
+    return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 
 import av
 import numpy as np
@@ -38,6 +39,22 @@ def recording(name: str, seconds: float = 2.0, channels: int = 1) -> bytes:
             container.mux(stream.encode(each))
         container.mux(stream.encode(None))
     return file.getvalue()
+
+
+def matroska(rate_hz: float = RATE_HZ, channels: int = 1) -> bytes:
+    """Return a WebM-like file of a second of PCM whose header says any rate and number of channels."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as container:
+        stream = container.add_stream("pcm_s16le", rate=RATE_HZ)
+        stream.layout = "mono"
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, RATE_HZ), np.int16), format="s16", layout="mono")
+        frame.sample_rate = RATE_HZ
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    rate, count = b"\xb5\x88" + struct.pack(">d", RATE_HZ), b"\x9f\x81\x01"
+    assert rate in file.getvalue() and count in file.getvalue()
+    wrong_rate, wrong_count = b"\xb5\x88" + struct.pack(">d", rate_hz), b"\x9f\x81" + bytes([channels])
+    return file.getvalue().replace(rate, wrong_rate, 1).replace(count, wrong_count, 1)
 
 
 def silent_film() -> bytes:

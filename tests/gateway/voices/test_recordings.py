@@ -12,6 +12,7 @@ from riva.proto import riva_tts_pb2
 
 from gateway.core import InlineVoice
 from gateway.errors import InvalidVoicePromptError, UnsupportedOptionError
+from gateway.voices import decoder
 from gateway.voices.recordings import container_of, readable
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.audio.signals import best_lag, speech_like
@@ -21,7 +22,9 @@ from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.voices.fakes import FakeVoiceMaker, draft, make_store
 
 pytest.importorskip("av", reason="the audio extra is not installed")
-from tests.gateway.voices.recorded import FORMATS, RATE_HZ, recording, silent_film
+from tests.gateway.voices.recorded import FORMATS, RATE_HZ, matroska, recording, silent_film
+
+pytestmark = pytest.mark.slow  # each starts a decoder
 
 ADDRESS = "object at 0x"
 
@@ -44,19 +47,41 @@ async def test_what_token2wav_reads_or_refuses_itself_goes_there_as_it_is(audio:
 @pytest.mark.parametrize(
     ("audio", "message"),
     [
-        pytest.param(recording("m4a")[:5000], "begins as MPEG-4 .* can't be read", id="m4a cut"),
-        pytest.param(recording("webm")[:40], "begins as WebM but can't be read|holds no", id="webm cut"),
+        pytest.param(recording("m4a")[:5000], "MPEG-4 .* recording can't be read", id="m4a cut"),
+        pytest.param(recording("webm")[:40], "WebM recording can't be read|holds no", id="webm cut"),
         pytest.param(recording("webm")[:9000], "truncated: .* of 2.0 s are there|can't be read", id="webm cut late"),
-        pytest.param(b"\x00\x00\x00\x20ftypM4A " + b"x" * 500, "begins as MPEG-4", id="m4a garbage"),
-        pytest.param(b"\x1a\x45\xdf\xa3" + b"x" * 500, "begins as WebM", id="webm garbage"),
+        pytest.param(b"\x00\x00\x00\x20ftypM4A " + b"x" * 500, "MPEG-4 .* can't be read", id="m4a garbage"),
+        pytest.param(b"\x1a\x45\xdf\xa3" + b"x" * 500, "WebM recording can't be read", id="webm garbage"),
         pytest.param(silent_film(), "holds no sound", id="pictures only"),
         pytest.param(recording("m4a", 19.0), "longer than 18 s; cut it", id="too long"),
+        pytest.param(matroska(rate_hz=2e9), "1 channels at 2000000000 Hz, expected", id="rate"),
+        pytest.param(matroska(channels=64), "64 channels at 48000 Hz, expected", id="channels"),
     ],
 )
 async def test_a_recording_that_cant_be_used_is_refused_with_the_reason(audio: bytes, message: str) -> None:
     with pytest.raises(InvalidVoicePromptError, match=message) as refusal:
         await readable(audio)
     assert ADDRESS not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("limits", "signal"),
+    [
+        ("decoder._DATA_BYTES = 1 << 20", "exit status 1"),
+        ("decoder._CPU_S = 1; decoder.decoded = lambda *given: any(iter(int, 1))", "died with"),
+    ],
+    ids=["memory", "time"],
+)
+async def test_a_recording_that_takes_too_much_is_refused_and_its_process_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, limits: str, signal: str
+) -> None:
+    script = tmp_path / "decoder.py"
+    path = f"import sys; sys.path.insert(0, {str(Path(decoder.__file__).parent)!r})"
+    script.write_text(f"{path}; import decoder; {limits}; sys.exit(decoder.main())")
+    monkeypatch.setattr(decoder, "__file__", str(script))
+    with pytest.raises(InvalidVoicePromptError, match="too much memory or time"):
+        await readable(recording("webm"))
+    assert signal in caplog.text
 
 
 async def test_without_pyav_the_refusal_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

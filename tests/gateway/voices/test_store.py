@@ -12,7 +12,7 @@ import pytest
 
 from gateway import errors
 from gateway.core import RegisteredVoice
-from gateway.voices.directory import StoredVoice, VoiceDirectory
+from gateway.voices.directory import StoredVoice, Viewer, VoiceDirectory
 from gateway.voices.names import ReservedNames
 from gateway.voices.store import VoiceLimits, VoiceStore
 from servicekit.files import LOCK_FILE
@@ -182,6 +182,19 @@ async def test_the_number_of_voices_is_bounded_also_while_they_are_made(tmp_path
     assert len(files(tmp_path)) == 2
     await store.delete(store.voices()[0].id)
     await store.create(draft("room again"))
+
+
+async def test_one_key_never_has_more_voices_than_it_leaves_free_for_others(
+    tmp_path: Path, maker: FakeVoiceMaker
+) -> None:
+    store, kept = make_store(tmp_path, maker, VoiceLimits(max_voices=8)), {}
+    for key in ("ann", "bob", "cy"):
+        drafts = (store.create(draft(f"{key}{n}"), viewer=Viewer(key)) for n in range(9))
+        results = await asyncio.gather(*drafts, return_exceptions=True)
+        kept[key] = sum(not isinstance(result, errors.VoiceStoreFullError) for result in results)
+        with pytest.raises(errors.VoiceStoreFullError, match=f"{kept[key]} of them yours"):
+            await store.admit(key, Viewer(key))
+    assert kept == {"ann": 4, "bob": 2, "cy": 1}
 
 
 async def test_a_voice_counts_once_while_its_creation_returns(tmp_path: Path, maker: FakeVoiceMaker) -> None:

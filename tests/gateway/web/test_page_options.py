@@ -104,7 +104,7 @@ async def test_what_was_spoken_can_be_downloaded_in_every_format(browser: Any, t
 async def test_without_the_codecs_there_is_neither_their_format_nor_speed(browser: Any, tmp_path: Path) -> None:
     async with visited(browser, tmp_path, speaking()) as visit:
         answer: dict[str, Any] = {"voice_creation": False, "max_recording_bytes": 0, "formats": ["wav", "pcm"]}
-        answer |= {"max_text_characters": 9, "lexicon_creation": False, "styles": []}
+        answer |= {"max_text_characters": 9, "lexicons": [], "styles": []}
         await visit.page.route("**/web/settings.json", lambda route: route.fulfill(json=answer))
         await visit.page.reload()
         await visit.shows("#speed-note", "lacks the extra “audio”")

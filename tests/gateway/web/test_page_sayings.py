@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.lexicons.book import LexiconSettings, open_lexicons
+from gateway.lexicons.book import load_lexicons
 from servicekit.checkpoint_file import CheckpointDeclaration
 from tests.gateway.fakes import FakeLLM, speech_deltas
 from tests.gateway.web.conftest import visited
@@ -49,47 +49,25 @@ async def test_a_style_can_be_asked_for_where_the_checkpoint_takes_one(browser: 
 async def test_without_styles_and_dictionaries_there_are_no_fields_for_them(browser: Any, tmp_path: Path) -> None:
     async with visited(browser, tmp_path, FakeLLM(speech_deltas(15)), declaration=TAKES_NONE) as visit:
         sent = bodies(visit)
-        for field in ("#style", "#lexicon", "#save-lexicon"):
+        for field in ("#style", "#lexicon"):
             assert not await visit.page.is_visible(field)
         await visit.page.click("#words-section summary")
         await visit.page.fill("#pronunciations", "Xiaomi = show me\nno line of that form\n SQL=sequel ")
         await visit.page.fill("#text", "Xiaomi and SQL.")
         await played(visit)
         assert visit.door.llm.utterances[-1].text == "show me and sequel."
-        assert not await visit.page.is_visible("#save-lexicon")
     assert sent[0]["pronunciations"] == {"Xiaomi": "show me", "SQL": "sequel"} and "style" not in sent[0]
 
 
-async def test_words_are_kept_as_a_dictionary_and_changed(browser: Any, tmp_path: Path) -> None:
-    (tmp_path / "operator").mkdir()
-    (tmp_path / "operator" / "house.json").write_text('{"rules": {"GNU": "guh noo"}}')
-    lexicons = open_lexicons(LexiconSettings(tmp_path / "operator", tmp_path / "lexicons"))
-    from playwright.async_api import expect
-
+async def test_a_dictionary_of_the_server_can_be_chosen(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "house.json").write_text('{"rules": {"GNU": "guh noo"}}')
     llm = FakeLLM(speech_deltas(15))
-    async with visited(browser, tmp_path, llm, declaration=TAKES_NONE, lexicons=lexicons) as visit:
-        await visit.page.click("#words-section summary")
-        await visit.page.fill("#pronunciations", "SQL = sequel")
-        await visit.page.fill("#lexicon-name", "tech")
-        await visit.page.click("#save-lexicon")
-        await visit.shows("#status", "Dictionary “tech” is kept.")
-        await visit.page.fill("#text", "SQL.")
+    async with visited(browser, tmp_path, llm, declaration=TAKES_NONE, lexicons=load_lexicons(tmp_path)) as visit:
+        assert await visit.page.locator("#lexicon option").all_text_contents() == ["None", "house"]
+        await visit.page.select_option("#lexicon", "house")
+        await visit.page.fill("#text", "GNU.")
         await played(visit)
-        assert llm.utterances[-1].text == "sequel."
-        await visit.page.click("#edit-lexicon")
-        await expect(visit.page.locator("#pronunciations")).to_have_value("SQL = sequel")
-        await visit.page.fill("#pronunciations", "SQL = squirrel")
-        await visit.page.click("#save-lexicon")
-        await visit.page.locator("#pronunciations:placeholder-shown").wait_for()
-        await played(visit)
-        assert llm.utterances[-1].text == "squirrel."
-        names = await visit.page.locator("#lexicon option").all_text_contents()
-        await visit.page.fill("#lexicon-name", " ")
-        await visit.page.click("#save-lexicon")
-        await visit.shows("#error", "expected 1 to 100 printable characters")
-    assert names == ["None", "house", "tech"]
-    (kept,) = lexicons.store.lexicons()
-    assert (kept.name, len(kept.versions)) == ("tech", 2)
+    assert llm.utterances[-1].text == "guh noo."
 
 
 async def test_words_light_up_while_they_are_heard(browser: Any, tmp_path: Path) -> None:
