@@ -60,7 +60,8 @@ from servicekit.checkpoint_file import (
     read_declaration,
 )
 from servicekit.clock import Clock, SystemClock
-from servicekit.timeouts import LoopLag, running_meanwhile
+from servicekit.tasks import running_meanwhile
+from servicekit.timeouts import LoopLag
 
 
 @asynccontextmanager
