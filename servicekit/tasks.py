@@ -7,16 +7,20 @@ whoever waits for its end waits for ever. So `stop` cancels again until the task
     running_meanwhile    a task beside a block of code
     until_first          several at once, until one of them has ended
     stop                 any other task, by its owner; `cancel` where nothing can be awaited
+    run_whole            a thread's work that its caller's cancellation must not outrun
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -53,16 +57,19 @@ async def stop(*tasks: asyncio.Future[Any]) -> None:
 
     A cancellation of the caller meanwhile is raised after that: what the tasks hold is free first.
     """
-    loop, was_cancelled = asyncio.get_running_loop(), False
-    ends_s = loop.time() + LIMIT_S + AGAIN_S
     cancel(*tasks)
-    while (left := [task for task in tasks if not task.done()]) and loop.time() < ends_s:
-        try:
-            await asyncio.wait(left, timeout=ends_s - loop.time())
-        except asyncio.CancelledError:
-            was_cancelled = True
-    if was_cancelled:
-        raise asyncio.CancelledError
+    await _wait_through(tasks, LIMIT_S + AGAIN_S)
+
+
+async def run_whole(work: Callable[..., T], *arguments: Any) -> T:
+    """Call what blocks in a thread and return when it has ended, also if the caller is cancelled before.
+
+    For what is done under a lock: a thread goes on when the task that waits for it is cancelled.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    running.add_done_callback(_see)
+    await _wait_through([running])
+    return running.result()
 
 
 @asynccontextmanager
@@ -104,6 +111,19 @@ def raise_if_cancelled() -> None:
     """
     task = asyncio.current_task()
     if sys.version_info >= (3, 11) and task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+async def _wait_through(tasks: Sequence[asyncio.Future[Any]], limit_s: float = math.inf) -> None:
+    """Wait until all have ended, or so long; a cancellation is raised only then."""
+    loop, was_cancelled = asyncio.get_running_loop(), False
+    ends_s = loop.time() + limit_s
+    while (left := [task for task in tasks if not task.done()]) and loop.time() < ends_s:
+        try:
+            await asyncio.wait(left, timeout=None if math.isinf(ends_s) else ends_s - loop.time())
+        except asyncio.CancelledError:
+            was_cancelled = True
+    if was_cancelled:
         raise asyncio.CancelledError
 
 
