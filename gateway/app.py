@@ -5,7 +5,7 @@ config ─► open_gateway ─► Host ─► open_with_ports (gRPC, Wyoming, me
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -60,7 +60,8 @@ from servicekit.checkpoint_file import (
     read_declaration,
 )
 from servicekit.clock import Clock, SystemClock
-from servicekit.timeouts import LoopLag, running_meanwhile
+from servicekit.tasks import running_meanwhile
+from servicekit.timeouts import LoopLag
 
 
 @asynccontextmanager
@@ -122,7 +123,11 @@ async def open_gateway(
 
 @asynccontextmanager
 async def open_with_ports(
-    config: GatewayConfig, access: Access, telemetry: Telemetry | None = None, worker: Worker | None = None
+    config: GatewayConfig,
+    access: Access,
+    telemetry: Telemetry | None = None,
+    worker: Worker | None = None,
+    on_failed: Callable[[ConfigError], None] = lambda error: None,
 ) -> AsyncIterator[Host]:
     """Make the gateway and open its ports beside HTTP: gRPC, Wyoming and metrics, where the config asks for them.
 
@@ -131,20 +136,25 @@ async def open_with_ports(
         access: guards the doors.
         telemetry: see `open_gateway`.
         worker: see `open_gateway`; the port of metrics is the parent's then.
+        on_failed: told of a port that can't be had, before what is open already is closed.
 
     Raises:
         ConfigError: the gateway can't work with a directory, port or value of `config`.
     """
     clock = SystemClock()
     async with open_gateway(config, clock, access, telemetry, worker) as host, AsyncExitStack() as doors:
-        if telemetry is not None and config.telemetry.metrics_port is not None and worker is None:
-            await _open_metrics_port(doors, config, config.telemetry.metrics_port, telemetry, clock)
-        if config.grpc_port is not None:
-            settings = replace(_grpc_settings(config, config.grpc_port), shares_port=worker is not None)
-            await doors.enter_async_context(serving_grpc(host, settings, access, telemetry))
-        if config.wyoming is not None:
-            wyoming = replace(config.wyoming, shares_port=worker is not None)
-            await doors.enter_async_context(serving_wyoming(host, wyoming, access, telemetry))
+        try:
+            if telemetry is not None and config.telemetry.metrics_port is not None and worker is None:
+                await _open_metrics_port(doors, config, config.telemetry.metrics_port, telemetry, clock)
+            if config.grpc_port is not None:
+                settings = replace(_grpc_settings(config, config.grpc_port), shares_port=worker is not None)
+                await doors.enter_async_context(serving_grpc(host, settings, access, telemetry))
+            if config.wyoming is not None:
+                wyoming = replace(config.wyoming, shares_port=worker is not None)
+                await doors.enter_async_context(serving_wyoming(host, wyoming, access, telemetry))
+        except ConfigError as error:
+            on_failed(error)
+            raise
         if worker is not None:
             worker.note_opened()
         yield host

@@ -48,6 +48,8 @@ DEFAULT_MAX_BODY_BYTES = 1024 * 1024
 DEFAULT_DRAIN_TIMEOUT_S = 60.0
 HTTP_GRACE_S = 10
 """Seconds that answers may take to be sent once the doors close; `shutdown` has ended streams before."""
+CLOSING_S = HTTP_GRACE_S + DEFAULT_GRACE_S + WyomingSettings.grace_s
+"""Most seconds that all doors take to close."""
 _UNBOUNDED = 0
 _KEEP = "keep"
 _AUTO = "auto"
@@ -199,7 +201,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
 def longest_stop_s(argv: Sequence[str]) -> float:
     """Return the seconds from a stop signal on after which a gateway with this command line has closed its doors."""
     args = _parser().parse_args(argv)
-    return float(args.drain_delay_s + args.drain_timeout_s + HTTP_GRACE_S + DEFAULT_GRACE_S + WyomingSettings.grace_s)
+    return float(args.drain_delay_s + args.drain_timeout_s + CLOSING_S)
 
 
 def metrics_port(argv: Sequence[str]) -> int | None:

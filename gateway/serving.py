@@ -11,7 +11,7 @@ import uvicorn
 from gateway.access.http_middleware import guarded
 from gateway.access.settings import http_rules, open_access, uvicorn_options
 from gateway.app import open_with_ports
-from gateway.config import HTTP_GRACE_S, GatewayConfig
+from gateway.config import CLOSING_S, HTTP_GRACE_S, GatewayConfig
 from gateway.dialects.common.json_socket import quiet_refusals
 from gateway.doors.http import build_app
 from gateway.errors import ConfigError
@@ -23,7 +23,7 @@ from gateway.telemetry.call import CallFilter
 from gateway.telemetry.doors import TelemetryMiddleware
 from gateway.telemetry.telemetry import open_telemetry
 from servicekit.clock import SystemClock
-from servicekit.process import end_soon, exempt_startup_objects, failing_plainly, take_turns_often
+from servicekit.process import StartFailure, exempt_startup_objects, failing_plainly, take_turns_often
 
 KEEP_ALIVE_S = 75
 """Seconds that an idle connection is kept: longer than clients' pools (httpx: 5 s), which must close first."""
@@ -46,8 +46,9 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
     registry = telemetry.metrics.registry
     if worker is not None:
         registry = worker.gathered(registry)
+    failed = StartFailure()
     app = build_app(
-        partial(open_with_ports, config, access, telemetry, worker),
+        partial(open_with_ports, config, access, telemetry, worker, on_failed=failed),
         config.max_body_bytes,
         registry if config.telemetry.is_at_the_door(access.has_keys) else None,
         on_warm=exempt_startup_objects,
@@ -61,7 +62,7 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
     door = TelemetryMiddleware(guarded(app, access, http_rules(config.access, config.host)), telemetry)
     server = DrainingServer(
         uvicorn.Config(
-            failing_plainly(door, ConfigError, on_failed=end_soon, is_serving=lambda: server.started),
+            failing_plainly(door, ConfigError, on_failed=failed, is_serving=lambda: server.started),
             host=config.host,
             port=config.port,
             log_config=None,
@@ -71,6 +72,8 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
             **uvicorn_options(config.access),
         ),
         drain,
+        drain_s=config.drain_delay_s + config.drain_timeout_s,
+        close_s=CLOSING_S,
         ignores_interrupts=worker is not None,
     )
     if worker is None:

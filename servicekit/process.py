@@ -33,7 +33,9 @@ SWITCH_INTERVAL_S = 0.0002
 """How long a thread may keep the interpreter while another one wants it; Python's own 5 ms are longer than a step."""
 _LIFESPAN, _FAILED, _SHUTDOWN = "lifespan", "lifespan.startup.failed", "lifespan.shutdown"
 _END_S = 10.0
-"""Seconds after which a server that could not start is ended."""
+"""Seconds after which a server that could not start, or that should have ended by now, is ended."""
+
+logger = logging.getLogger(__name__)
 
 
 def take_turns_often(interval_s: float = SWITCH_INTERVAL_S) -> None:
@@ -45,13 +47,33 @@ def take_turns_often(interval_s: float = SWITCH_INTERVAL_S) -> None:
     sys.setswitchinterval(interval_s)
 
 
-def end_soon(within_s: float = _END_S) -> None:
-    """End this process, which could not start, after some seconds if nothing else has; say where its threads stood.
+def end_soon(after_s: float = 0.0, within_s: float = _END_S) -> None:
+    """End this process some seconds after it should have ended by itself; say where its threads stood.
 
-    A connection that was being made may keep the event loop from closing: gRPC's have done so, rarely. The thread that
-    ends the process is not Python's, so that it works whoever holds the interpreter.
+    For a server that could not start or is asked to stop. A later call counts instead of an earlier one. The thread
+    that ends the process is not Python's, so that it works whoever holds the interpreter.
+
+    Args:
+        after_s: seconds that its own end may take.
+        within_s: further seconds that are given to it.
     """
-    faulthandler.dump_traceback_later(within_s, exit=True)
+    faulthandler.dump_traceback_later(after_s + within_s, exit=True)
+
+
+class StartFailure:
+    """Says why a server can't start and has its process end soon; called before what is open is closed again."""
+
+    def __init__(self, within_s: float = _END_S) -> None:
+        """Do nothing yet; see `end_soon`."""
+        self._within_s = within_s
+        self._told: Exception | None = None
+
+    def __call__(self, error: Exception | None = None) -> None:
+        """Say an error, once, and set the time; None: it was said, or will be."""
+        end_soon(within_s=self._within_s)
+        if error is not None and error is not self._told:
+            self._told = error
+            logger.error("%s", error)
 
 
 def run_and_leave(main: Callable[[], int]) -> NoReturn:
@@ -79,7 +101,7 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
 def failing_plainly(
     app: App,
     *kinds: type[Exception],
-    on_failed: Callable[[], None] = lambda: None,
+    on_failed: Callable[[Exception | None], None],
     is_serving: Callable[[], bool] = lambda: True,
 ) -> App:
     """Wrap an ASGI application, so that errors of these kinds at its start are logged by their message alone.
@@ -89,7 +111,8 @@ def failing_plainly(
     Args:
         app: what is wrapped.
         kinds: of error.
-        on_failed: called before the server ends, whatever the error, and where it could not open its own door.
+        on_failed: called before the server ends, with an error of these kinds, or with None for any other one and where
+            the server could not open its own door; see `StartFailure`.
         is_serving: whether that door was opened.
     """
 
@@ -102,7 +125,7 @@ def failing_plainly(
         async def hear() -> Message:
             message = await receive()
             if message["type"] == _SHUTDOWN and not is_serving():
-                on_failed()
+                on_failed(None)
             return message
 
         async def hold(message: Message) -> None:
@@ -114,11 +137,11 @@ def failing_plainly(
         try:
             await app(scope, hear, hold)
         except kinds as error:
-            on_failed()
-            await send({"type": _FAILED, "message": str(error)})
+            on_failed(error)
+            await send({"type": _FAILED, "message": ""})
         except BaseException:
             if held:
-                on_failed()
+                on_failed(None)
             for message in held:
                 await send(message)
             raise

@@ -1,8 +1,8 @@
 """How long to wait: for no longer than a limit, or longer for a service that is slow or only seems so.
 
-`asyncio.wait_for` loses, before Python 3.12, a cancellation that comes together with the result: what was to be
-stopped goes on, and a task that waits for its end waits for ever. `timeout` loses none. `running_meanwhile` runs work
-beside something. A service seems slow when this process's own event loop stood still; `patient_timeout` tells:
+`asyncio.wait_for` loses, before Python 3.12, a cancellation that comes together with the result. `timeout` loses none
+from Python 3.11 on; before that one that comes together with its own end, which is why `servicekit.tasks` cancels
+again. A service seems slow when this process's own event loop stood still; `patient_timeout` tells:
 
 limit ─► passed ─► own loop stood still?          ─► as much longer
                 └► the service served others?     ─► as long again, a few times
@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 if sys.version_info >= (3, 11):
     from asyncio import Timeout, timeout
 else:
     from async_timeout import Timeout, timeout
 
-__all__ = ["LoopLag", "Patience", "Timeout", "expire", "patient_timeout", "running_meanwhile", "timeout"]
+__all__ = ["LoopLag", "Patience", "Timeout", "expire", "patient_timeout", "timeout"]
 
 TICK_S = 0.1
 MAX_EXTENSIONS = 4.0
@@ -32,22 +32,6 @@ def expire(limit: Timeout) -> None:
     """Have a limit that somebody else waits under pass now; before Python 3.11 that can't be done, and it goes on."""
     if sys.version_info >= (3, 11):
         limit.reschedule(asyncio.get_running_loop().time())
-
-
-@asynccontextmanager
-async def running_meanwhile(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Have some work run in a task of its own until the context is left, which cancels it and waits for its end.
-
-    Raises:
-        Exception: when the context is left, what the work failed with.
-    """
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 class LoopLag:

@@ -31,6 +31,7 @@ from cosydit.batch.voices import BatchVoices
 from cosydit.bench.types import BenchmarkError, SpeechInput
 from gateway.core import FloatArray, SpeechTokenDelta, Utterance
 from servicekit.clock import Clock
+from servicekit.tasks import stop
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)
@@ -79,11 +80,8 @@ class BatchPipeline:
         try:
             await asyncio.gather(*tasks)
         finally:
-            # NOTE: a cancellation may be lost: `asyncio.wait_for` of Python 3.11 drops one that comes with an answer.
             self._window.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await stop(*tasks)
         report.wall_s += self._now_s()
         for stage, busy in self._busy.items():
             report.stage_busy_s[stage] = report.stage_busy_s.get(stage, 0.0) + busy.total_s
@@ -152,8 +150,7 @@ class BatchPipeline:
                 await writing
         finally:
             if writing is not None:
-                writing.cancel()
-                await asyncio.gather(writing, return_exceptions=True)
+                await stop(writing)
 
     async def _speak(self, batch: Sequence[TokenisedUtterance]) -> list[FloatArray | Exception]:
         try:

@@ -15,7 +15,7 @@ import numpy as np
 from cosydit.certify.check import Check, Findings
 from cosydit.certify.context import TEXTS, CheckContext
 from cosydit.certify.end_to_end import DOORS, READY_TIMEOUT_S, STACK, RunningStack, running
-from servicekit.timeouts import running_meanwhile
+from servicekit.tasks import running_meanwhile
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 AREA = "load"

@@ -35,6 +35,7 @@ from gateway.host import Host
 from gateway.lifecycle.readiness import Readiness
 from gateway.telemetry.doors import TelemetryInterceptor
 from gateway.telemetry.telemetry import Telemetry
+from servicekit.tasks import running_meanwhile
 
 logger = logging.getLogger(__name__)
 
@@ -102,12 +103,10 @@ async def serving_grpc(
     await _tell(health, await _status(host.readiness))
     await server.start()
     logger.info("gRPC on %s:%d", settings.host, port)
-    watching = asyncio.create_task(_watch(host.readiness, health, settings.health_interval_s))
     try:
-        yield port
+        async with running_meanwhile(_watch(host.readiness, health, settings.health_interval_s)):
+            yield port
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
         await health.enter_graceful_shutdown()
         await server.stop(settings.grace_s)
 

@@ -7,7 +7,6 @@ Knows nothing of how the host's parts are made.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -29,6 +28,7 @@ from gateway.doors import openapi
 from gateway.errors import NotReadyError
 from gateway.host import Host
 from gateway.telemetry import exposition
+from servicekit.tasks import running_meanwhile
 
 HostFactory = Callable[[], AbstractAsyncContextManager[Host]]
 
@@ -52,7 +52,7 @@ def build_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with open_host() as host:
             app.state.host = host
-            async with _warming_up(host, on_warm):
+            async with running_meanwhile(host.readiness.warm_up(on_warm)):
                 yield
 
     app = FastAPI(title="cosydit gateway", lifespan=lifespan, openapi_url=None)
@@ -85,16 +85,6 @@ def dialect_routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRo
         *elevenlabs_account.routes(host, caller_of),
         *speech_ws.routes(host),
     ]
-
-
-@asynccontextmanager
-async def _warming_up(host: Host, on_warm: Callable[[], None]) -> AsyncIterator[None]:
-    warm_up = asyncio.create_task(host.readiness.warm_up(on_warm))
-    try:
-        yield
-    finally:
-        warm_up.cancel()
-        await asyncio.gather(warm_up, return_exceptions=True)
 
 
 def _add_probes(app: FastAPI, host: Callable[[], Host]) -> None:

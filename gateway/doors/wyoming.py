@@ -26,6 +26,7 @@ from gateway.errors import ConfigError, OverloadedError
 from gateway.host import Host
 from gateway.telemetry.call import WYOMING, Call, serving
 from gateway.telemetry.telemetry import Telemetry
+from servicekit.tasks import stop
 
 logger = logging.getLogger(__name__)
 
@@ -124,9 +125,7 @@ class _Door:
             connection.finish()
         tasks = set(self._open)
         _, late = await asyncio.wait(tasks, timeout=self._settings.grace_s)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop(*late)
 
     def _on_behalf_of(self, address: str) -> AbstractContextManager[object]:
         stack = ExitStack()

@@ -2,7 +2,7 @@
 
     SIGTERM ─► /readyz says no ─► drain_delay_s: requests still come ─► no new speech ─► streams end ─► doors close
 
-A second SIGTERM, or an interrupt, closes the doors at once.
+A second SIGTERM, or an interrupt, closes the doors at once. A process that hangs on its way is ended by a watchdog.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import uvicorn
 
 from gateway.lifecycle.gate import Gate
 from gateway.lifecycle.readiness import Readiness
+from servicekit.process import end_soon
 from servicekit.timeouts import timeout
 
 logger = logging.getLogger(__name__)
@@ -61,16 +62,25 @@ class DrainingServer(uvicorn.Server):
     """An HTTP server that lets streams end before a SIGTERM closes its doors."""
 
     def __init__(
-        self, config: uvicorn.Config, drain: Callable[[], Awaitable[None]], *, ignores_interrupts: bool = False
+        self,
+        config: uvicorn.Config,
+        drain: Callable[[], Awaitable[None]],
+        *,
+        drain_s: float,
+        close_s: float,
+        ignores_interrupts: bool = False,
     ) -> None:
         """Serve as the config says; `drain` is awaited once, on the first SIGTERM.
 
         Args:
             config: of the server.
             drain: brings streams to their end.
+            drain_s: most seconds that takes.
+            close_s: most seconds that the doors then take to close; a process that still lives after that is ended.
             ignores_interrupts: whether another process answers the terminal's interrupts.
         """
         super().__init__(config)
+        self._drain_s, self._close_s = drain_s, close_s
         self._ignores_interrupts = ignores_interrupts
         self._drain = drain
         self._draining: asyncio.Task[None] | None = None
@@ -91,8 +101,10 @@ class DrainingServer(uvicorn.Server):
         if sig == signal.SIGINT and self._ignores_interrupts:
             return
         if sig == signal.SIGTERM and self._loop is not None and self.started and self._draining is None:
+            end_soon(self._drain_s + self._close_s)
             self._loop.call_soon_threadsafe(self._begin_to_drain)
         else:
+            end_soon(self._close_s)
             super().handle_exit(sig, frame)
 
     def _begin_to_drain(self) -> None:

@@ -22,6 +22,7 @@ from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.sse import EventLines, event_data
 from gateway.llm.wire import LLMWire, WireRequest
 from servicekit.clock import Clock, SystemClock
+from servicekit.tasks import stop
 from servicekit.timeouts import LoopLag, Patience, patient_timeout
 from servicekit.tracing import trace_headers
 
@@ -160,8 +161,7 @@ class SpeechLMClient:
                 raise feeding.error from None
             raise
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            await stop(task)
 
     async def _feed(self, utterance: Utterance, response: aiohttp.ClientResponse, feeding: _Feeding) -> None:
         try:

@@ -27,6 +27,7 @@ from gateway.llm.token_connection import (
 )
 from gateway.llm.wire import LLMWire
 from servicekit.clock import Clock, SystemClock
+from servicekit.tasks import raise_if_cancelled, stop
 from servicekit.timeouts import LoopLag, Patience, patient_timeout
 from servicekit.tracing import trace_headers
 from token2wav_service.contract import TOKEN_RATE_HZ
@@ -109,6 +110,7 @@ class TokenStreamClient:
         try:
             told = await stub.Check(health_pb2.HealthCheckRequest(), timeout=self._deadlines.ready_s)
         except (grpc.RpcError, asyncio.CancelledError) as error:
+            raise_if_cancelled()
             if isinstance(error, asyncio.CancelledError) and self._channel is not None:
                 raise
             if not isinstance(error, grpc.aio.AioRpcError):
@@ -143,8 +145,7 @@ class TokenStreamClient:
         finally:
             answer.connection.cancel(answer)
             if feeding is not None:
-                feeding.cancel()
-                await asyncio.wait([feeding])
+                await stop(feeding)
 
     async def _feed(self, utterance: Utterance, answer: TokenAnswer) -> None:
         """Hand a text that is still being written on to its answer; what goes wrong with it ends the answer."""

@@ -19,6 +19,8 @@ import grpc
 from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
+from servicekit.tasks import cancel
+
 MAX_REQUEST_BYTES = 1 << 19
 """Most bytes of one request, and of those sent together; the service takes twice as much. A larger one would end the
 stream for everybody."""
@@ -167,7 +169,7 @@ class TokenConnection:
     def close(self) -> None:
         """End the stream; answers under way fail."""
         self.is_over = True
-        self._running.cancel()
+        cancel(self._running)
 
     async def _run(self, call: Any) -> None:
         writing = asyncio.ensure_future(self._write(call))
@@ -181,7 +183,7 @@ class TokenConnection:
             cause = error
         finally:
             self.is_over = True
-            writing.cancel()
+            cancel(writing)
             call.cancel()
             answers, self._answers = self._answers, {}
             for answer in answers.values():

@@ -26,7 +26,7 @@ from gateway.routing.places import Asker
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.speed import SpeedMeter, Work
 from gateway.routing.waiting import LLM, TOKEN2WAV
-from gateway.telemetry.exposition import MAX_SILENCE_S
+from gateway.telemetry.exposition import BEAT_INTERVAL_S, MAX_SILENCE_S
 from gateway.voices.inline_budget import InlineVoiceBudget, InlineVoiceLimits
 from gateway.voices.store import CreationRate
 from servicekit.clock import Clock
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 METRICS_PATIENCE_S = 1.0
 """Seconds to wait for one worker's metrics; after that its last ones are used."""
+START_TIMEOUT_S = 300.0
+"""Seconds that a worker may take until its doors are open."""
 Streams = Mapping[str, int]
 """Address of a token2wav replica -> streams open there."""
 
@@ -51,8 +53,15 @@ class _Seat:
     """Caller -> characters accepted and not spoken yet."""
     metrics: Families = field(default_factory=list)
     """The metrics that the worker sent last."""
+    missed_beats: int = 0
+    """Number of times in a row that the parent looked for a beat, and none had come."""
     is_open: bool = False
     is_warm: bool = False
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds without a beat after which it hangs."""
+        return MAX_SILENCE_S if self.is_open else START_TIMEOUT_S
 
 
 class Hub:
@@ -109,6 +118,12 @@ class Hub:
     def is_alive(self) -> bool:
         """Whether every worker's event loop turns."""
         return self.silence_s <= MAX_SILENCE_S
+
+    def silent(self) -> list[int]:
+        """Return the workers that hang; asked once in `BEAT_INTERVAL_S`. A parent that stood still blames nobody."""
+        for seat in self._seats.values():
+            seat.missed_beats += 1
+        return [number for number, seat in self._seats.items() if seat.missed_beats * BEAT_INTERVAL_S > seat.patience_s]
 
     def handlers(self, number: int) -> Handlers:
         """Return what answers one worker's link."""
@@ -228,7 +243,8 @@ class Hub:
         self._seats[number].link.note("siblings", streams=streams, texts=texts, audio=audio or {})
 
     def _beat(self, number: int) -> None:
-        self._seats[number].beat_s = self._clock.now()
+        seat = self._seats[number]
+        seat.beat_s, seat.missed_beats = self._clock.now(), 0
 
     def _opened(self, number: int) -> None:
         self._seats[number].is_open = True

@@ -20,6 +20,7 @@ from itertools import count
 from typing import Any, cast
 
 from gateway.errors import GatewayError, NotReadyError, OverloadedError, VoiceRateError
+from servicekit.tasks import cancel
 
 logger = logging.getLogger(__name__)
 
@@ -130,8 +131,7 @@ class Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`; gives back everything that the other side held."""
         self._transport = None
-        for task in self._answering.values():
-            task.cancel()
+        cancel(*self._answering.values())
         for release in [self._held.pop(number) for number in list(self._held)]:
             release(False)
         for future in self._asked.values():
@@ -172,7 +172,7 @@ class Link(asyncio.Protocol):
 
     def _take_release(self, number: int, is_whole: bool) -> None:
         if (task := self._answering.get(number)) is not None:
-            task.cancel()
+            cancel(task)
         if (release := self._held.pop(number, None)) is not None:
             release(is_whole)
 

@@ -2,8 +2,8 @@
 
     ports bound ─► workers open their doors ─► all warm: ready ─► SIGTERM: all drain ─► ends
 
-A worker that dies takes its own streams with it and nothing else. A second SIGTERM, or an interrupt, closes all doors
-at once; one more kills the workers.
+A worker that dies or hangs takes its own streams with it and nothing else. A second SIGTERM, or an interrupt, closes
+all doors at once; one more kills the workers, and so does time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from collections.abc import MutableMapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from gateway.config import GatewayConfig
+from gateway.config import CLOSING_S, GatewayConfig
 from gateway.errors import ConfigError
 from gateway.processes.hub import Hub
 from gateway.processes.link import open_link
 from gateway.processes.metrics import from_thread, gathered_registry
 from gateway.processes.ports import port_of, reserve_port
 from gateway.telemetry import exposition
+from gateway.telemetry.exposition import BEAT_INTERVAL_S
 from servicekit.clock import SystemClock
+from servicekit.tasks import running_meanwhile
 from servicekit.timeouts import timeout
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 SETTLED_S = 60.0
 MAX_FAILED_STARTS = 5
 """Number of ends of one worker before it opened its doors, after which the gateway ends."""
+MARGIN_S = 5.0
+"""Seconds beyond its own longest time after which a worker that was asked to stop is killed."""
 METRICS_INTERVAL_S = 5.0
 """Seconds between two notes of a worker's counts, which outlive it."""
 INTERRUPTED = 128 + signal.SIGINT
@@ -131,11 +135,13 @@ class _Parent:
             if (port := self._config.telemetry.metrics_port) is not None:
                 registry = gathered_registry(lambda: from_thread(self._hub.metrics, loop))
                 stack.enter_context(exposition.metrics_port(registry, self._hub, self._config.host, port))
-            noting = asyncio.create_task(self._keep_noting_metrics())
             try:
-                await asyncio.gather(*(self._keep(number) for number in range(1, self._config.processes + 1)))
+                async with (
+                    running_meanwhile(self._keep_noting_metrics()),
+                    running_meanwhile(self._keep_killing()),
+                ):
+                    await asyncio.gather(*(self._keep(number) for number in range(1, self._config.processes + 1)))
             finally:
-                noting.cancel()
                 self._kill()
         return INTERRUPTED if self._was_interrupted and not self._status else self._status
 
@@ -144,9 +150,8 @@ class _Parent:
         self._stops += 1
         self._stopping.set()
         if number == signal.SIGTERM and self._stops == 1:
-            for process in self._running.values():
-                _send(process, signal.SIGTERM)
-            return
+            return self._drain()
+        asyncio.get_running_loop().call_later(CLOSING_S + MARGIN_S, self._kill)
         self._was_interrupted = self._was_interrupted or number == signal.SIGINT
         if self._stops > 2 or not self._hub.workers:
             self._kill()
@@ -154,6 +159,13 @@ class _Parent:
             if not self._hub.is_open(worker):
                 _send(process, signal.SIGTERM)
         self._hub.ask_to_leave()
+
+    def _drain(self) -> None:
+        """Have all workers end when their streams have, and kill what is left after their time."""
+        for process in self._running.values():
+            _send(process, signal.SIGTERM)
+        drain_s = self._config.drain_delay_s + self._config.drain_timeout_s
+        asyncio.get_running_loop().call_later(drain_s + CLOSING_S + MARGIN_S, self._kill)
 
     def _kill(self) -> None:
         for process in self._running.values():
@@ -165,59 +177,84 @@ class _Parent:
         while not self._stopping.is_set():
             began_s = self._clock.now()
             status, has_opened = await self._run_once(number)
+            is_forked = status is not None
             if self._stopping.is_set():
                 return self._note_status(status)
-            if not self._has_opened:
+            if is_forked and not self._has_opened:
                 return self._give_up(status)
-            failed_starts = 0 if has_opened else failed_starts + 1
+            # The machine that can't fork is no fault of the worker's; those that run go on.
+            failed_starts = 0 if has_opened or (not is_forked and self._running) else failed_starts + 1
             if failed_starts >= MAX_FAILED_STARTS:
                 logger.error("process %d does not come up; stopping", number)
                 return self._give_up(status)
             if self._clock.now() - began_s >= SETTLED_S:
                 pause_s = FIRST_PAUSE_S
-            logger.error("process %d ended with status %d; starting it again in %.1f s", number, status, pause_s)
+            logger.error("process %d ended with status %s; starting it again in %.1f s", number, status, pause_s)
             with suppress(asyncio.TimeoutError):
                 async with timeout(pause_s):
                     await self._stopping.wait()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _run_once(self, number: int) -> tuple[int, bool]:
-        """Run one worker to its end; return its status, and whether it has opened its doors."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            environment = {**os.environ, WORKER_VARIABLE: f"{number}:{theirs.fileno()}"}
-            command = [sys.executable, "-m", "gateway", *self._argv]
-            process = await asyncio.create_subprocess_exec(*command, env=environment, pass_fds=[theirs.fileno()])
+    async def _run_once(self, number: int) -> tuple[int | None, bool]:
+        """Run one worker; return its status, None where it was not forked, and whether it has opened its doors."""
+        try:
+            process, ours = await self._fork(number)
+        except OSError as error:
+            logger.error("process %d can't be forked: %s", number, error)
+            return None, False
         self._running[number] = process
         if self._stopping.is_set():
             _send(process, signal.SIGTERM)
         link = await open_link(ours, self._hub.handlers(number))
-        opening = asyncio.create_task(self._wait_until_open(number))
+        has_opened = False
+
+        async def note_opened() -> None:
+            nonlocal has_opened
+            while not self._hub.is_open(number):
+                await asyncio.sleep(0.02)
+            logger.info("process %d is open (pid %d)", number, process.pid)
+            has_opened = self._has_opened = True
+
         try:
-            status = await process.wait()
+            async with running_meanwhile(note_opened()):
+                status = await process.wait()
         finally:
-            opening.cancel()
             link.close()
             del self._running[number]
-        return status, opening.done() and not opening.cancelled()
+        return status, has_opened
 
-    async def _wait_until_open(self, number: int) -> None:
-        while not self._hub.is_open(number):
-            await asyncio.sleep(0.02)
-        logger.info("process %d is open (pid %d)", number, self._running[number].pid)
-        self._has_opened = True
+    async def _fork(self, number: int) -> tuple[asyncio.subprocess.Process, socket.socket]:
+        """Start one worker; return it with our end of its socket pair."""
+        ours, theirs = socket.socketpair()
+        try:
+            environment = {**os.environ, WORKER_VARIABLE: f"{number}:{theirs.fileno()}"}
+            command = [sys.executable, "-m", "gateway", *self._argv]
+            return await asyncio.create_subprocess_exec(*command, env=environment, pass_fds=[theirs.fileno()]), ours
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
 
-    def _note_status(self, status: int) -> None:
+    def _note_status(self, status: int | None) -> None:
         # NOTE: SIGTERM kills a worker that has no handler for it yet.
-        if status not in (0, -signal.SIGTERM):
+        if status not in (0, -signal.SIGTERM, None):
             self._status = self._status or 1
 
-    def _give_up(self, status: int) -> None:
+    def _give_up(self, status: int | None) -> None:
         """Stop all: what fails in one worker fails in every one."""
-        self._status = status if status > 0 else 1
+        self._status = status if status is not None and status > 0 else 1
         self._stopping.set()
-        for process in self._running.values():
-            _send(process, signal.SIGTERM)
+        self._drain()
+
+    async def _keep_killing(self) -> None:
+        """Kill workers that hang: they take connections and answer none. Others take their places."""
+        while True:
+            await asyncio.sleep(BEAT_INTERVAL_S)
+            for number in self._hub.silent():
+                if (process := self._running.get(number)) is not None:
+                    logger.error("process %d hangs: it has given no sign of life for too long; killing it", number)
+                    _send(process, signal.SIGKILL)
 
     async def _keep_noting_metrics(self) -> None:
         while True:

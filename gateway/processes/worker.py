@@ -28,7 +28,7 @@ from gateway.routing.speed import SpeedWitness
 from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.telemetry.exposition import BEAT_INTERVAL_S
 from servicekit.clock import Clock
-from servicekit.timeouts import running_meanwhile
+from servicekit.tasks import running_meanwhile
 
 logger = logging.getLogger(__name__)
 

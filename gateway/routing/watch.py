@@ -18,6 +18,7 @@ from gateway.routing.discovery import Found, Source, merged
 from gateway.routing.fleet import Fleet
 from gateway.routing.health import Failure, ReplicaState
 from gateway.routing.replica import LoadReport
+from servicekit.tasks import stop
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +70,7 @@ class Watch(Generic[C]):
 
     async def close(self) -> None:
         """Stop both and close every client."""
-        tasks = [*self._probers.values(), *([self._following] if self._following is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop(*self._probers.values(), *([self._following] if self._following is not None else []))
         clients, self._clients = self._clients, {}
         for client in clients.values():
             await client.close()

@@ -20,6 +20,7 @@ from gateway.core import ComingText
 from gateway.text import SpokenSegment
 from gateway.text.alignment import Alignment
 from gateway.text.segments.endings import full_stop
+from servicekit.tasks import cancel
 
 LONG_LETTERS = 400
 """The end of a sentence ends an answer from here on: its text and speech must fit the LLM's context."""
@@ -84,7 +85,7 @@ class SegmentQueue:
     def close(self) -> None:
         """Wait for no further segment."""
         if self._coming is not None:
-            self._coming.cancel()
+            cancel(self._coming)
 
 
 class ComingSegments:

@@ -22,6 +22,7 @@ from gateway.llm.length import SpeechLength, usual_speech
 from gateway.speech.guard import LONG_FINISH, AnswerGuard, GuardMode, GuardSettings, HeldAnswer, Trouble, Verdict
 from gateway.speech.interleaved import TakenText
 from gateway.speech.request import MAX_SEED, STOP_FINISH, GuardNote, GuardOutcome
+from servicekit.tasks import stop
 
 LULL_S = 0.2
 """A writer who is waited for and an LLM that says nothing for so long: it waits too. An LLM draws 8 tokens in it even
@@ -219,8 +220,7 @@ async def _with_lulls(
                     yield None
         finally:
             if not coming.done():
-                coming.cancel()
-                await asyncio.wait([coming])
+                await stop(coming)
         if (delta := coming.result()) is None:
             return
         yield delta

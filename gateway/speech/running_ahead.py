@@ -11,6 +11,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from servicekit.tasks import stop
+
 T = TypeVar("T")
 
 
@@ -69,5 +71,4 @@ async def running_ahead(source: AsyncGenerator[T], depth: int) -> AsyncIterator[
     try:
         yield ahead
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await stop(task)

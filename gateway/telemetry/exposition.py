@@ -28,6 +28,7 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.errors import ConfigError
 from servicekit.clock import Clock
+from servicekit.tasks import running_meanwhile
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -80,12 +81,8 @@ class Heartbeat:
 async def beating(clock: Clock) -> AsyncIterator[Heartbeat]:
     """Have the running event loop beat until the context is left."""
     heartbeat = Heartbeat(clock)
-    task = asyncio.create_task(_beat(heartbeat), name="heartbeat")
-    try:
+    async with running_meanwhile(_beat(heartbeat), "heartbeat"):
         yield heartbeat
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _beat(heartbeat: Heartbeat) -> None:

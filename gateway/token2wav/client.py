@@ -26,6 +26,7 @@ from gateway import errors
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
 from gateway.token2wav.triton_call import TritonCall, bytes_tensor, text_of
+from servicekit.tasks import stop
 from servicekit.timeouts import LoopLag, Patience
 from token2wav_service.contract import DEFAULT_PRIORITY, TOKEN2WAV_MODEL, Operation, ServerStatus
 
@@ -268,9 +269,10 @@ class Token2WavCallStream:
     async def abandon(self) -> None:
         """Cancel the calls under way; does nothing after a clean end."""
         self._call.cancel()
-        self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
-        self._fail(errors.Token2WavInterruptedError(f"stream {self._stream_id} was closed before its audio came"))
+        try:
+            await stop(self._reader)
+        finally:
+            self._fail(errors.Token2WavInterruptedError(f"stream {self._stream_id} was closed before its audio came"))
 
     async def _read(self) -> None:
         try:

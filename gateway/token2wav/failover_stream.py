@@ -26,6 +26,7 @@ from gateway.routing.fleet import SlotLease
 from gateway.routing.router import is_replica_fault
 from gateway.routing.speed import SpeedMeter
 from gateway.token2wav.replica import StreamLease
+from servicekit.tasks import stop
 from token2wav_service.contract import SAMPLE_RATE_HZ, TOKEN_RATE_HZ
 
 logger = logging.getLogger(__name__)
@@ -117,8 +118,7 @@ class FailoverStream:
         """Free everything, wherever it is; a clean end is waited for a moment."""
         try:
             if self._recovery is not None:
-                self._recovery.cancel()
-                await asyncio.gather(self._recovery, return_exceptions=True)
+                await stop(self._recovery)
         finally:
             # NOTE: a caller may be cancelled a second time while the recovery ends.
             self._fail(Token2WavInterruptedError(f"stream {self.stream_id} was closed before its audio came"))

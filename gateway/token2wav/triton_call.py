@@ -17,6 +17,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import np_to_triton_dtype
 
 from gateway import errors
+from servicekit.tasks import cancel, raise_if_cancelled
 from servicekit.timeouts import Patience, patient_timeout, timeout
 from servicekit.tracing import trace_headers
 from token2wav_service.contract import ErrorCode, Operation, decode_error
@@ -39,6 +40,8 @@ class TritonCall:
         self._url = url
         self._outbox: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._is_answered = False
+        self._sender: asyncio.Task[Any] | None = None
+        """gRPC's task that takes the requests; it would wait for the next one though the call has failed."""
         # In the call's metadata for Triton's own spans, with the request that opens a stream for token2wav's.
         self._trace = trace_headers()
         self._responses: Any = client.stream_infer(
@@ -65,10 +68,12 @@ class TritonCall:
         answers have all come is ended from this side and read to its end first.
         """
         self.end_requests()
-        with contextlib.suppress(errors.GatewayError, asyncio.TimeoutError):
-            async with timeout(deadline_s):
-                await self._drain()
-        self.close()
+        try:
+            with contextlib.suppress(errors.GatewayError, asyncio.TimeoutError):
+                async with timeout(deadline_s):
+                    await self._drain()
+        finally:
+            self.close()
 
     def cancel(self) -> None:
         """Cancel everything that travels on this call; does nothing after its end."""
@@ -82,7 +87,10 @@ class TritonCall:
         tracebacks, which lead back to here: without this a hanging connection would stay until a garbage collection.
         """
         self.cancel()
-        self._responses = None
+        self.end_requests()
+        if self._sender is not None:
+            cancel(self._sender)
+        self._responses = self._sender = None
 
     async def next_result(self) -> Any | None:
         """Return the next `InferResult`, or None when the server has ended the call.
@@ -98,6 +106,8 @@ class TritonCall:
         except StopAsyncIteration:
             return None
         except grpc.RpcError as rpc_error:
+            # gRPC answers a cancellation of the reader with this error too, if the call has failed before.
+            raise_if_cancelled()
             raise self._from_rpc(rpc_error) from rpc_error
         if error is not None:
             raise _from_wire(error.message() or "")
@@ -146,6 +156,7 @@ class TritonCall:
         return errors.Token2WavFailedError(f"token2wav at {self._url} failed: {code.name}: {details}")
 
     async def _requests(self) -> AsyncIterator[dict[str, Any]]:
+        self._sender = asyncio.current_task()
         while (request := await self._outbox.get()) is not None:
             yield request
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from gateway.errors import GatewayError
+from servicekit.tasks import cancel, stop
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +32,7 @@ class VoiceFileCache:
 
     async def close(self) -> None:
         """Wait for no file any more."""
-        fetches = list(self._fetches.values())
-        for fetch in fetches:
-            fetch.cancel()
-        await asyncio.gather(*fetches, return_exceptions=True)
+        await stop(*self._fetches.values())
 
     def __len__(self) -> int:
         return len(self._files)
@@ -87,7 +85,7 @@ class VoiceFileCache:
     def drop(self, voice_id: str) -> None:
         """Forget a file, also one on its way; harmless if there is none."""
         if voice_id in self._fetches:
-            self._fetches.pop(voice_id).cancel()
+            cancel(self._fetches.pop(voice_id))
         self._remove(voice_id)
 
     def _forget_fetch(self, voice_id: str, fetch: asyncio.Task[None]) -> None:

@@ -30,6 +30,7 @@ from gateway.voices.draft import VoiceDraft, checked_draft
 from gateway.voices.names import NO_RESERVED_NAMES, ReservedNames
 from gateway.voices.recordings import readable
 from servicekit.clock import Clock, SystemClock
+from servicekit.tasks import run_whole
 from token2wav_service.contract import TOKEN_RATE_HZ
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
 
@@ -184,7 +185,7 @@ class VoiceStore:
             )
             async with self._directory.changing():
                 self._check_others(draft.name, viewer)
-                await asyncio.to_thread(self._directory.write, voice, file)
+                await run_whole(self._directory.write, voice, file)
         logger.info("voice %s created: %.2f s, model %s", voice.id, voice.seconds, file.model_version)
         return voice, registered
 
@@ -218,7 +219,7 @@ class VoiceStore:
         changed = dataclasses.replace(voice, is_shared=is_shared)
         async with self._directory.changing():
             file = await asyncio.to_thread(self._directory.read, voice.id)
-            await asyncio.to_thread(self._directory.write, changed, file)
+            await run_whole(self._directory.write, changed, file)
         logger.info("voice %s is %s", voice.id, "shared" if is_shared else "its owner's alone")
         return changed
 
@@ -230,7 +231,7 @@ class VoiceStore:
             VoiceStoreError: the disk refuses.
         """
         async with self._directory.changing():
-            await asyncio.to_thread(self._directory.remove, voice_id)
+            await run_whole(self._directory.remove, voice_id)
         logger.info("voice %s deleted", voice_id)
 
     async def _make_again(self, voice: StoredVoice, old: VoiceFile) -> RegisteredVoice:
@@ -242,7 +243,7 @@ class VoiceStore:
             # NOTE: a voice that was deleted meanwhile must stay deleted.
             if self.find(voice.id) is None:
                 raise VoiceNotFoundError(f"voice {voice.id} was deleted", param="voice")
-            await asyncio.to_thread(self._directory.write, renewed, file)
+            await run_whole(self._directory.write, renewed, file)
         logger.info("voice %s made again: model %s, was %s", voice.id, file.model_version, old.model_version)
         return registered
 

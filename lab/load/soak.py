@@ -36,7 +36,7 @@ from lab.load.churn import Churn
 from lab.load.process_usage import Usage, third_medians, usages
 from servicekit.drain import sum_of
 from servicekit.gpu_host import DEVICES, read_gpus
-from servicekit.timeouts import running_meanwhile
+from servicekit.tasks import running_meanwhile
 from token2wav_service.engine.loop import REST_AFTER_S
 
 ROUNDS = 15

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.types import GenerationOutput, GenerationRequest
+from servicekit.tasks import stop
 from servicekit.tracing import NULL_SPAN, Span
 
 if TYPE_CHECKING:
@@ -188,9 +189,7 @@ async def run_unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]
             raise ClientDisconnected
         return task.result()
     finally:
-        task.cancel()
-        watch.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
+        await stop(task, watch)
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -27,7 +27,7 @@ from llm_service.embedded.types import GenerationOutput, GenerationRequest, Samp
 from llm_service.errors import BackendUnavailableError, CheckpointError, ConfigError, EngineStoppedError
 from llm_service.gpu.schedule import SchedulePolicy
 from servicekit.clock import Clock, SystemClock
-from servicekit.process import end_soon, exempt_startup_objects, failing_plainly, take_turns_often
+from servicekit.process import StartFailure, exempt_startup_objects, failing_plainly, take_turns_often
 from servicekit.tracing import Tracer, TracingUnavailableError, endpoint_of, open_tracer
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def serve(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> None:
     exempt_startup_objects()
     server = uvicorn.Server(
         uvicorn.Config(
-            failing_plainly(app, ConfigError, on_failed=end_soon, is_serving=lambda: server.started),
+            failing_plainly(app, ConfigError, on_failed=StartFailure(), is_serving=lambda: server.started),
             host=server_config.host,
             port=server_config.port,
             log_config=None,

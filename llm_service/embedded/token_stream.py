@@ -35,6 +35,7 @@ from llm_service.errors import (
     QueueFullError,
 )
 from servicekit.clock import Clock
+from servicekit.tasks import cancel
 from servicekit.tracing import NULL_TRACER, TRACEPARENT, Span, Tracer
 
 logger = logging.getLogger(__name__)
@@ -113,8 +114,8 @@ class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):
                 yield response
         finally:
             self._streams.discard(answers)
-            taking.cancel()
             answers.cancel_all()
+            cancel(taking)
 
     def take_no_more(self) -> None:
         """Have streams of many answers end when those under way have ended."""

@@ -60,20 +60,20 @@ async def test_an_expected_error_at_the_start_is_one_line_and_others_keep_their_
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
         monkeypatch.setattr(logging.getLogger(name), "disabled", False)
         monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
-    told: list[bool] = []
-    app = failing_plainly(application(error), ValueError, on_failed=lambda: told.append(True))
+    told: list[Exception | None] = []
+    app = failing_plainly(application(error), ValueError, on_failed=lambda error: told.append(error))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
     with caplog.at_level(logging.ERROR, "uvicorn.error"), pytest.raises(SystemExit):
         await server.serve()
-    assert (TOLD in caplog.text, "Traceback" in caplog.text) == (True, not is_plain)
-    assert not server.started and told == [True]
+    assert told == [error if is_plain else None]
+    assert (TOLD in caplog.text, "Traceback" in caplog.text) == (not is_plain, not is_plain)
+    assert not server.started
 
 
 STUCK = """
 import asyncio, contextlib, ctypes, uvicorn
-from functools import partial
 from starlette.applications import Starlette
-from servicekit.process import end_soon, failing_plainly
+from servicekit.process import StartFailure, failing_plainly
 
 async def for_ever():
     while True:
@@ -87,7 +87,7 @@ async def lifespan(_):
     raise ValueError("the port is taken")
     yield
 
-uvicorn.run(failing_plainly(Starlette(lifespan=lifespan), ValueError, on_failed=partial(end_soon, 1.0)), port=0)
+uvicorn.run(failing_plainly(Starlette(lifespan=lifespan), ValueError, on_failed=StartFailure(1.0)), port=0)
 """
 WAITING = "await asyncio.sleep(600)"
 HOLDING_THE_INTERPRETER = "await asyncio.sleep(0.1); ctypes.PyDLL(None).sleep(600)"
@@ -101,9 +101,8 @@ def test_a_server_that_could_not_start_ends_although_a_task_does_not(stuck: str)
 
 SHUT = """
 import asyncio, contextlib, sys, uvicorn
-from functools import partial
 from starlette.applications import Starlette
-from servicekit.process import end_soon, failing_plainly
+from servicekit.process import StartFailure, failing_plainly
 
 @contextlib.asynccontextmanager
 async def lifespan(_):
@@ -111,7 +110,7 @@ async def lifespan(_):
     await asyncio.sleep(600)
 
 app = failing_plainly(
-    Starlette(lifespan=lifespan), on_failed=partial(end_soon, 1.0), is_serving=lambda: server.started
+    Starlette(lifespan=lifespan), on_failed=StartFailure(1.0), is_serving=lambda: server.started
 )
 server = uvicorn.Server(uvicorn.Config(app, port=int(sys.argv[1])))
 server.run()
@@ -122,6 +121,35 @@ def test_a_server_whose_port_is_taken_ends_although_its_shutdown_does_not() -> N
     with socket.create_server(("127.0.0.1", 0)) as taken:
         status, output = run_script(SHUT, str(taken.getsockname()[1]))
     assert (status, "address already in use" in output, "Timeout" in output) == (1, True, True), output
+
+
+HANGING = """
+import asyncio, contextlib, os, signal, sys, uvicorn
+from starlette.applications import Starlette
+from gateway.lifecycle import shutdown
+from servicekit.process import end_soon
+
+shutdown.end_soon = lambda after_s: end_soon(after_s, 0.5)
+
+async def drain():
+    if {hangs_at!r} == "drain":
+        await asyncio.sleep(600)
+
+@contextlib.asynccontextmanager
+async def lifespan(_):
+    asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.{name})
+    yield
+    await asyncio.sleep(600)
+
+config = uvicorn.Config(Starlette(lifespan=lifespan), port=0)
+shutdown.DrainingServer(config, drain, drain_s=0.0, close_s=0.0).run()
+"""
+
+
+@pytest.mark.parametrize(("name", "hangs_at"), [("SIGTERM", "drain"), ("SIGTERM", "close"), ("SIGINT", "close")])
+def test_a_gateway_that_hangs_when_it_is_to_stop_is_ended(name: str, hangs_at: str) -> None:
+    status, output = run_script(HANGING.format(name=name, hangs_at=hangs_at))
+    assert (status, "Timeout" in output) == (1, True), output
 
 
 LEAVING = """

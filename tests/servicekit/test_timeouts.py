@@ -1,4 +1,4 @@
-"""Work that runs beside something, and how long a service is waited for that is slow or only seems so."""
+"""How long a service is waited for that is slow or only seems so."""
 
 from __future__ import annotations
 
@@ -8,34 +8,8 @@ import time
 
 import pytest
 
-from servicekit.timeouts import MAX_EXTENSIONS, TICK_S, LoopLag, Patience, patient_timeout, running_meanwhile
+from servicekit.timeouts import MAX_EXTENSIONS, TICK_S, LoopLag, Patience, patient_timeout
 from tests.virtual_time import VirtualClock, run_virtually
-
-
-async def test_work_runs_until_the_context_is_left() -> None:
-    told: list[str] = []
-
-    async def work() -> None:
-        told.append("begun")
-        try:
-            await asyncio.sleep(3600)
-        finally:
-            told.append("ended")
-
-    async with running_meanwhile(work()):
-        await asyncio.sleep(0)
-        assert told == ["begun"]
-    assert told == ["begun", "ended"]
-
-
-async def test_what_the_work_fails_with_is_raised_in_the_end() -> None:
-    async def work() -> None:
-        raise ValueError("no such file")
-
-    with pytest.raises(ValueError, match="no such file"):
-        async with running_meanwhile(work()):
-            await asyncio.sleep(0)
-
 
 LIMIT_S = 10.0
 needs_movable_limits = pytest.mark.skipif(

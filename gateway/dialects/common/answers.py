@@ -28,6 +28,7 @@ from gateway.errors import (
 )
 from gateway.speech.request import SpeechResult
 from gateway.speech.speech_job import guard_warning, language_warning
+from servicekit.tasks import until_first
 from servicekit.timeouts import timeout
 
 
@@ -178,18 +179,7 @@ class StreamedAnswer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the body ends, it fails, or the client leaves."""
-        streaming = asyncio.create_task(self._stream(scope, receive, send))
-        leaving = asyncio.create_task(_disconnected(receive))
-        try:
-            await asyncio.wait({streaming, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not streaming.done():
-                logger.info("request %s: the client left", self._name)
-        finally:
-            leaving.cancel()
-            streaming.cancel()
-            await asyncio.gather(leaving, streaming, return_exceptions=True)
-        if not streaming.cancelled():
-            streaming.result()
+        await until_first(self._stream(scope, receive, send), self._until_left(receive))
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -222,7 +212,7 @@ class StreamedAnswer:
     async def _send(self, send: Send, message: Message) -> None:
         await sent(send(message), self._send_timeout_s)
 
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    async def _until_left(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        logger.info("request %s: the client left", self._name)

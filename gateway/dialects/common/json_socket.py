@@ -16,6 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.dialects.common.parts import checked_json
 from gateway.errors import InvalidRequestError
+from servicekit.tasks import cancel
 from servicekit.timeouts import timeout
 
 
@@ -37,12 +38,12 @@ class Interruptible:
         """Stop the speech now; does nothing after its end."""
         if not self._task.done():
             self.is_interrupted = True
-            self._task.cancel()
+            cancel(self._task)
 
     def abandon(self) -> None:
         """Stop the speech and the task that waits for it."""
         self._is_abandoned = True
-        self._task.cancel()
+        cancel(self._task)
 
     async def wait(self) -> None:
         """Return when the speech has ended or was interrupted, and all that it held is free.

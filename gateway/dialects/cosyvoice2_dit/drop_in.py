@@ -25,6 +25,7 @@ from gateway.errors import GatewayError, public_text, wire_status
 from gateway.speech.request import SpeechRequest
 from gateway.text import TextOptions
 from gateway.text.styles import style_of
+from servicekit.tasks import stop
 from token2wav_service.contract import DEFAULT_PRIORITY, ErrorCode, encode_error
 from token2wav_service.errors import InvalidRequestError
 from token2wav_service.python_backend.inputs import RequestInputs
@@ -100,10 +101,7 @@ class PipelineRunner:
         self._loop.close()
 
     async def _shut_down(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop(*(task for task in asyncio.all_tasks() if task is not asyncio.current_task()))
         await self._context.__aexit__(None, None, None)
 
 
@@ -195,8 +193,7 @@ class StreamingModel:
             speaking.result()
             await asyncio.to_thread(responder.finish)
         except asyncio.CancelledError:
-            speaking.cancel()
-            await asyncio.wait({speaking})
+            await stop(speaking)
             responder.fail_with(_CANCELLED)
         except Exception as err:
             await asyncio.to_thread(responder.fail_with, describe_error(err))

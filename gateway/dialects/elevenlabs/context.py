@@ -29,6 +29,7 @@ from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
 from gateway.text import LIVE_TEXT, WHOLE_TEXT
 from servicekit.clock import Clock
+from servicekit.tasks import stop
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)
@@ -160,8 +161,7 @@ class SpeakingContext:
         """Free everything, and send nothing more."""
         if self._speech is not None and self._task is not None:
             self._speech.abandon()
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await stop(self._task)
 
     async def _run(self, speech: Interruptible, on_over: Callable[[SpeakingContext], Awaitable[None]]) -> None:
         try:

@@ -27,6 +27,7 @@ from gateway.speech.request import SpeechResult
 from gateway.speech.session import SessionAudio, SpeechSession
 from gateway.speech.text_clock import CharacterTime
 from gateway.voices.profile import VoiceProfile
+from servicekit.tasks import stop
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 SERVICE_NAME = "tts_api.tts.v1.TextToSpeechService"
@@ -258,9 +259,7 @@ async def _until_cancelled(speaking: Coroutine[Any, Any, None], reading: Corouti
         await speech
         return False
     finally:
-        speech.cancel()
-        cancel.cancel()
-        await asyncio.gather(speech, cancel, return_exceptions=True)
+        await stop(speech, cancel)
 
 
 def _finish_reason(results: list[SpeechResult], is_cancelled: bool) -> speech_pb2.FinishReason:

@@ -31,6 +31,7 @@ from gateway.dialects.speech_ws.wire import (
 )
 from gateway.errors import InvalidRequestError, TextTooLongError
 from gateway.host import Host
+from servicekit.tasks import stop
 
 PATH = "/v1/audio/speech/stream"
 
@@ -75,8 +76,7 @@ class SpeechSocket:
         finally:
             for utterance in self._utterances:
                 utterance.abandon()
-            speaker.cancel()
-            await asyncio.gather(speaker, return_exceptions=True)
+            await stop(speaker)
 
     async def _receive(self) -> None:
         """Take one message, or notice that none comes; what can't be read or done is refused and changes nothing."""

@@ -33,6 +33,7 @@ from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
 from gateway.text import TextOptions
 from gateway.voices.profile import DEFAULT_VOICE
+from servicekit.tasks import stop, until_first
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)
@@ -82,14 +83,9 @@ class WyomingConnection:
 
     async def serve(self) -> None:
         """Serve until either side closes."""
-        speaking = asyncio.create_task(self._speak_all(), name=self._id)
-        receiving = asyncio.create_task(self._receive_all(), name=f"{self._id}-receive")
         try:
-            await asyncio.wait({speaking, receiving}, return_when=asyncio.FIRST_COMPLETED)
+            await until_first(self._speak_all(), self._receive_all())
         finally:
-            speaking.cancel()
-            receiving.cancel()
-            await asyncio.gather(speaking, receiving, return_exceptions=True)
             await self._events.close()
 
     async def _receive_all(self) -> None:
@@ -115,8 +111,7 @@ class WyomingConnection:
             self._active_s = self._host.clock.now()
             return receiving.result()
         finally:
-            receiving.cancel()
-            await asyncio.gather(receiving, return_exceptions=True)
+            await stop(receiving)
 
     def _patience_s(self) -> float:
         if self._is_speaking and self._open is None:

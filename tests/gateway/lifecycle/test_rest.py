@@ -13,7 +13,7 @@ from demo_voice.unpack import VOICES
 from gateway.app import open_gateway
 from gateway.config import GatewayConfig
 from gateway.lifecycle.rest import LOOKS_OF_REST, return_memory_at_rest
-from servicekit.timeouts import running_meanwhile
+from servicekit.tasks import running_meanwhile
 from tests.workers import random_checkpoint
 
 PATIENCE_S = 10.0

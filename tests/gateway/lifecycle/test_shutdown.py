@@ -38,7 +38,7 @@ async def test_of_many_who_connect_at_once_a_few_are_taken_at_a_time_and_nobody_
         log_config=None,
         backlog=ACCEPTED_AT_ONCE,
     )
-    server = DrainingServer(config, drain)
+    server = DrainingServer(config, drain, drain_s=0.0, close_s=0.0)
     config.load()
     server.lifespan = config.lifespan_class(config)
     await server.startup()

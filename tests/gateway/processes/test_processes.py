@@ -29,6 +29,22 @@ ANNA, BOB, CARL, DORA, EVE = ({"authorization": f"Bearer sk-{name}-0123456789abc
 MANY = [ANNA, CARL, DORA] * 2
 """Callers of all slots; no one of them has so many that the last ones are kept for others."""
 
+FAILING_FORKS = """
+import asyncio, errno, itertools
+from gateway.__main__ import main
+
+calls, start = itertools.count(1), asyncio.create_subprocess_exec
+
+async def start_or_fail(*command, **options):
+    if next(calls) in (3, 4):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    return await start(*command, **options)
+
+asyncio.create_subprocess_exec = start_or_fail
+raise SystemExit(main())
+"""
+"""Program of a gateway whose third and fourth fork fail: the first ones after its start."""
+
 
 class Gateway:
     """The gateway's parent and its doors."""
@@ -124,7 +140,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     options += ["--tokenizer-dir", checkpoint / "llm", "--least-speed", 0, "--admission-wait-s", 0.2]
     options += ["--speech-guard", "off", "--probe-interval-s", 0.1]
     url = f"http://{HOST}:{port}"
-    command = [sys.executable, "-m", "gateway", *map(str, options)]
+    command = [sys.executable, "-c", FAILING_FORKS, *map(str, options)]
     spec = ServiceSpec("gateway", command, f"{url}/readyz", folder / "gateway.log")
     with running_services(llm, token2wav) as services, ServiceProcess(spec) as process:
         process.wait_ready(4 * PATIENCE_S)
@@ -201,7 +217,7 @@ def test_a_voice_created_at_one_door_is_spoken_in_and_deleted_at_the_other(
     assert speak(first, voice="eva") == 404
 
 
-def test_a_killed_process_is_replaced_and_takes_nothing_but_its_own_streams(
+def test_a_killed_process_is_replaced_though_forks_fail_and_takes_nothing_but_its_own_streams(
     gateway: Gateway, doors: list[list[httpx.Client]]
 ) -> None:
     before = gateway.metric("cosydit_gateway_requests_total")
@@ -216,12 +232,25 @@ def test_a_killed_process_is_replaced_and_takes_nothing_but_its_own_streams(
         os.kill(killed, signal.SIGKILL)
         until(lambda: speak(kept[1], key=EVE) == 200, "room at the other one")
         until(lambda: gateway.process.spec.log_path.read_text().count("is open (pid") == 3, "a new process")
+        assert gateway.process.spec.log_path.read_text().count("can't be forked") == 2
         with gateway.doors() as alive:
             assert killed not in alive
             assert [clients[0].get("/readyz").status_code for clients in alive.values()] == [200, 200]
         gateway.services.let_go()
         assert sum(map(len, heard)) > 0
     assert gateway.metric("cosydit_gateway_requests_total") >= before
+
+
+def test_a_process_that_hangs_is_replaced(gateway: Gateway) -> None:
+    def opened() -> int:
+        return gateway.process.spec.log_path.read_text().count("is open (pid")
+
+    before, hung = opened(), max(gateway.workers())
+    os.kill(hung, signal.SIGSTOP)
+    until(lambda: opened() == before + 1, "a new process")
+    with gateway.doors() as alive:
+        assert hung not in alive
+        assert [clients[0].get("/readyz").status_code for clients in alive.values()] == [200, 200]
 
 
 def test_all_processes_drain_together_and_end_when_the_last_stream_has(

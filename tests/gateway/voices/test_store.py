@@ -175,6 +175,30 @@ async def test_a_name_is_given_once_even_when_asked_for_at_once(tmp_path: Path, 
     assert len(files(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("change", ["share", "delete"])
+async def test_a_change_whose_caller_leaves_is_whole_before_another_begins(
+    tmp_path: Path, maker: FakeVoiceMaker, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    store = make_store(tmp_path, maker)
+    voice, _ = await store.create(draft())
+    has_begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(*_: object) -> None:
+        has_begun.set()
+        may_end.wait(PATIENCE_S)
+        ended.set()
+
+    monkeypatch.setattr(VoiceDirectory, {"share": "write", "delete": "remove"}[change], slow)
+    changing = asyncio.create_task(store.share(voice, True) if change == "share" else store.delete(voice.id))
+    await asyncio.to_thread(has_begun.wait, PATIENCE_S)
+    changing.cancel()
+    asyncio.get_running_loop().call_later(0.05, may_end.set)
+    async with VoiceDirectory(tmp_path).changing():
+        assert ended.is_set()
+    await asyncio.wait([changing], timeout=PATIENCE_S)
+    assert changing.cancelled()
+
+
 async def test_the_number_of_voices_is_bounded_also_while_they_are_made(tmp_path: Path, maker: FakeVoiceMaker) -> None:
     store = make_store(tmp_path, maker, VoiceLimits(max_voices=2))
     results = await asyncio.gather(*(store.create(draft(f"v{n}")) for n in range(4)), return_exceptions=True)

@@ -1,0 +1,138 @@
+"""Tasks and their ends: whoever begins a task stops it, and a stop always comes to its end.
+
+A cancellation is a wish, and code below us loses some. gRPC answers one with the failure of a call that had already
+failed, and Python 3.10's `timeout` takes one that comes with its own end for its own. The task then goes on, and
+whoever waits for its end waits for ever. So `stop` cancels again until the task is done, and says what it waits for.
+
+    running_meanwhile    a task beside a block of code
+    until_first          several at once, until one of them has ended
+    stop                 any other task, by its owner; `cancel` where nothing can be awaited
+    run_whole            a thread's work that its caller's cancellation must not outrun
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+AGAIN_S = 1.0
+"""Seconds until a task that lives on is cancelled again; it may be at its own last work, which takes less."""
+LIMIT_S = 10.0
+"""Seconds after which a task that can't be stopped is left alone."""
+
+
+def cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks, and those that live on again, until they have ended or `LIMIT_S` has passed; log which have not.
+
+    What they fail with is dropped. Wait for none: `stop` does.
+    """
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + LIMIT_S
+
+    def again(task: asyncio.Future[Any]) -> None:
+        if task.done():
+            return
+        if loop.time() >= ends_s:
+            logger.error("%r lives on %.0f s after its cancellation; it waits at %s", task, LIMIT_S, _place(task))
+            return
+        task.cancel()
+        loop.call_later(AGAIN_S, again, task)
+
+    for task in tasks:
+        task.add_done_callback(_see)
+        again(task)
+
+
+async def stop(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and return when all have ended, or `LIMIT_S` has passed; see `cancel`.
+
+    A cancellation of the caller meanwhile is raised after that: what the tasks hold is free first.
+    """
+    cancel(*tasks)
+    await _wait_through(tasks, LIMIT_S + AGAIN_S)
+
+
+async def run_whole(work: Callable[..., T], *arguments: Any) -> T:
+    """Call what blocks in a thread and return when it has ended, also if the caller is cancelled before.
+
+    For what is done under a lock: a thread goes on when the task that waits for it is cancelled.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    running.add_done_callback(_see)
+    await _wait_through([running])
+    return running.result()
+
+
+@asynccontextmanager
+async def running_meanwhile(work: Coroutine[Any, Any, None], name: str | None = None) -> AsyncIterator[None]:
+    """Have some work run in a task of its own until the context is left, which stops it.
+
+    Raises:
+        Exception: when the context is left, what the work failed with.
+    """
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield
+    finally:
+        await stop(task)
+    if task.done() and not task.cancelled():
+        task.result()
+
+
+async def until_first(*works: Coroutine[Any, Any, None]) -> None:
+    """Run several works at once until one of them has ended, and stop the others.
+
+    Raises:
+        Exception: what the one failed with; of several that have failed, the first in order.
+    """
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await stop(*tasks)
+    for task in tasks:
+        if task in done:
+            task.result()
+
+
+def raise_if_cancelled() -> None:
+    """Raise CancelledError if somebody has cancelled the running task; for where an error may have hidden it.
+
+    Before Python 3.11 a task does not know, and only `stop`'s next cancellation reaches it.
+    """
+    task = asyncio.current_task()
+    if sys.version_info >= (3, 11) and task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+async def _wait_through(tasks: Sequence[asyncio.Future[Any]], limit_s: float = math.inf) -> None:
+    """Wait until all have ended, or so long; a cancellation is raised only then."""
+    loop, was_cancelled = asyncio.get_running_loop(), False
+    ends_s = loop.time() + limit_s
+    while (left := [task for task in tasks if not task.done()]) and loop.time() < ends_s:
+        try:
+            await asyncio.wait(left, timeout=None if math.isinf(ends_s) else ends_s - loop.time())
+        except asyncio.CancelledError:
+            was_cancelled = True
+    if was_cancelled:
+        raise asyncio.CancelledError
+
+
+def _see(task: asyncio.Future[Any]) -> None:
+    """Take note of what a task failed with; asyncio logs it otherwise."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _place(task: asyncio.Future[Any]) -> str:
+    frames = task.get_stack(limit=1) if isinstance(task, asyncio.Task) else []
+    return ", ".join(f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in frames) or "a place unknown"
