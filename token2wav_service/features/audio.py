@@ -15,6 +15,7 @@ import soundfile
 
 from token2wav_service.contract import MAX_PROMPT_SECONDS, PROMPT_SAMPLE_RATE_HZ
 from token2wav_service.errors import InvalidPromptError
+from token2wav_service.features.flac_length import with_length
 from token2wav_service.types import FloatArray
 
 MIN_PROMPT_SECONDS = 0.12
@@ -50,7 +51,7 @@ def load_prompt_audio(data: bytes, max_seconds: float = MAX_PROMPT_SECONDS) -> F
     _check_size(data)
     _check_wav_is_whole(data)
     try:
-        with soundfile.SoundFile(_SeekableBytes(data)) as file:
+        with soundfile.SoundFile(_SeekableBytes(with_length(data))) as file:
             _check_header(file, max_seconds)
             samples, rate_hz = _decode(file, max_seconds), int(file.samplerate)
     except soundfile.SoundFileError as err:

@@ -98,6 +98,17 @@ def test_a_wav_of_undeclared_length_is_read_to_its_end() -> None:
     assert len(load_prompt_audio(bytes(data))) == 16_000
 
 
+@pytest.mark.parametrize("samples", [1, 17, 4096, 4097, 70_000])
+@pytest.mark.parametrize("rate_hz", [16_000, 22_050])
+def test_a_flac_file_of_undeclared_length_is_read_to_its_end(samples: int, rate_hz: int) -> None:
+    whole = encoded(noise(5.0)[:samples], rate_hz, kind="FLAC")
+    streamed = whole[:21] + bytes([whole[21] & 0xF0, 0, 0, 0, 0]) + whole[26:]
+
+    np.testing.assert_array_equal(load_prompt_audio(streamed), load_prompt_audio(whole))
+    with pytest.raises(InvalidPromptError, match=r"can't be read|no samples"):
+        load_prompt_audio(streamed[:42])
+
+
 @pytest.mark.parametrize("samples", [tone(0.12), tone(18.0), tone(3.0) * 0.01], ids=["120 ms", "18 s", "quiet"])
 def test_prompt_at_the_limits_is_accepted(samples: FloatArray) -> None:
     validate_prompt(samples)
