@@ -27,6 +27,8 @@ _MAX_CHANNELS = 8
 _MIN_RATE_HZ, _MAX_RATE_HZ = 4_000, 192_000
 _SILENCE_PEAK = 1e-3
 """Largest deviation from the mean that still counts as silence: -60 dB."""
+_CANCELLED_SHARE = 0.1
+"""Of the channels' mean power; the mix of eight channels with one in use has an eighth."""
 _MAX_PEAK = 2.0
 """Largest sample: decoders overshoot 1 a little; beyond this the samples are integers that nobody scaled."""
 _STREAMED_WAV_BYTES = 0x7FFF_0000
@@ -59,7 +61,7 @@ def load_prompt_audio(data: bytes, max_seconds: float = MAX_PROMPT_SECONDS) -> F
             f"the prompt audio can't be read ({_reason(err)}); got {len(data)} bytes that start with {data[:4]!r}, "
             f"expected a complete WAV, FLAC, OGG or MP3 file; re-encode it, for example as 16-bit WAV"
         ) from err
-    mono: FloatArray = samples.mean(axis=1, dtype=np.float32)
+    mono = _mixed_down(samples)
     _check_finite(mono)
     return resample_poly(mono, rate_hz, PROMPT_SAMPLE_RATE_HZ)
 
@@ -170,6 +172,15 @@ def _decode(file: soundfile.SoundFile, max_seconds: float) -> FloatArray:
             f"the {file.format} file is truncated: {len(samples)} of {file.frames} frames could be read; send all of it"
         )
     return samples
+
+
+def _mixed_down(samples: FloatArray) -> FloatArray:
+    """Return [N] of [N, channels]: their mean, or the loudest where they cancel each other out."""
+    mean: FloatArray = samples.mean(axis=1, dtype=np.float32)
+    powers = np.square(samples, dtype=np.float64).mean(axis=0)
+    if np.square(mean, dtype=np.float64).mean() < _CANCELLED_SHARE * powers.mean():
+        return np.ascontiguousarray(samples[:, powers.argmax()])
+    return mean
 
 
 def _check_finite(samples: FloatArray) -> None:

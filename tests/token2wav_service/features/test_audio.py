@@ -109,6 +109,12 @@ def test_a_flac_file_of_undeclared_length_is_read_to_its_end(samples: int, rate_
         load_prompt_audio(streamed[:42])
 
 
+def test_channels_that_cancel_each_other_out_are_not_averaged() -> None:
+    stereo = np.stack([tone(0.5), -0.9 * tone(0.5)], axis=1)
+
+    np.testing.assert_allclose(load_prompt_audio(encoded(stereo, subtype="FLOAT")), tone(0.5), atol=1e-6)
+
+
 @pytest.mark.parametrize("samples", [tone(0.12), tone(18.0), tone(3.0) * 0.01], ids=["120 ms", "18 s", "quiet"])
 def test_prompt_at_the_limits_is_accepted(samples: FloatArray) -> None:
     validate_prompt(samples)
