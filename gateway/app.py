@@ -48,7 +48,8 @@ from gateway.token2wav.client import Token2WavClient
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry
 from gateway.voices.settings import SharedVoices, open_registry
-from llm_service.aligner import load_aligner
+from gateway.voices.transcripts import TranscriptCheck
+from llm_service.aligner import Aligner, load_aligner
 from llm_service.errors import CheckpointError
 from llm_service.prompt import LengthLimits, load_text_encoder
 from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
@@ -91,9 +92,13 @@ async def open_gateway(
     routes = _open_routes(config, wire, clock, worker)
     access = access or open_access(config.access, clock)
     lexicons = load_lexicons(config.lexicons_dir, takes_phonemes=declaration.phonemes is not None)
-    voices = _open_voices(config, routes.token2wav, clock, access, worker)
+    bounds, aligner = _speech_files(config)
+    transcripts = TranscriptCheck(aligner, is_on=bounds.follows_text is not False)
+    voices = _open_voices(config, routes.token2wav, clock, access, worker, transcripts)
     gate = Gate(routes.llm, routes.token2wav, clock, _caller_name, worker.places if worker is not None else None)
-    pipeline = _make_pipeline(config, declaration, routes, voices, gate, access, telemetry, clock, lexicons)
+    pipeline = _make_pipeline(
+        config, declaration, bounds, aligner, routes, voices, gate, access, telemetry, clock, lexicons
+    )
     probe = SamplingProbe(routes.llm, lambda utterance: wire.token_prompt(utterance).bounds, config.sampling_probe)
     readiness = Readiness(
         pipeline, routes.llm, routes.token2wav, config.warm_up_voice, probe=probe.run, together=worker
@@ -193,10 +198,16 @@ def _caller_name() -> str:
 
 
 def _open_voices(
-    config: GatewayConfig, token2wav: RoutedToken2Wav, clock: Clock, access: Access, worker: Worker | None
+    config: GatewayConfig,
+    token2wav: RoutedToken2Wav,
+    clock: Clock,
+    access: Access,
+    worker: Worker | None,
+    transcripts: TranscriptCheck,
 ) -> VoiceRegistry:
     shared = None if worker is None else SharedVoices(worker.voices, worker.creations, worker.known_voices.known)
-    voices = open_registry(config.voices_dir, config.voices, token2wav, clock, access.key_of_call, _caller_name, shared)
+    key = access.key_of_call
+    voices = open_registry(config.voices_dir, config.voices, token2wav, clock, key, _caller_name, shared, transcripts)
     if config.warm_up_voice not in voices.names:
         raise ConfigError(f"warm-up voice {config.warm_up_voice!r} is not one of {voices.names} in {config.voices_dir}")
     return voices
@@ -211,9 +222,19 @@ def _declaration(config: GatewayConfig) -> CheckpointDeclaration:
         raise ConfigError(str(error)) from error
 
 
+def _speech_files(config: GatewayConfig) -> tuple[SpeechBounds, Aligner | None]:
+    asked = SpeechBounds(config.segment_letters, config.carry_tokens)
+    try:
+        return load_speech_bounds(config.tokenizer_dir).overridden_by(asked), load_aligner(config.tokenizer_dir)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+
+
 def _make_pipeline(
     config: GatewayConfig,
     declaration: CheckpointDeclaration,
+    bounds: SpeechBounds,
+    aligner: Aligner | None,
     routes: Routes,
     voices: VoiceRegistry,
     gate: Gate,
@@ -222,12 +243,6 @@ def _make_pipeline(
     clock: Clock,
     lexicons: LexiconBook,
 ) -> SpeechPipeline:
-    asked = SpeechBounds(config.segment_letters, config.carry_tokens)
-    try:
-        bounds = load_speech_bounds(config.tokenizer_dir).overridden_by(asked)
-        aligner = load_aligner(config.tokenizer_dir)
-    except CheckpointError as error:
-        raise ConfigError(str(error)) from error
     carry = CarryLimits.within(bounds)
     guard = GuardSettings.of_checkpoint(config.speech_guard, bounds)
     settings = PipelineSettings(

@@ -45,6 +45,8 @@ class RegisteredVoice:
     """The voice's id: a content hash of the prompt's samples."""
     prompt_speech_tokens: tuple[int, ...]
     """Speech tokens of the prompt, 0..6560, 25 Hz; the LLM continues from them."""
+    silence_cut_s: float = 0.0
+    """Seconds of silence that token2wav cut from the recording."""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ class VoiceFeatures:
     """[2T, 80] log-mel, 50 Hz, cut to the tokens' length."""
     speaker_embedding: FloatArray
     """[192] raw CAM++ output."""
+    silence_cut_s: float = 0.0
+    """Seconds of silence that were cut from the prompt which came; the same voice may come with more or less."""
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,9 @@ CODEC_SETTINGS: Mapping[AudioFormat, CodecSettings] = {
         "flac",
         "flac",
         "s16",
-        # Level 2 has the short frames, the rest is what level 5 does in them.
-        {"compression_level": "2", "lpc_type": "levinson", "max_prediction_order": "8"},
+        # Level 2 has the short frames, the rest is what level 5 does in them. Level 2's own lowest order is 0, for
+        # which Levinson's method writes frames that no other decoder takes.
+        {"compression_level": "2", "lpc_type": "levinson", "min_prediction_order": "1", "max_prediction_order": "8"},
         {"metadata_header_padding": "0"},
         is_valid_empty=True,
     ),

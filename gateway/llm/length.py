@@ -35,6 +35,9 @@ _END_TOKENS = 10
 """Tokens of silence at both ends of a usual answer, 0.4 s."""
 _SLOWEST, _FASTEST = 4.0, 1.25
 """Bounds of tokens a letter; a prompt outside has pauses or a wrong transcript."""
+_RUSHED = 0.8
+"""Fewest tokens a letter of anybody, 31 letters a second; a transcript with more belongs to another recording."""
+_PROMPT_EDGE_TOKENS = 12
 _SOUND = re.compile(r"\[[a-z_-]{1,20}\]")
 _SOUND_LETTERS = 30
 _SYMBOL = re.compile(r"[%$€£¥₩&@#+=/°<>^*~|\\§©®™×÷]")
@@ -90,6 +93,12 @@ def longest_speech(text: str, reference_text: str, reference_tokens: Sequence[in
         reference_tokens: its speech tokens.
     """
     return int(_START_TOKENS + _MARGIN * _pace(reference_text, reference_tokens) * _letters(text))
+
+
+def speech_of_any_pace(text: str) -> tuple[int, int]:
+    """Return the fewest and the most speech tokens (25 Hz) of a recording that says a text, whoever says it."""
+    fewest = int(_RUSHED * _spoken_letters(text)) - _PROMPT_EDGE_TOKENS
+    return max(fewest, 0), int(_SLOWEST * _letters(text)) + _PROMPT_EDGE_TOKENS
 
 
 def _pace(reference_text: str, reference_tokens: Sequence[int]) -> float:

@@ -14,7 +14,8 @@ from gateway.core import RegisteredVoice
 from gateway.voices.known import MAX_KNOWN_VOICES, KnownVoices
 
 ToldVoice = list[str]
-"""Key, token2wav's id, and the prompt's speech tokens as text, which the parent need not read."""
+"""Key, token2wav's id, and as text, which the parent need not read, the prompt's speech tokens and the seconds of
+silence that were cut from it."""
 
 
 class WorkerKnownVoices:
@@ -28,12 +29,15 @@ class WorkerKnownVoices:
     def take_untold(self) -> list[ToldVoice]:
         """Return the voices that were registered since the last call."""
         untold, self._untold = self._untold, {}
-        return [[key, voice.voice_id, " ".join(map(str, voice.prompt_speech_tokens))] for key, voice in untold.items()]
+        return [
+            [key, voice.voice_id, " ".join(map(str, voice.prompt_speech_tokens)), str(voice.silence_cut_s)]
+            for key, voice in untold.items()
+        ]
 
     def hear(self, voices: Iterable[ToldVoice]) -> None:
         """Take over what other processes have registered."""
-        for key, voice_id, tokens in voices:
-            self.known.heard(key, RegisteredVoice(voice_id, tuple(map(int, tokens.split()))))
+        for key, voice_id, tokens, cut_s in voices:
+            self.known.heard(key, RegisteredVoice(voice_id, tuple(map(int, tokens.split())), float(cut_s)))
 
     def _note(self, key: str, voice: RegisteredVoice) -> None:
         self._untold[key] = voice

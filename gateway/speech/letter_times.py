@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from llm_service.aligner import FRAMES_PER_TOKEN, PAUSES, Aligner, FloatArray, LetterModel, Spelling, spell
+from llm_service.aligner import FRAMES_PER_TOKEN, PAUSES, UNKNOWN, Aligner, FloatArray, LetterModel, Spelling, spell
 
 LONGEST_JUMP = 4
 """Letters from one frame to the next; those between are silent."""
@@ -78,6 +78,18 @@ class LetterTimes:
         reach = min(settled, int(until_token) + AHEAD_TOKENS)
         self._way.follow(self._token_ids, reach)
         return self._way.times(is_over=self._is_complete and reach >= known)
+
+
+def mean_score(aligner: Aligner, text: str, token_ids: Sequence[int]) -> float | None:
+    """Return how much likelier tokens are as the speech of a text than of any other, as a natural logarithm a frame.
+
+    None: the text has letters that the aligner does not know, or no end.
+    """
+    if UNKNOWN in spell(text).states or not token_ids:
+        return None
+    way = _Way(aligner, text)
+    way.follow(token_ids, len(token_ids))
+    return way.score() / (FRAMES_PER_TOKEN * len(token_ids))
 
 
 class _Way:
@@ -146,6 +158,10 @@ class _Way:
             scores += sound
         self._came_by.extend(_best_steps(before[:-1], self._steps))
         self._scores, self._tokens = found[-1, LONGEST_JUMP:].copy(), until
+
+    def score(self) -> float:
+        """Return the logarithm of the best way through the whole text."""
+        return float((self._scores + self._end).max())
 
     def times(self, is_over: bool) -> Times | None:
         """Return the times of what is settled; None: no way leads through the text."""

@@ -152,6 +152,8 @@ class SpeechResult:
     """Spoken segments, in order; text that holds nothing to say is left out."""
     foreign: list[str] = field(default_factory=list)
     """Languages of the text that the checkpoint does not declare, primary subtags of BCP 47, each once."""
+    voice_warning: str = ""
+    """What may be wrong with the voice; empty: nothing."""
     guard_notes: list[GuardNote] = field(default_factory=list)
     """Segments whose speech left the text, in order."""
     silence_samples: int = 0

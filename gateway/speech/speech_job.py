@@ -96,7 +96,7 @@ class SpeechJob:
         self.observer.opened(stream_id)
 
     def use(self, voice: ReadyVoice) -> None:
-        self.result.voice_id = voice.registered.voice_id
+        self.result.voice_id, self.result.voice_warning = voice.registered.voice_id, voice.warning
         # NOTE: without a transcript the LLM can't continue from the prompt's tokens; token2wav alone gives the voice.
         reference_tokens = voice.registered.prompt_speech_tokens if voice.transcript.strip() else ()
         self._voice = Utterance("", voice.transcript, reference_tokens)

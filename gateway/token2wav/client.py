@@ -362,8 +362,9 @@ def _prompt_tensor(audio: bytes | FloatArray) -> dict[str, Any]:
 
 
 def _voice_of(result: Any) -> RegisteredVoice:
-    tokens = _required(result, "prompt_speech_tokens")
-    return RegisteredVoice(text_of(_required(result, "voice_id")), tuple(int(token) for token in tokens.ravel()))
+    tokens = tuple(int(token) for token in _required(result, "prompt_speech_tokens").ravel())
+    cut_s = result.as_numpy("silence_cut_s")  # that of an import, and of a server before this tensor, is not told
+    return RegisteredVoice(text_of(_required(result, "voice_id")), tokens, 0.0 if cut_s is None else float(cut_s[0]))
 
 
 def _chunk_tensors(stream_id: str, chunk: TokenChunk) -> dict[str, Any]:

@@ -72,6 +72,8 @@ class StoredVoice:
     """Name of the API key that created it; empty: the operator, or a time when no keys were used."""
     is_shared: bool = False
     """Whether its owner lets every key speak in it."""
+    warning: str = ""
+    """What may be wrong with its recording or transcript; see `TranscriptCheck`."""
 
     @property
     def profile(self) -> VoiceProfile:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -20,7 +21,14 @@ from typing import Any
 import numpy as np
 
 from gateway.core import FloatArray, InlineVoice, RegisteredVoice, Token2Wav
-from gateway.errors import ConfigError, UnsupportedOptionError, VoiceNotFoundError, VoiceProtectedError, VoiceStoreError
+from gateway.errors import (
+    ConfigError,
+    InvalidVoicePromptError,
+    UnsupportedOptionError,
+    VoiceNotFoundError,
+    VoiceProtectedError,
+    VoiceStoreError,
+)
 from gateway.voices.directory import EVERYBODY, OPERATOR, StoredVoice, Viewer
 from gateway.voices.draft import VoiceDraft
 from gateway.voices.inline_budget import VoiceBudget
@@ -29,6 +37,9 @@ from gateway.voices.names import ReservedNames
 from gateway.voices.profile import DEFAULT_VOICE, NO_ALIASES, NO_PROFILE, VoiceAliases, VoiceProfile, read_profile
 from gateway.voices.recordings import readable
 from gateway.voices.store import VoiceStore
+from gateway.voices.transcripts import TranscriptCheck
+
+logger = logging.getLogger(__name__)
 
 _AUDIO_SUFFIXES = (".wav", ".flac")
 _NAMES_IN_MESSAGE = 20
@@ -53,6 +64,8 @@ class ReadyVoice:
 
     registered: RegisteredVoice
     transcript: str
+    warning: str = ""
+    """What may be wrong with its recording or transcript; empty: nothing."""
 
 
 class VoiceRegistry:
@@ -68,6 +81,7 @@ class VoiceRegistry:
         budget: VoiceBudget | None = None,
         caller: Callable[[], str] = lambda: "",
         known: KnownVoices | None = None,
+        transcripts: TranscriptCheck | None = None,
     ) -> None:
         """Register nothing yet.
 
@@ -80,6 +94,7 @@ class VoiceRegistry:
             budget: of voices that come with requests; None: there is no bound.
             caller: names who brings them.
             known: voices that token2wav knows, where other processes of this gateway tell of some; None: none do.
+            transcripts: judges the operator's voices and those of requests; None: by their length only.
         """
         self._budget = budget
         self._caller = caller
@@ -90,6 +105,7 @@ class VoiceRegistry:
         self._folded_aliases = {alias.casefold(): alias for alias in self._aliases}
         self._reserved = ReservedNames([DEFAULT_VOICE, *self._voices, *self._aliases])
         self._viewer = viewer
+        self._transcripts = transcripts or TranscriptCheck()
         self._known = known if known is not None else KnownVoices()
         self._registrations: dict[str, asyncio.Task[RegisteredVoice]] = {}
         """Registrations under way; all requests that wait for a voice share one and its result."""
@@ -160,7 +176,7 @@ class VoiceRegistry:
 
         Raises:
             VoiceNotFoundError: no voice has that name, or it was deleted just now.
-            InvalidVoicePromptError: token2wav can't use its audio.
+            InvalidVoicePromptError: token2wav can't use its audio, or it says something else than its transcript.
             VoiceRateError: the caller brings new voices too fast.
             VoiceStoreError: its file can't be used.
             Token2WavError: anything else that went wrong there.
@@ -174,7 +190,13 @@ class VoiceRegistry:
             registered = await asyncio.shield(self._registration(key, source))
         if isinstance(source, StoredVoice) and self._creating().find(source.id) is None:
             raise VoiceNotFoundError(f"voice {source.id} was deleted", param="voice")
-        return ReadyVoice(registered, source.transcript)
+        return ReadyVoice(registered, source.transcript, self._warning(source, registered))
+
+    def _warning(self, source: NamedVoice | StoredVoice | InlineVoice, registered: RegisteredVoice) -> str:
+        """Return what may be wrong with a voice; that of an operator's is for its log alone."""
+        if isinstance(source, InlineVoice):
+            return self._transcripts.warning(source.transcript, registered)
+        return source.warning if isinstance(source, StoredVoice) else ""
 
     async def renew(self, voice: str | InlineVoice) -> ReadyVoice:
         """Register again a voice that token2wav has dropped; see `resolve`."""
@@ -307,7 +329,17 @@ class VoiceRegistry:
             return await self._token2wav.register_voice(audio)
         if isinstance(source, StoredVoice):
             return await self._creating().load(source)
-        return await self._token2wav.register_voice(await asyncio.to_thread(_read_audio, source))
+        registered = await self._token2wav.register_voice(await asyncio.to_thread(_read_audio, source))
+        self._tell_operator(source, registered)
+        return registered
+
+    def _tell_operator(self, voice: NamedVoice, registered: RegisteredVoice) -> None:
+        try:
+            told = self._transcripts.warning(voice.transcript, registered)
+        except InvalidVoicePromptError as error:
+            told = str(error)
+        if told:
+            logger.warning("voice %s: %s", voice.name, told)
 
 
 def load_voices(directory: Path) -> list[NamedVoice]:

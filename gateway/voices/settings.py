@@ -15,6 +15,7 @@ from gateway.voices.known import KnownVoices
 from gateway.voices.profile import VoiceAliases
 from gateway.voices.registry import VoiceRegistry, load_voices
 from gateway.voices.store import CreationCount, VoiceLimits, VoiceStore
+from gateway.voices.transcripts import TranscriptCheck
 from servicekit.clock import Clock
 
 
@@ -50,6 +51,7 @@ def open_registry(
     key_of_call: Callable[[], str | None] = lambda: None,
     caller: Callable[[], str] = lambda: "",
     shared: SharedVoices | None = None,
+    transcripts: TranscriptCheck | None = None,
 ) -> VoiceRegistry:
     """Find all voices; to be called inside the running event loop.
 
@@ -61,6 +63,7 @@ def open_registry(
         key_of_call: tells which key the call under way came with; see `Viewer.key`.
         caller: names who calls; voices that come with requests are counted by it.
         shared: by all processes; None: this one is alone.
+        transcripts: see `VoiceRegistry`.
 
     Raises:
         ConfigError: a directory that can't be used; see `load_voices` and `VoiceDirectory`.
@@ -69,14 +72,14 @@ def open_registry(
     store = None
     if settings.created_dir is not None:
         directory, rate = VoiceDirectory(settings.created_dir), shared.created if shared is not None else None
-        store = VoiceStore(directory, token2wav, settings.limits, clock, rate=rate)
+        store = VoiceStore(directory, token2wav, settings.limits, clock, rate=rate, transcripts=transcripts)
     budget = shared.brought if shared is not None else InlineVoiceBudget(settings.inline, clock)
 
     def viewer() -> Viewer:
         return Viewer(key_of_call(), settings.is_shared)
 
     known = shared.known if shared is not None else None
-    return VoiceRegistry(token2wav, named, store, settings.aliases, viewer, budget, caller, known)
+    return VoiceRegistry(token2wav, named, store, settings.aliases, viewer, budget, caller, known, transcripts)
 
 
 def add_voice_options(parser: argparse.ArgumentParser) -> None:

@@ -29,6 +29,7 @@ from gateway.voices.directory import EVERYBODY, StoredVoice, Viewer, VoiceDirect
 from gateway.voices.draft import VoiceDraft, checked_draft
 from gateway.voices.names import NO_RESERVED_NAMES, ReservedNames
 from gateway.voices.recordings import readable
+from gateway.voices.transcripts import TranscriptCheck
 from servicekit.clock import Clock, SystemClock
 from servicekit.tasks import run_whole
 from token2wav_service.contract import TOKEN_RATE_HZ
@@ -100,6 +101,7 @@ class VoiceStore:
         clock: Clock | None = None,
         unix_time: Callable[[], float] = time.time,
         rate: CreationCount | None = None,
+        transcripts: TranscriptCheck | None = None,
     ) -> None:
         """Keep where voices lie and who makes them.
 
@@ -110,12 +112,14 @@ class VoiceStore:
             clock: measures the rate of creations.
             unix_time: dates new voices.
             rate: counts the creations of every caller; None: this process is alone.
+            transcripts: judges new voices; None: by their length only.
         """
         self.limits = limits or VoiceLimits()
         self._directory = directory
         self._maker = maker
         self._unix_time = unix_time
         self._rate = rate or CreationRate(self.limits.creations_per_minute, clock or SystemClock())
+        self._transcripts = transcripts or TranscriptCheck()
         self._names_under_way: set[tuple[str, str]] = set()
         """Owner and name of each voice that is being created."""
 
@@ -159,7 +163,8 @@ class VoiceStore:
             InvalidRequestError: see `checked_draft`.
             VoiceExistsError: the name is reserved, or another voice of the viewer's has it.
             VoiceStoreFullError: as many voices as allowed are kept.
-            InvalidVoicePromptError: token2wav can't use the recording, or it can't be made readable.
+            InvalidVoicePromptError: token2wav can't use the recording, or it can't be made readable, or it says
+                something else than its transcript.
             UnsupportedOptionError: PyAV is needed for the recording, and not installed.
             GatewayError: token2wav or the disk failed.
         """
@@ -169,6 +174,7 @@ class VoiceStore:
             raise VoiceExistsError(f"{got}; choose another name", param="name")
         with self._held(draft.name, viewer):
             registered, file = await self._make(await readable(draft.audio))
+            warning = self._transcripts.warning(draft.transcript, registered)
             voice = StoredVoice(
                 id=new_voice_id(),
                 name=draft.name,
@@ -182,6 +188,7 @@ class VoiceStore:
                 audio_bytes=len(draft.audio),
                 owner=viewer.key or "",
                 is_shared=draft.is_shared,
+                warning=warning,
             )
             async with self._directory.changing():
                 self._check_others(draft.name, viewer)

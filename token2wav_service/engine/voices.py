@@ -12,17 +12,17 @@ import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from token2wav_service.contract import MAX_PROMPT_SECONDS, TOKEN_RATE_HZ
+from token2wav_service.contract import MAX_PROMPT_SECONDS, PROMPT_SAMPLE_RATE_HZ, TOKEN_RATE_HZ
 from token2wav_service.engine.runner import Runner, VoiceState
 from token2wav_service.engine.voice_cache import VoiceCache
 from token2wav_service.errors import CapacityError, InvalidVoiceFileError, VoiceModelMismatchError
-from token2wav_service.features.audio import validate_prompt
+from token2wav_service.features.audio import validate_prompt, without_long_silence
 from token2wav_service.features.extractor import voice_id_of
 from token2wav_service.types import VoiceFeatures, VoicePrompt
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
@@ -86,14 +86,17 @@ class VoiceStore:
         self.cache: VoiceCache[Voice] = VoiceCache(budget_bytes)
 
     def register(self, prompt: VoicePrompt) -> VoiceFeatures:
-        """Return the prompt's voice, making it unless it is cached.
+        """Return the prompt's voice, made without its long silences, unless it is cached.
 
         Raises:
             InvalidPromptError: the prompt can't be used; nothing is kept.
             CapacityError: the cache can't hold it beside the voices in use.
         """
         validate_prompt(prompt.samples)
-        return self._cached(voice_id_of(prompt.samples), lambda: self._extractor.extract(prompt))
+        spoken = without_long_silence(prompt.samples)
+        features = self._cached(voice_id_of(spoken), lambda: self._extractor.extract(VoicePrompt(spoken)))
+        cut_s = (len(prompt.samples) - len(spoken)) / PROMPT_SAMPLE_RATE_HZ
+        return replace(features, silence_cut_s=cut_s) if cut_s else features
 
     def export_file(self, voice_id: str) -> bytes:
         """Return a cached voice as a file that `import_file` takes, here or in another process of the same checkpoint.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import struct
 from functools import lru_cache
+from itertools import pairwise
 from math import ceil, gcd
 
 import numpy as np
@@ -15,6 +16,7 @@ import soundfile
 
 from token2wav_service.contract import MAX_PROMPT_SECONDS, PROMPT_SAMPLE_RATE_HZ
 from token2wav_service.errors import InvalidPromptError
+from token2wav_service.features.flac_length import with_length
 from token2wav_service.types import FloatArray
 
 MIN_PROMPT_SECONDS = 0.12
@@ -26,6 +28,13 @@ _MAX_CHANNELS = 8
 _MIN_RATE_HZ, _MAX_RATE_HZ = 4_000, 192_000
 _SILENCE_PEAK = 1e-3
 """Largest deviation from the mean that still counts as silence: -60 dB."""
+_FRAME_SAMPLES = PROMPT_SAMPLE_RATE_HZ // 50
+_LONGEST_SILENT_FRAMES, _KEPT_FRAMES = 40, 15
+"""Silence of more than 0.8 s is shortened to 0.3 s at each side that touches speech."""
+_SILENCE_SHARE = 10 ** (-30 / 20)
+"""Of the loudest frame: what is 30 dB below it is silence, as between a quiet room and speech."""
+_CANCELLED_SHARE = 0.1
+"""Of the channels' mean power; the mix of eight channels with one in use has an eighth."""
 _MAX_PEAK = 2.0
 """Largest sample: decoders overshoot 1 a little; beyond this the samples are integers that nobody scaled."""
 _STREAMED_WAV_BYTES = 0x7FFF_0000
@@ -50,7 +59,7 @@ def load_prompt_audio(data: bytes, max_seconds: float = MAX_PROMPT_SECONDS) -> F
     _check_size(data)
     _check_wav_is_whole(data)
     try:
-        with soundfile.SoundFile(_SeekableBytes(data)) as file:
+        with soundfile.SoundFile(_SeekableBytes(with_length(data))) as file:
             _check_header(file, max_seconds)
             samples, rate_hz = _decode(file, max_seconds), int(file.samplerate)
     except soundfile.SoundFileError as err:
@@ -58,7 +67,7 @@ def load_prompt_audio(data: bytes, max_seconds: float = MAX_PROMPT_SECONDS) -> F
             f"the prompt audio can't be read ({_reason(err)}); got {len(data)} bytes that start with {data[:4]!r}, "
             f"expected a complete WAV, FLAC, OGG or MP3 file; re-encode it, for example as 16-bit WAV"
         ) from err
-    mono: FloatArray = samples.mean(axis=1, dtype=np.float32)
+    mono = _mixed_down(samples)
     _check_finite(mono)
     return resample_poly(mono, rate_hz, PROMPT_SAMPLE_RATE_HZ)
 
@@ -92,6 +101,26 @@ def validate_prompt(samples: FloatArray) -> None:
         raise InvalidPromptError(
             f"the prompt is silent (peak {peak:.1e}, expected at least {_SILENCE_PEAK}); give a recording of speech"
         )
+
+
+def without_long_silence(samples: FloatArray) -> FloatArray:
+    """Shorten a prompt's long silences, before, behind and within its speech: an LLM that goes on from one is silent.
+
+    Args:
+        samples: [N] mono float32 at 16 kHz, not silent.
+
+    Returns:
+        [M], M <= N; the samples themselves if there is nothing to cut.
+    """
+    frames = samples[: len(samples) // _FRAME_SAMPLES * _FRAME_SAMPLES].reshape(-1, _FRAME_SAMPLES).std(axis=1)
+    sounds = np.flatnonzero(frames >= _SILENCE_SHARE * frames.max(initial=0))
+    keeps = np.ones(len(samples), np.bool_)
+    edges = [-_KEPT_FRAMES - 1, *sounds, len(frames) + _KEPT_FRAMES]
+    for before, after in pairwise(edges):
+        quiet = min(after, len(frames)) - max(before + 1, 0)
+        if quiet > _LONGEST_SILENT_FRAMES:
+            keeps[(before + 1 + _KEPT_FRAMES) * _FRAME_SAMPLES : (after - _KEPT_FRAMES) * _FRAME_SAMPLES] = False
+    return samples if keeps.all() else samples[keeps]
 
 
 class _SeekableBytes(io.BytesIO):
@@ -169,6 +198,15 @@ def _decode(file: soundfile.SoundFile, max_seconds: float) -> FloatArray:
             f"the {file.format} file is truncated: {len(samples)} of {file.frames} frames could be read; send all of it"
         )
     return samples
+
+
+def _mixed_down(samples: FloatArray) -> FloatArray:
+    """Return [N] of [N, channels]: their mean, or the loudest where they cancel each other out."""
+    mean: FloatArray = samples.mean(axis=1, dtype=np.float32)
+    powers = np.square(samples, dtype=np.float64).mean(axis=0)
+    if np.square(mean, dtype=np.float64).mean() < _CANCELLED_SHARE * powers.mean():
+        return np.ascontiguousarray(samples[:, powers.argmax()])
+    return mean
 
 
 def _check_finite(samples: FloatArray) -> None:

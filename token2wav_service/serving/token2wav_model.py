@@ -327,6 +327,7 @@ def _send_voice(features: VoiceFeatures, responder: Responder) -> None:
         {
             "voice_id": text_tensor(features.voice_id),
             "prompt_speech_tokens": features.prompt_tokens.astype(np.int32),
+            "silence_cut_s": np.array([features.silence_cut_s], np.float32),
         }
     )
 

@@ -128,12 +128,17 @@ def error_metadata(error: BaseException) -> list[tuple[str, str]]:
 
 LANGUAGE_WARNING_KEY = "x-language-warning"
 GUARD_WARNING_KEY = "x-speech-warning"
+VOICE_WARNING_KEY = "x-voice-warning"
 
 
 def warning_headers(result: SpeechResult) -> dict[str, str]:
-    """Return what an answer warns of so far: a language that the checkpoint does not declare, speech off its text."""
-    language = {LANGUAGE_WARNING_KEY: language_warning(result.foreign)} if result.foreign else {}
-    return language | ({GUARD_WARNING_KEY: guard_warning(result.guard_notes)} if result.guard_notes else {})
+    """Return what an answer warns of so far: an undeclared language, a voice's recording, speech off its text."""
+    warnings = {
+        LANGUAGE_WARNING_KEY: language_warning(result.foreign) if result.foreign else "",
+        VOICE_WARNING_KEY: result.voice_warning,
+        GUARD_WARNING_KEY: guard_warning(result.guard_notes),
+    }
+    return {key: warning for key, warning in warnings.items() if warning}
 
 
 IGNORED_FIELDS_KEY = "x-ignored-fields"

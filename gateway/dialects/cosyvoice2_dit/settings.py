@@ -21,6 +21,8 @@ from gateway.token2wav.client import Token2WavClient
 from gateway.voices.directory import VoiceDirectory
 from gateway.voices.registry import VoiceRegistry, load_voices
 from gateway.voices.store import VoiceStore
+from gateway.voices.transcripts import TranscriptCheck
+from llm_service.aligner import load_aligner
 from llm_service.config import LLMBackend
 from llm_service.prompt import load_text_encoder
 from llm_service.speech_bounds import load_speech_bounds
@@ -85,7 +87,9 @@ async def open_pipeline(config: DropInConfig) -> AsyncIterator[SpeechPipeline]:
     token2wav = Token2WavClient(config.triton_grpc_address)
     try:
         settings = PipelineSettings(chunk_policy=config.chunks.policy(), carry=CarryLimits.within(bounds))
-        speaker = StreamSpeaker(llm, token2wav, _open_voices(config, token2wav), settings)
+        aligner = load_aligner(config.llm_tokenizer_dir)
+        transcripts = TranscriptCheck(aligner, is_on=bounds.follows_text is not False)
+        speaker = StreamSpeaker(llm, token2wav, _open_voices(config, token2wav, transcripts), settings)
         styles = StyleRule(_declaration(config).instruct is not None, refuses=True)
         yield SpeechPipeline(speaker, settings, plain_front_end(bounds.segment_letters, styles))
     finally:
@@ -93,12 +97,12 @@ async def open_pipeline(config: DropInConfig) -> AsyncIterator[SpeechPipeline]:
         await token2wav.close()
 
 
-def _open_voices(config: DropInConfig, token2wav: Token2WavClient) -> VoiceRegistry:
+def _open_voices(config: DropInConfig, token2wav: Token2WavClient, transcripts: TranscriptCheck) -> VoiceRegistry:
     named = load_voices(config.voices_dir) if config.voices_dir is not None else []
     store = None
     if config.created_voices_dir is not None:
         store = VoiceStore(VoiceDirectory(config.created_voices_dir), token2wav)
-    registry = VoiceRegistry(token2wav, named, store=store)
+    registry = VoiceRegistry(token2wav, named, store=store, transcripts=transcripts)
     if config.has_voices and config.default_voice not in registry.names:
         folders = [str(path) for path in (config.voices_dir, config.created_voices_dir) if path is not None]
         raise ConfigError(f"{' and '.join(folders)} have no voice {config.default_voice!r}: set default_voice")

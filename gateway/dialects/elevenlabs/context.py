@@ -78,6 +78,7 @@ class SpeakingContext:
         self._was_flushed = False
         self._speech: Interruptible | None = None
         self._task: asyncio.Task[None] | None = None
+        self._before: SpeakingContext | None = None
         self.failure: GatewayError | None = None
         """The error that ended the context; None if there was none."""
         self.last_active_s = parts.clock.now()
@@ -104,8 +105,16 @@ class SpeakingContext:
         """Whether something went wrong after audio had been sent, which a client may take for all of it."""
         return self.failure is not None and self._writer.samples_sent > 0
 
-    def start(self, on_over: Callable[[SpeakingContext], Awaitable[None]]) -> None:
-        """Begin to speak; `on_over` is awaited after the final message, unless `stop` came before."""
+    def start(
+        self, on_over: Callable[[SpeakingContext], Awaitable[None]], before: SpeakingContext | None = None
+    ) -> None:
+        """Begin to speak.
+
+        Args:
+            on_over: awaited after the final message, unless `stop` came before.
+            before: the context whose messages come before all of this one's; None: there is none.
+        """
+        self._before = before
         self._speech = Interruptible(self._speak(), f"speak-{self._parts.name}")
         self._task = asyncio.create_task(self._run(self._speech, on_over), name=f"context-{self._parts.name}")
         self._task.add_done_callback(lambda _: self._parts.encoder.close())
@@ -118,10 +127,10 @@ class SpeakingContext:
         """
         self.last_active_s = self._parts.clock.now()
         self._parts.feed.push(message)
-        self._was_flushed = message.is_flush_only or (self._was_flushed and not message.has_speech)
+        self._was_flushed = bool(message.flush) or (self._was_flushed and not message.has_speech)
 
     def close(self) -> None:
-        """Obey `close_context`: right after a bare flush it says that the text is complete, otherwise it cancels.
+        """Obey `close_context`: after a flush it says that the text is complete, after other text it cancels.
 
         Raises:
             InvalidRequestError: see `end`.
@@ -166,6 +175,7 @@ class SpeakingContext:
     async def _run(self, speech: Interruptible, on_over: Callable[[SpeakingContext], Awaitable[None]]) -> None:
         try:
             await self._until_over(speech)
+            await self._wait_for_turn()
             if self._state is not ContextState.CANCELLED:
                 self._state = ContextState.FINISHED
             if self.failure is not None:
@@ -188,7 +198,13 @@ class SpeakingContext:
             logger.exception("%s failed", self._parts.name)
             self.failure = GatewayError("the server failed; its log says why")
 
+    async def _wait_for_turn(self) -> None:
+        if self._before is not None:
+            await self._before.settle()
+            self._before = None
+
     async def _speak(self) -> None:
+        await self._wait_for_turn()
         frames = self._parts.delivery.frames(self._parts.session.audio())
         async with self._parts.encoder, aclosing(frames):
             async for frame in frames:

@@ -99,7 +99,8 @@ class ClientMessage(BaseModel):
     try_trigger_generation: bool | None = None
     """Without `auto_mode`: pass on the text that is buffered, without waiting for the schedule."""
     close_context: bool | None = None
-    """Right after a message that only flushes: no more text will come, speak the rest. Otherwise: stop now."""
+    """After a flush: no more text will come, speak the rest; the id may be used again. After other text, or a second
+    time: stop now."""
     close_socket: bool | None = None
     """Close the socket; contexts may speak on for 1.5 s."""
     generation_config: GenerationConfig | None = None

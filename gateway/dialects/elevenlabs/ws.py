@@ -4,9 +4,11 @@ One server for clients that differ, by rules that were seen to work with LiveKit
 
 1. Every message carries `contextId`, every context ends with `isFinal`; times are absolute iff `sync_alignment=true`.
 2. `auto_mode=true`: a text message is spoken at once; otherwise text waits for the schedule or a flush.
-3. `close_context` right after a bare flush: no more text, speak the rest. Any other one, or a second one: stop now.
-4. `{"text": ""}` without a context keeps the socket alive; `close_socket` closes it within two seconds.
-5. Audio leaves near real time: a client that stops listening may not say so.
+3. `close_context` after a flush, with or without text: no more text, speak the rest. After text that was not flushed:
+   stop now. A second one: stop now, whatever is left under that id.
+4. A closed context's id, or no id, begins anew: its answers come one after the other. Other ids speak at the same time.
+5. `{"text": ""}` without a context keeps the socket alive; `close_socket` closes it within two seconds.
+6. Audio leaves near real time: a client that stops listening may not say so.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket
@@ -119,10 +121,12 @@ class TextSocket(ABC):
             active_s.append(now_s)
         return max(active_s) + self._opener.options.inactivity_s - now_s
 
-    def _open(self, context_id: str | None, first: ClientMessage) -> SpeakingContext:
+    def _open(
+        self, context_id: str | None, first: ClientMessage, before: SpeakingContext | None = None
+    ) -> SpeakingContext:
         context = self._opener.open(context_id, first, self._socket.send)
         self._contexts.add(context)
-        context.start(self._over)
+        context.start(self._over, before)
         return context
 
     async def _leave_idle(self) -> None:
@@ -148,43 +152,52 @@ class TextSocket(ABC):
 
 
 class MultiStreamInput(TextSocket):
-    """Many contexts, each on its own."""
+    """Many ids, each on its own; the contexts of one id speak in turn."""
 
     def __init__(self, socket: JsonSocket, opener: ContextOpener) -> None:
         """Begin without contexts."""
         super().__init__(socket, opener)
-        self._by_id: dict[str, SpeakingContext] = {}
+        self._lines: dict[str, list[SpeakingContext]] = {}
+        """Contexts by id, in the order of their answers; only the last may be open."""
 
     async def _obey(self, message: ClientMessage) -> None:
         context_id = message.context_id or DEFAULT_CONTEXT
-        context = self._by_id.get(context_id)
+        if message.text or message.flush:
+            await self._take(context_id, message)
+        if message.close_context:
+            self._close(self._lines.get(context_id, ()))
         if message.close_socket:
             await self._finish()
-        elif message.close_context:
-            if context is not None:
-                _guarded(context, context.close)
-        elif message.text or message.flush:
-            await self._take(context_id, context, message)
 
-    async def _take(self, context_id: str, context: SpeakingContext | None, message: ClientMessage) -> None:
-        if context is None or context.state is not ContextState.OPEN:
-            if not message.text:
-                return
+    async def _take(self, context_id: str, message: ClientMessage) -> None:
+        line = self._lines.get(context_id)
+        context = line[-1] if line and line[-1].state is ContextState.OPEN else None
+        if context is None and message.text:
             context = await self._open_within_limit(context_id, message)
         if context is not None:
-            _guarded(context, lambda: context.take(message))
+            taking = context
+            _guarded(taking, lambda: taking.take(message))
+
+    def _close(self, line: Sequence[SpeakingContext]) -> None:
+        if line and line[-1].state is ContextState.OPEN:
+            _guarded(line[-1], line[-1].close)
+            return
+        for context in line:
+            context.cancel()
 
     async def _open_within_limit(self, context_id: str, first: ClientMessage) -> SpeakingContext | None:
-        limit = self._opener.host.limits.max_contexts
-        if len(self._contexts) >= limit:
+        limit, line = self._opener.host.limits.max_contexts, self._lines.get(context_id, [])
+        if not line and len(self._lines) >= limit:
             got = f"{limit} contexts are open on this connection, the most there may be"
             await self._leave("max_active_conversations", f"{got}; close one before you open another")
+        if len(line) >= limit:
+            await line[0].settle()
         try:
-            context = self._open(context_id, first)
+            context = self._open(context_id, first, line[-1] if line else None)
         except GatewayError as error:
             await self._socket.send(error_message(error, context_id))
             return None
-        self._by_id[context_id] = context
+        self._lines.setdefault(context_id, []).append(context)
         return context
 
     async def _finish(self) -> None:
@@ -202,8 +215,10 @@ class MultiStreamInput(TextSocket):
 
     async def _over(self, context: SpeakingContext) -> None:
         await super()._over(context)
-        if self._by_id.get(context.id or "") is context:
-            del self._by_id[context.id or ""]
+        line = self._lines[context.id or ""]
+        line.remove(context)
+        if not line:
+            del self._lines[context.id or ""]
         # Clients that don't ask for absolute times ignore errors and take the audio so far for the whole.
         if context.is_cut_short and not self._contexts and not self._opener.options.is_absolute:
             await self._socket.close(FAILURE_CLOSE, "speech failed")

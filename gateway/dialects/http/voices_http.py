@@ -198,7 +198,7 @@ def _upload_of(voice: StoredVoice, is_owned: bool) -> dict[str, Any]:
         "seconds": voice.seconds,
         "shared": voice.is_shared,
     }
-    optional = {"speaker_description": voice.description}
+    optional = {"speaker_description": voice.description, "warning": voice.warning}
     if is_owned:
         optional |= {"consent": voice.consent, "ref_text": voice.transcript}
     return described | {name: text for name, text in optional.items() if text}

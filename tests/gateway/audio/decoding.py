@@ -1,4 +1,4 @@
-"""Reads encoded audio back with PyAV, as players do."""
+"""Reads encoded audio back as players do: with PyAV, and with libsndfile, which shares no encoder with it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import io
 
 import av
 import numpy as np
+import soundfile
 
 from gateway.audio import AudioFormat
 from gateway.core import FloatArray
 
+_FLAC_LENGTH_AT = 22
+_READ_SAMPLES = 4096
 _RAW_DEMUXERS = {AudioFormat.PCM: "s16le", AudioFormat.MULAW: "mulaw", AudioFormat.ALAW: "alaw"}
 
 
@@ -21,6 +24,23 @@ def decoded(data: bytes, audio_format: AudioFormat, rate_hz: int) -> tuple[Float
         stream = container.streams.audio[0]
         parts = [_floats(frame.to_ndarray()) for frame in container.decode(stream)]
         return np.concatenate([np.zeros(0, np.float32), *parts]), stream.rate
+
+
+def decoded_elsewhere(data: bytes, flac_samples: int) -> tuple[FloatArray, int]:
+    """Return [N] samples in +-1 and their rate, by libsndfile (libFLAC, libopus, mpg123).
+
+    Args:
+        data: FLAC, Ogg Opus or MP3.
+        flac_samples: put into a FLAC's header, which is streamed without a length: Python's binding seeks after each
+            read, and libFLAC then needs one.
+    """
+    if data.startswith(b"fLaC"):
+        data = data[:_FLAC_LENGTH_AT] + flac_samples.to_bytes(4, "big") + data[_FLAC_LENGTH_AT + 4 :]
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        parts = [np.zeros(0, np.float32)]
+        while len(part := file.read(_READ_SAMPLES, dtype="float32")):
+            parts.append(part)
+        return np.concatenate(parts), file.samplerate
 
 
 def _floats(amplitudes: np.ndarray) -> FloatArray:

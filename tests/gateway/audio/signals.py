@@ -29,6 +29,16 @@ def speech_like(samples: int) -> FloatArray:
     return made
 
 
+def hard_to_encode(samples: int) -> dict[str, FloatArray]:
+    """Return sounds of [samples] by name: noise, clipped noise, silence, and speech with pauses, dead and faint."""
+    noise = np.random.default_rng(0).normal(size=samples).astype(np.float32)
+    dead, faint = speech_like(samples).copy(), speech_like(samples).copy()
+    pause = slice(samples // 3, samples // 2)
+    dead[pause], faint[pause] = 0, 1e-4 * noise[pause]
+    silence = np.zeros(samples, np.float32)
+    return {"noise": 0.3 * noise, "clipped": 3 * noise, "silence": silence, "dead pause": dead, "faint pause": faint}
+
+
 def cut(samples: FloatArray, lengths: list[int]) -> list[FloatArray]:
     """Cut into pieces of these lengths, the last taking the rest."""
     return np.split(samples, np.minimum(np.cumsum(lengths), len(samples))) if lengths else [samples]

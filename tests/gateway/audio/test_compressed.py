@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from gateway.audio import AudioFormat, OutputFormat, encode_whole, open_encoder
-from tests.gateway.audio.signals import best_lag, cut, encoded, speech_like
+from tests.gateway.audio.signals import best_lag, cut, encoded, hard_to_encode, speech_like
 
 pytest.importorskip("av", reason="the audio extra is not installed")
 from gateway.audio.compressed import CODEC_SETTINGS
-from tests.gateway.audio.decoding import decoded
+from tests.gateway.audio.decoding import decoded, decoded_elsewhere
 
 OPUS_PLAYER_RATE_HZ = 48_000
 MAX_CODEC_DELAY_SAMPLES = 1300
@@ -52,6 +52,23 @@ def test_opus_decodes_to_the_input_with_its_delay_cut_off(rate_hz: int) -> None:
     lag, correlation = best_lag(got, wanted, 20)
     assert lag <= 2
     assert correlation > 0.99
+
+
+@pytest.mark.parametrize("rate_hz", [8000, 11_025, 24_000, 44_100, 48_000])
+@pytest.mark.parametrize("audio_format", [AudioFormat.FLAC, AudioFormat.OPUS, AudioFormat.MP3])
+def test_a_decoder_of_another_library_reads_every_sample(audio_format: AudioFormat, rate_hz: int) -> None:
+    output = OutputFormat(audio_format, rate_hz)
+    for name, samples in hard_to_encode(30_000).items():
+        pcm = encode_whole(samples, OutputFormat(AudioFormat.PCM, output.codec_rate_hz))
+        wanted, _ = decoded(pcm, AudioFormat.PCM, rate_hz)
+
+        got, got_rate_hz = decoded_elsewhere(encoded(open_encoder(output), cut(samples, [14, 5000])), len(wanted))
+
+        assert got_rate_hz == output.codec_rate_hz, name
+        if audio_format is AudioFormat.FLAC:
+            np.testing.assert_array_equal(got, wanted, name)
+        else:
+            assert len(wanted) <= len(got) <= len(wanted) + MAX_EXTRA_SAMPLES, name
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ async def test_a_voice_of_a_request_has_no_name_and_only_the_same_recording_mean
         await registry_of(first, voices).resolve(BROUGHT)
         await news(second)
         registry = registry_of(second, voices)
-        (key, voice_id, _), *_ = group.hub.told_voices.all()
+        (key, voice_id, *_), *_ = group.hub.told_voices.all()
         for name in (key, voice_id):
             with pytest.raises(VoiceNotFoundError):
                 await registry.resolve(name)

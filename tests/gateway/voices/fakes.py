@@ -29,6 +29,7 @@ class FakeVoiceMaker(FakeToken2Wav):
     imports: list[VoiceFile] = field(default_factory=list)
     evictions: int = 0
     gate: asyncio.Event | None = None
+    silence_cut_s: float = 0.0
 
     async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
         assert isinstance(audio, bytes)
@@ -37,7 +38,7 @@ class FakeVoiceMaker(FakeToken2Wav):
             await self.gate.wait()
         if audio == UNREADABLE:
             raise InvalidVoicePromptError("the prompt audio can't be read", param="voice")
-        return self._known(RegisteredVoice(hashlib.sha256(audio).hexdigest(), (len(audio),) * 50))
+        return self._known(RegisteredVoice(hashlib.sha256(audio).hexdigest(), (len(audio),) * 50, self.silence_cut_s))
 
     async def export_voice(self, voice_id: str) -> bytes:
         if self.evictions:

@@ -57,6 +57,20 @@ def test_a_file_cant_pass_for_the_voice_of_a_prompt() -> None:
     assert store.register(make_prompt()) is genuine
 
 
+def test_a_voice_is_made_without_its_prompts_long_silences_which_are_told() -> None:
+    store, prompt = make_engine().voices, make_prompt()
+    silence = np.zeros(48_000, np.float32)
+
+    first, second = (
+        store.register(VoicePrompt(np.concatenate([before, prompt.samples, silence])))
+        for before in (silence, silence[:32_000])
+    )
+
+    assert first.voice_id == second.voice_id
+    assert (first.silence_cut_s, second.silence_cut_s) == pytest.approx((5.4, 4.4), abs=0.05)
+    assert store.register(prompt).silence_cut_s == 0
+
+
 def test_importing_a_voice_twice_keeps_it_once() -> None:
     store = make_engine().voices
     data = encode_voice_file(exported())

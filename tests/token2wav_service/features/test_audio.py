@@ -10,7 +10,7 @@ import pytest
 
 from tests.token2wav_service.features.helpers import encoded, noise, tone
 from token2wav_service.errors import InvalidPromptError
-from token2wav_service.features.audio import MAX_FILE_BYTES, load_prompt_audio, validate_prompt
+from token2wav_service.features.audio import MAX_FILE_BYTES, load_prompt_audio, validate_prompt, without_long_silence
 from token2wav_service.types import FloatArray
 
 PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + bytes(64)
@@ -96,6 +96,49 @@ def test_a_wav_of_undeclared_length_is_read_to_its_end() -> None:
     data[4:8] = data[40:44] = struct.pack("<I", 0xFFFF_FFFF)
 
     assert len(load_prompt_audio(bytes(data))) == 16_000
+
+
+@pytest.mark.parametrize("samples", [1, 17, 4096, 4097, 70_000])
+@pytest.mark.parametrize("rate_hz", [16_000, 22_050])
+def test_a_flac_file_of_undeclared_length_is_read_to_its_end(samples: int, rate_hz: int) -> None:
+    whole = encoded(noise(5.0)[:samples], rate_hz, kind="FLAC")
+    streamed = whole[:21] + bytes([whole[21] & 0xF0, 0, 0, 0, 0]) + whole[26:]
+
+    np.testing.assert_array_equal(load_prompt_audio(streamed), load_prompt_audio(whole))
+    with pytest.raises(InvalidPromptError, match=r"can't be read|no samples"):
+        load_prompt_audio(streamed[:42])
+
+
+def test_channels_that_cancel_each_other_out_are_not_averaged() -> None:
+    stereo = np.stack([tone(0.5), -0.9 * tone(0.5)], axis=1)
+
+    np.testing.assert_allclose(load_prompt_audio(encoded(stereo, subtype="FLOAT")), tone(0.5), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("before_s", "within_s", "behind_s", "seconds"),
+    [
+        pytest.param(0.7, 0.7, 0.7, 4.1, id="short ones stay"),
+        pytest.param(3.0, 0.0, 0.0, 2.3, id="before"),
+        pytest.param(0.0, 0.0, 5.01, 2.3, id="behind"),
+        pytest.param(0.0, 4.0, 0.0, 2.6, id="within"),
+        pytest.param(1.0, 2.0, 3.0, 3.2, id="everywhere"),
+    ],
+)
+@pytest.mark.parametrize("level", [0.0, 1e-3], ids=["digital", "-60 dB"])
+def test_long_silences_of_a_prompt_are_shortened(
+    before_s: float, within_s: float, behind_s: float, seconds: float, level: float
+) -> None:
+    speech, lengths = tone(1.0), [round(each * 16_000) for each in (before_s, within_s, behind_s)]
+    before, within, behind = (np.zeros(length, np.float32) for length in lengths)
+    samples = np.concatenate([before, speech, within, speech, behind])
+    samples += level * noise(len(samples) / 16_000) * 10
+
+    spoken = without_long_silence(samples)
+
+    assert len(spoken) / 16_000 == pytest.approx(seconds, abs=0.05)
+    assert np.square(spoken).sum() == pytest.approx(np.square(samples).sum(), rel=1e-3)
+    np.testing.assert_array_equal(without_long_silence(spoken), spoken)
 
 
 @pytest.mark.parametrize("samples", [tone(0.12), tone(18.0), tone(3.0) * 0.01], ids=["120 ms", "18 s", "quiet"])

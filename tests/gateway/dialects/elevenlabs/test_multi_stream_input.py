@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -164,23 +165,53 @@ async def test_contexts_do_not_disturb_each_other(voices: Voices) -> None:
     assert text_of(heard["a"]) == text_of(heard["c"]) == f"{ONE} "
 
 
-async def test_a_context_id_may_be_used_again(voices: Voices) -> None:
-    async with opened_door(FakeLLM(speech_deltas(30)), FakeToken2Wav(), voices) as door:
-        async with door.client(AUTO) as client:
-            for _ in range(2):
-                await begin(client, "c1", ONE)
-                await end(client)
-                assert text_of((await client.until_final("c1"))["c1"]) == f"{ONE} "
-
-
-async def test_text_without_a_context_has_one_of_its_own(voices: Voices) -> None:
-    async with opened_door(FakeLLM(speech_deltas(30)), FakeToken2Wav(), voices) as door:
-        async with door.client(AUTO) as client:
+@pytest.mark.parametrize("named", [{"context_id": "c1"}, {}], ids=["one id", "no id"])
+@pytest.mark.parametrize("path", [AUTO, MULTI], ids=["auto", "buffered"])
+@pytest.mark.parametrize("is_apart", [False, True], ids=["in one message", "in two"])
+async def test_answers_under_one_id_come_one_after_the_other(
+    voices: Voices, named: dict[str, str], path: str, is_apart: bool
+) -> None:
+    texts = [f"{number}, {ONE}" for number in ("First", "Second", "Third")]
+    async with opened_door(FakeLLM(speech_deltas(60)), FakeToken2Wav(), voices, max_contexts=2) as door:
+        async with door.client(path) as client:
             await client.send(text="")
-            await client.send(text=ONE)
-            await client.send(flush=True)
-            await client.send(close_context=True)
-            assert text_of((await client.until_final("default"))["default"]) == f"{ONE} "
+            for text in texts:
+                steps = [{"text": text, "flush": True}, {"close_context": True}]
+                if not is_apart:
+                    steps = [{**steps[0], **steps[1]}]
+                for step in steps:
+                    await client.send(**named, **step)
+            heard = [await client.receive()]
+            while sum(bool(message.get("isFinal")) for message in heard) < len(texts):
+                heard.append(await client.receive())
+            await door.until_idle()
+    finals = [at for at, message in enumerate(heard) if message.get("isFinal")]
+    answers = [heard[since:until] for since, until in zip([0, *finals], finals, strict=False)]
+    assert [text_of(answer).strip() for answer in answers] == texts
+    assert not any(heard[at]["progress"]["isCancelled"] for at in finals)
+    assert {message["contextId"] for message in heard} == {named.get("context_id", "default")}
+
+
+async def test_a_second_close_stops_all_that_an_id_has_left_and_no_other_id(voices: Voices) -> None:
+    llm = FakeLLM(speech_deltas(500))
+    async with opened_door(llm, FakeToken2Wav(), voices, clock=ManualClock(), run_ahead_s=1.0) as door:
+        async with door.client(AUTO) as client:
+            await begin(client, "other", ONE)
+            for text in (ONE, TWO):
+                await client.send(text=text, context_id="c1", flush=True)
+                await client.send(context_id="c1", close_context=True)
+            while (await client.receive())["contextId"] != "c1":
+                pass
+            await client.send(context_id="c1", close_context=True)
+            finals: list[dict[str, Any]] = []
+            while len(finals) < 2:
+                message = await client.receive()
+                finals += [message] if message.get("isFinal") else []
+            assert len(llm.utterances) == 2, "the second answer was never begun"
+            await client.send(context_id="other", close_context=True)
+            await client.until_final("other")
+            await door.until_idle()
+    assert [(each["contextId"], each["progress"]["isCancelled"]) for each in finals] == [("c1", True)] * 2
 
 
 async def test_close_socket_closes_soon_and_every_context_is_final(voices: Voices) -> None:
