@@ -15,6 +15,7 @@ from typing import Protocol
 
 from gateway.errors import LexiconNotFoundError, UnsupportedOptionError
 from gateway.text.alignment import Alignment, Span
+from gateway.text.cleaning import CleaningReader
 from gateway.text.markup.markdown import MarkupReader
 from gateway.text.markup.ssml import SsmlReader
 from gateway.text.normalization.addresses import spoken_addresses
@@ -194,10 +195,10 @@ class TextFrontEnd:
     def _markup_of(self, options: TextOptions) -> Markup | None:
         if options.is_ssml:
             ssml = SsmlReader(self._tags, options.primary_language, self._in_words, takes_phonemes=self.takes_phonemes)
-            return Markup(ssml)
+            return Markup(CleaningReader(ssml) if options.normalization is Normalization.ON else ssml)
         if options.normalization is not Normalization.ON:
             return None
-        return Markup(MarkupReader(self._tags, self._styles if options.has_audio_tags else None))
+        return Markup(CleaningReader(MarkupReader(self._tags, self._styles if options.has_audio_tags else None)))
 
     def _reads_audio_tags(self, options: TextOptions) -> bool:
         return options.has_audio_tags and not options.is_ssml and options.normalization is Normalization.ON

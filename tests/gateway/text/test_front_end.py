@@ -127,8 +127,8 @@ def test_a_request_can_switch_normalisation_off() -> None:
 
 @pytest.mark.parametrize("language", ["xx", "pt", "tlh-Latn"])
 def test_an_unknown_language_passes_through_untouched(language: str) -> None:
-    (spoken,) = speak("5\u00a0 “x” [1]", TextOptions(language=language))
-    assert spoken.text == "5\u00a0 “x” [1]."
+    (spoken,) = speak("5  “x” [1]", TextOptions(language=language))
+    assert spoken.text == "5  “x” [1]."
 
 
 def test_a_region_can_have_a_normaliser_of_its_own() -> None:
