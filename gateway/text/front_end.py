@@ -1,10 +1,10 @@
 """The text front end: cuts a request's text into segments and turns each into what the LLM is to speak.
 
     text in pieces -> TextStream.push/flush -> Segment -> TextStream.prepare -> SpokenSegment
-                      (markup out, cut)                   (addresses, numbers, an end)
+                      (cleaned, markup out, cut)          (addresses, numbers, an end)
 
-Taking markup out and cutting is cheap and done as text arrives. Normalising costs milliseconds a segment, so that it
-waits until a segment's turn comes. No network, no torch.
+Cleaning, taking markup out and cutting are cheap and done as text arrives. Normalising costs milliseconds a segment,
+so that it waits until a segment's turn comes. No network, no torch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Protocol
 
 from gateway.errors import LexiconNotFoundError, UnsupportedOptionError
 from gateway.text.alignment import Alignment, Span
+from gateway.text.cleaning import CleaningReader
 from gateway.text.markup.markdown import MarkupReader
 from gateway.text.markup.ssml import SsmlReader
 from gateway.text.normalization.addresses import spoken_addresses
-from gateway.text.normalization.language import DeclaredLanguages, LanguageGuesser
+from gateway.text.normalization.language import DeclaredLanguages, LanguageGuesser, language_runs
 from gateway.text.normalization.normalizer import NormalizedText, Normalizer, clauses, unchanged
 from gateway.text.normalization.wetext_normalizer import load_normalizers
 from gateway.text.options import Normalization, TextOptions
@@ -193,13 +194,11 @@ class TextFrontEnd:
 
     def _markup_of(self, options: TextOptions) -> Markup | None:
         if options.is_ssml:
-            reader = SsmlReader(
-                self._tags, options.primary_language, self._in_words, takes_phonemes=self.takes_phonemes
-            )
-            return Markup(reader)
+            ssml = SsmlReader(self._tags, options.primary_language, self._in_words, takes_phonemes=self.takes_phonemes)
+            return Markup(CleaningReader(ssml) if options.normalization is Normalization.ON else ssml)
         if options.normalization is not Normalization.ON:
             return None
-        return Markup(MarkupReader(self._tags, self._styles if options.has_audio_tags else None))
+        return Markup(CleaningReader(MarkupReader(self._tags, self._styles if options.has_audio_tags else None)))
 
     def _reads_audio_tags(self, options: TextOptions) -> bool:
         return options.has_audio_tags and not options.is_ssml and options.normalization is Normalization.ON
@@ -252,7 +251,7 @@ class TextFrontEnd:
         if options.normalization is Normalization.ON:
             spoken = _after(spoken, spoken_addresses(spoken.text, language))
             yield
-            normalized = yield from self._normalizing(spoken.text, self._normalizer(options, language))
+            normalized = yield from self._normalizing(spoken.text, options, language)
             spoken = _after(spoken, normalized)
         if not goes_on:
             spoken = _after(spoken, ended(spoken.text, language, is_last=segment.is_last))
@@ -273,31 +272,37 @@ class TextFrontEnd:
         return self._declared.foreign(self._tags.removed(text), options.primary_language)
 
     def _guessed(self, text: str, earlier_language: str | None) -> str | None:
-        guess = self._guess_language(self._tags.removed(text))
+        bare = self._tags.removed(text)
+        guess = self._guess_language(bare)
         # A few Han characters alone are Japanese among Japanese sentences.
-        is_same = guess is None or (guess, earlier_language) == ("zh", "ja")
-        return (earlier_language or self._only_language) if is_same else guess
-
-    @property
-    def _only_language(self) -> str | None:
-        """The language that a short text is taken to be in: the checkpoint's, if it speaks but one."""
-        return self.languages[0] if self.languages is not None and len(self.languages) == 1 else None
+        if (guess, earlier_language) == ("zh", "ja"):
+            return earlier_language
+        return guess or (earlier_language if self._declared is None else self._declared.usual(bare, earlier_language))
 
     def _normalizer(self, options: TextOptions, language: str | None) -> Normalizer | None:
         if language is None:
             return None
-        return self._normalizers.get(options.regional_language or language) or self._normalizers.get(language)
+        regional = options.regional_language if language == options.primary_language else None
+        return self._normalizers.get(regional or language) or self._normalizers.get(language)
 
-    def _normalizing(self, text: str, normalizer: Normalizer | None) -> Steps[NormalizedText]:
-        if normalizer is None and not self._silent_tags:
+    def _normalizing(self, text: str, options: TextOptions, language: str | None) -> Steps[NormalizedText]:
+        if self._normalizer(options, language) is None and not self._silent_tags:
             return unchanged(text)
         parts = list[NormalizedText]()
-        for part in self._tags.parts(text):
-            for piece in [part] if part.is_tag else [TextPart(each, is_tag=False) for each in clauses(part.text)]:
-                parts.append(self._normalized_part(piece, normalizer))
-                yield
+        for piece, its_language in self._pieces(text, language):
+            parts.append(self._normalized_part(piece, self._normalizer(options, its_language)))
+            yield
         alignment = Alignment.joined(part.alignment for part in parts)
         return NormalizedText("".join(part.text for part in parts), alignment)
+
+    def _pieces(self, text: str, language: str | None) -> Iterator[tuple[TextPart, str | None]]:
+        """Cut a text at its tags, where its language changes and where it costs too much, with each part's language."""
+        others = self._normalizers if self.languages is None else self.languages
+        for part in self._tags.parts(text):
+            runs = [(part.text, language)] if part.is_tag else language_runs(part.text, language, others)
+            for run, its_language in runs:
+                pieces = [run] if part.is_tag else clauses(run)
+                yield from ((TextPart(piece, part.is_tag), its_language) for piece in pieces)
 
     def _with_aliases(self, text: str, lexicons: tuple[Lexicon, ...]) -> NormalizedText:
         parts = [
@@ -447,8 +452,9 @@ def load_text_front_end(
         lexicons: see `TextFrontEnd`.
         refuses_styles: whether instructions are refused where the checkpoint takes none; else they are left alone.
     """
-    guesser, declaration = LanguageGuesser(), declaration or CheckpointDeclaration()
+    declaration = declaration or CheckpointDeclaration()
     languages, tags = declaration.languages, acting_tags(declaration)
+    guesser = LanguageGuesser(languages)
     return TextFrontEnd(
         load_normalizers(),
         guesser.guess,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from gateway.errors import InvalidRequestError
+from gateway.text.cleaning import cleaned
 from gateway.text.manner import Manner
 from gateway.text.pauses import Pause, read_break
 from gateway.text.segments.breaks import (
@@ -283,7 +284,7 @@ class MarkupReader:
 
     def _entity(self, at: int, is_complete: bool) -> _Form | None:
         if entity := _ENTITY.match(self._text, at):
-            return entity.end(), html.unescape(entity[0]).replace("\u00a0", " ")
+            return entity.end(), cleaned(html.unescape(entity[0]))
         is_unfinished = not is_complete and _UNFINISHED_ENTITY.fullmatch(self._text, at)
         return None if is_unfinished else (at + 1, "&")
 

@@ -6,7 +6,7 @@ Says nothing rather than something doubtful: a text of unknown language is spoke
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,24 +38,41 @@ def primary_language(tag: str) -> str:
 class LanguageGuesser:
     """Tells languages apart by text alone."""
 
-    def __init__(self) -> None:
-        """Load the model: once per process."""
+    def __init__(self, languages: Sequence[str] | None = None) -> None:
+        """Load the model: once per process.
+
+        Args:
+            languages: what texts are in, as far as the script leaves it open; None: anything.
+        """
         self._identifier = load_identifier()
+        self._languages = frozenset(map(primary_language, languages or ()))
 
     def surely(self, text: str) -> str | None:
-        """Return the language where there is hardly a doubt, for what a wrong guess would disturb."""
-        return self.guess(text, _SURE_PROBABILITY)
+        """Return the language, any that there is, where there is hardly a doubt."""
+        return _east_asian(text) or self._any(_OTHER_WORD.findall(text), _SURE_PROBABILITY)
 
-    def guess(self, text: str, min_probability: float = _MIN_PROBABILITY) -> str | None:
+    def guess(self, text: str) -> str | None:
         """Return the language as a primary subtag of BCP 47; None if the text does not tell."""
-        east_asian = _east_asian(text)
-        if east_asian is not None:
-            return east_asian
         words = _OTHER_WORD.findall(text)
+        if (east_asian := _east_asian(text)) is not None or not words:
+            return east_asian
+        script = _main_script(text)
+        languages = [each for each in self._languages if script in _scripts_of(each)]
+        return self._one_of(languages, words) if languages else self._any(words, _MIN_PROBABILITY)
+
+    def _any(self, words: list[str], min_probability: float) -> str | None:
         if not words:
             return None
         language, probability = self._identifier.classify(" ".join(words))
         return primary_language(language) if probability >= min_probability else None
+
+    def _one_of(self, languages: list[str], words: list[str]) -> str | None:
+        """Return the language that the words are in, of these that are written as they are; None: any of them."""
+        if len(languages) == 1:
+            return languages[0]
+        shares = {name: share for name, share in self._identifier.rank(" ".join(words)) if name in languages}
+        best = max(shares, key=shares.__getitem__, default=None)
+        return best if best is not None and shares[best] >= _SURE_PROBABILITY * sum(shares.values()) else None
 
 
 class DeclaredLanguages:
@@ -70,7 +87,19 @@ class DeclaredLanguages:
         """
         self.languages = tuple(map(primary_language, languages))
         self._surely = surely
-        self._scripts = frozenset(script for each in self.languages for script in _SCRIPTS_OF.get(each, (_LATIN,)))
+        self._scripts = frozenset(script for each in self.languages for script in _scripts_of(each))
+
+    def usual(self, text: str, earlier: str | None) -> str | None:
+        """Return the language to read a text in that tells none.
+
+        Args:
+            text: without tags.
+            earlier: the language of the text before it.
+        """
+        is_other_script = earlier is None or _LATIN not in _scripts_of(earlier)
+        if is_other_script and _ENGLISH in self.languages and _main_script(text) == _LATIN:
+            return _ENGLISH
+        return earlier or (self.languages[0] if len(self.languages) == 1 else None)
 
     def foreign(self, text: str, named: str | None) -> str | None:
         """Return the language of a text that the checkpoint does not declare; None if it does, or nobody can tell.
@@ -95,6 +124,7 @@ class DeclaredLanguages:
         return guess if is_told and guess is not None and guess not in self.languages else None
 
 
+_ENGLISH = "en"
 UNKNOWN = "und"
 """The BCP 47 tag for an undetermined language."""
 _LATIN, _EAST_ASIAN = "Latin", ("Han", "Kana", "Hangul")
@@ -130,6 +160,16 @@ _SCRIPTS_OF = {
 _USUAL_LANGUAGE = {script: language for language, (script, *_) in reversed(_SCRIPTS_OF.items())}
 
 
+def _scripts_of(language: str) -> tuple[str, ...]:
+    return _SCRIPTS_OF.get(language, (_LATIN,))
+
+
+def _main_script(text: str) -> str | None:
+    """Return the script of most letters of a text that are no East Asian characters."""
+    weights = {each: weight for each, weight in _script_weights(text).items() if each not in _EAST_ASIAN}
+    return max(weights, key=weights.__getitem__, default=None)
+
+
 def _script_weights(text: str) -> dict[str, int]:
     """Return the scripts of a text with their letters; one of Han or kana weighs as much as three others."""
     weights = {
@@ -137,6 +177,58 @@ def _script_weights(text: str) -> dict[str, int]:
         for script, pattern in _SCRIPTS.items()
     }
     return {script: weight for script, weight in weights.items() if weight}
+
+
+_ASIAN = "\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
+_NOT_ASIAN_RUN = re.compile(f"[^{_ASIAN}“”…—]+")
+_ASIAN_RUN = re.compile(rf"(?:\d[\d.:%]{{0,20}})?[{_ASIAN}](?:[{_ASIAN}\d.:%“”$¥€£+-]*[{_ASIAN}\d%])?")
+_LATIN_WORD, _LOWER_WORD = re.compile("[A-Za-z]{2,}"), re.compile(r"(?<![A-Za-z\d.])[a-z]{2,}(?![A-Za-z])")
+_SENTENCE_END = re.compile(r"[.!?]\s*$")
+_NUMBER_FIRST, _NUMBER_LAST = re.compile(r"[^A-Za-z]*"), re.compile(r"(?<!\d)[^A-Za-z\s.!?]*\d[^A-Za-z.!?]*$")
+_FEW_WORDS = 2
+
+
+def language_runs(text: str, language: str | None, others: Collection[str]) -> Iterator[tuple[str, str | None]]:
+    """Cut a text where another language begins or ends, so that its numbers are read as the words beside them.
+
+    Args:
+        text: any.
+        language: most of the text's, a primary subtag of BCP 47.
+        others: languages that may stand within it; only English and Chinese are told.
+    """
+    is_asian = language in ("zh", "ja", "ko")
+    other, pattern, is_other = (_ENGLISH, _NOT_ASIAN_RUN, _is_english) if is_asian else ("zh", _ASIAN_RUN, _is_chinese)
+    at = 0
+    for match in pattern.finditer(text) if other in others and language is not None else ():
+        start, end = _without_numbers_of_others(match) if is_asian else match.span()
+        if is_other(text, start, end):
+            yield from [(text[at:start], language)] if at < start else []
+            yield text[start:end], other
+            at = end
+    yield from [(text[at:], language)] if at < len(text) else []
+
+
+def _without_numbers_of_others(match: re.Match[str]) -> tuple[int, int]:
+    """Return where a run of Latin words is, without the numbers at its ends that stand close to another script."""
+    start, end = match.span()
+    if start and _HAN.match(match.string, start - 1) and (first := _NUMBER_FIRST.match(match.string, start, end)):
+        start = first.end()
+    if _HAN.match(match.string, end) and (last := _NUMBER_LAST.search(match.string, start, end)):
+        end = last.start()
+    return start, end
+
+
+def _is_english(text: str, start: int, end: int) -> bool:
+    """Tell a clause or several words from a name within a sentence of another language."""
+    run = text[start:end]
+    lower, words = len(_LOWER_WORD.findall(run)), len(_LATIN_WORD.findall(run))
+    is_clause = not _HAN.match(text, end) and not (start and _HAN.match(text, start - 1))
+    return lower >= _FEW_WORDS or (is_clause and words >= _FEW_WORDS and bool(lower or _SENTENCE_END.search(run)))
+
+
+def _is_chinese(text: str, start: int, end: int) -> bool:
+    run = text[start:end]
+    return any(map(str.isdigit, run)) and _HAN.search(run) is not None and not _KANA.search(run)
 
 
 def load_identifier() -> Any:

@@ -55,12 +55,14 @@ def test_a_segment_is_normalised_and_knows_where_its_words_were_written() -> Non
     assert spoken.source_position(len(spoken.text)) == segment.end
 
 
-def test_a_text_too_short_to_guess_is_in_the_checkpoint_s_only_language() -> None:
-    for languages, spoken in ((("en",), "FIVE!"), (("en", "pt"), "5!"), (None, "5!")):
+def test_a_text_that_tells_no_language_is_in_the_only_declared_one_or_in_english() -> None:
+    for languages, spoken in ((("en",), "FIVE!"), (("zh", "en"), "5!"), (("pt", "de"), "5!"), (None, "5!")):
         declared = None if languages is None else DeclaredLanguages(languages, lambda text: None)
         stream = TextFrontEnd({"en": Shouting()}, lambda text: None, declared=declared).open(TextOptions(), WHOLE_TEXT)
-        (segment,) = [*stream.push("5!"), *stream.flush()]
+        (segment, latin) = [*stream.push("5!"), *stream.flush(), *stream.push("No 5!"), *stream.flush()]
         assert stream.prepare(segment).text == spoken
+        is_english = languages is not None and "en" in languages
+        assert stream.prepare(latin).text == ("No FIVE!" if is_english else "No 5!")
 
 
 def test_tags_are_not_normalised() -> None:
@@ -125,8 +127,8 @@ def test_a_request_can_switch_normalisation_off() -> None:
 
 @pytest.mark.parametrize("language", ["xx", "pt", "tlh-Latn"])
 def test_an_unknown_language_passes_through_untouched(language: str) -> None:
-    (spoken,) = speak("5\u00a0 “x” [1]", TextOptions(language=language))
-    assert spoken.text == "5\u00a0 “x” [1]."
+    (spoken,) = speak("5  “x” [1]", TextOptions(language=language))
+    assert spoken.text == "5  “x” [1]."
 
 
 def test_a_region_can_have_a_normaliser_of_its_own() -> None:

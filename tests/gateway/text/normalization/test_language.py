@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-from gateway.text.normalization.language import DeclaredLanguages, LanguageGuesser, load_identifier, primary_language
+from gateway.text.normalization.language import (
+    DeclaredLanguages,
+    LanguageGuesser,
+    language_runs,
+    load_identifier,
+    primary_language,
+)
 
 ROOT = Path(__file__).parents[4]
 GUESSER = LanguageGuesser()
@@ -46,6 +53,49 @@ def test_nothing_is_said_of_what_tells_nothing(text: str) -> None:
 )
 def test_a_tag_names_one_language_whatever_its_region_and_age(tag: str, language: str) -> None:
     assert primary_language(tag) == language
+
+
+@pytest.mark.parametrize(
+    ("declared", "text", "language"),
+    [
+        (["en"], "40 litres/day", "en"),
+        (["en"], "Dose: 2 tablets daily", "en"),
+        (["zh", "en"], "Room 302.", "en"),
+        (["zh", "en"], "Il y a 40 personnes", "en"),
+        (["zh"], "Bonjour, comment ça va ?", "fr"),
+        (["en", "de", "fr"], "Ich habe 3 Katzen.", "de"),
+        (["en", "de", "fr"], "Room 302.", None),
+        (["en", "ru"], "У меня 5 кошек.", "ru"),
+        (["en"], "今天天气很好", "zh"),
+    ],
+)
+def test_a_guess_is_one_of_the_declared_languages_in_their_script(
+    declared: list[str], text: str, language: str | None
+) -> None:
+    assert LanguageGuesser(declared).guess(text) == language
+
+
+@pytest.mark.parametrize(
+    ("language", "runs"),
+    [
+        ("zh", "zh|花了$999。 en|The battery lasts 3 days. zh|很棒"),
+        ("zh", "zh|他说  en|it opens in 5 minutes  zh|然后走了5次"),
+        ("zh", "zh|我花了5  en|dollars and cents  zh|3个"),
+        ("zh", "zh|用iPhone 15 Pro Max拍照，GPT-4很好"),
+        ("zh", "zh|祝好。 en|Happy New Year 2025!"),
+        ("ja", "ja|東京です。 en|It costs 5 dollars."),
+        ("en", "en|The shop at  zh|朝阳路5号 en| opens at 5."),
+        ("en", "en|It is new.  zh|花了$999。"),
+        ("en", "en|The word 你好 means 2 things."),
+        (None, "None|5 个"),
+    ],
+)
+def test_numbers_are_in_the_language_of_the_words_beside_them(language: str | None, runs: str) -> None:
+    parts = re.split(r"(?:^| )(zh|en|ja|None)\|", runs)[1:]
+    expected = [(run, None if name == "None" else name) for name, run in zip(parts[::2], parts[1::2], strict=True)]
+    text = "".join(run for run, _ in expected)
+    assert list(language_runs(text, language, {"zh", "en", "ja"})) == expected
+    assert list(language_runs(text, language, {"ja"})) == [(text, language)]
 
 
 @given(st.text(max_size=200))
