@@ -10,15 +10,15 @@ import re
 from gateway.text.english.sentences import ends_before, ends_before_capital, is_last
 from gateway.text.english.words import any_of, cardinal, digits, ordinal, pairs, rule
 
-_TITLES = {
+TITLES = {
     "Mr": "Mister", "Mrs": "Missus", "Ms": "Miz", "Dr": "Doctor", "Prof": "Professor", "Gen": "General",
     "Sen": "Senator", "Rep": "Representative", "Gov": "Governor", "Capt": "Captain", "Lt": "Lieutenant",
     "Sgt": "Sergeant", "Col": "Colonel", "Cmdr": "Commander", "Maj": "Major", "Adm": "Admiral", "Rev": "Reverend",
     "Hon": "Honorable", "Pres": "President", "St": "Saint", "Mt": "Mount", "Ft": "Fort", "Fr": "Father", "Sr": "Sister",
 }  # fmt: skip
-_STREETS = {"St": "Street", "Dr": "Drive", "Ave": "Avenue", "Blvd": "Boulevard", "Rd": "Road", "Ln": "Lane"}
-_STREETS |= {"Ct": "Court", "Pl": "Place", "Sq": "Square", "Pkwy": "Parkway", "Hwy": "Highway", "Ter": "Terrace"}
-_STREETS |= {"Expy": "Expressway", "Fwy": "Freeway", "Cir": "Circle"}
+STREET_WORDS = {"St": "Street", "Dr": "Drive", "Ave": "Avenue", "Blvd": "Boulevard", "Rd": "Road", "Ln": "Lane"}
+STREET_WORDS |= {"Ct": "Court", "Pl": "Place", "Sq": "Square", "Pkwy": "Parkway", "Hwy": "Highway", "Ter": "Terrace"}
+STREET_WORDS |= {"Expy": "Expressway", "Fwy": "Freeway", "Cir": "Circle"}
 _QUARTERS = {"NW": "northwest", "NE": "northeast", "SW": "southwest", "SE": "southeast"}
 _SIDES = {"N": "North", "S": "South", "E": "East", "W": "West"} | {
     short: name.capitalize() for short, name in _QUARTERS.items()
@@ -34,9 +34,9 @@ _STATES = {
     "TX": "Texas", "UT": "Utah", "VT": "Vermont", "VA": "Virginia", "WA": "Washington", "WV": "West Virginia",
     "WI": "Wisconsin", "WY": "Wyoming", "DC": "DC",
 }  # fmt: skip
-_BEHIND_NAMES = {"Jr": "Junior", "Sr": "Senior", "Inc": "Incorporated", "Ltd": "Limited", "Co": "Company"}
-_BEHIND_NAMES |= {"Corp": "Corporation", "Bros": "Brothers", "Esq": "Esquire"}
-_BEFORE_NUMBERS = {
+BEHIND_NAMES = {"Jr": "Junior", "Sr": "Senior", "Inc": "Incorporated", "Ltd": "Limited", "Co": "Company"}
+BEHIND_NAMES |= {"Corp": "Corporation", "Bros": "Brothers", "Esq": "Esquire"}
+BEFORE_NUMBERS = {
     "No": "Number", "no": "number", "Nos": "Numbers", "nos": "numbers", "p": "page", "pp": "pages", "Fig": "Figure",
     "fig": "figure", "Figs": "Figures", "Vol": "Volume", "vol": "volume", "Ch": "Chapter", "ch": "chapter",
     "Sec": "Section", "sec": "section", "Eq": "Equation", "eq": "equation", "est": "established", "max": "maximum",
@@ -44,7 +44,7 @@ _BEFORE_NUMBERS = {
     "Approx": "Approximately", "ca": "circa", "Rm": "Room",
     "Ste": "Suite", "vs": "versus", "c": "circa",
 }  # fmt: skip
-_ANYWHERE = {
+ANYWHERE = {
     "e.g.": "for example", "E.g.": "For example", "i.e.": "that is", "I.e.": "That is", "etc.": "et cetera",
     "vs.": "versus", "vs": "versus", "approx.": "approximately", "dept.": "department", "Dept.": "Department",
     "misc.": "miscellaneous", "cf.": "compare", "a.k.a.": "also known as", "aka": "also known as",
@@ -58,7 +58,7 @@ _ANYWHERE = {
 _SLASHES = {"and/or": "and or", "he/she": "he or she", "she/he": "she or he", "his/her": "his or her"}
 _SLASHES |= {"him/her": "him or her", "s/he": "she or he", "yes/no": "yes or no", "either/or": "either or"}
 _SLASHES |= {"w/": "with", "w/o": "without", "b/c": "because"}
-_INITIALS = (
+INITIALS = (
     "U.S.A U.S U.K E.U U.N D.C B.C A.D Ph.D P.S L.A N.Y R.S.V.P M.D B.A M.A B.Sc M.Sc P.O C.E.O B.C.E C.E I.D T.V "
     "Q.E.D I.Q"
 ).split()
@@ -78,7 +78,7 @@ _NUMBERED = (
 _ROMAN_VALUES = {"I": 1, "V": 5, "X": 10, "L": 50}
 _CAPITAL_WORD = r"[A-Z][\w'’]{1,24}"
 _ORDINAL = r"\d{1,4}(?:st|nd|rd|th)"
-_STREET = rf"(?:{any_of(_STREETS)})"
+_STREET = rf"(?:{any_of(STREET_WORDS)})"
 # The name of a street, before a word for streets such as `St.`; small letters do behind a number (`1st st`).
 _STREET_NAME = rf"(?P<name>(?:(?<!\w){_CAPITAL_WORD}|(?<!\w){_ORDINAL}|(?<!\w)[A-Z]))"
 # Whatever follows `St.` and the like, it is no name: a mark, the end, small letters, or a part of an address.
@@ -92,15 +92,15 @@ def _stopped(words: str, match: re.Match[str]) -> str:
 
 def _anywhere(match: re.Match[str]) -> str:
     is_end = ends_before_capital if match[0] == "etc." else is_last
-    return _ANYWHERE[match[0]] + "." * (match[0].endswith(".") and is_end(match.string[match.end() :]))
+    return ANYWHERE[match[0]] + "." * (match[0].endswith(".") and is_end(match.string[match.end() :]))
 
 
 def _title(match: re.Match[str]) -> str:
-    return _TITLES[match["title"].capitalize()]
+    return TITLES[match["title"].capitalize()]
 
 
 def _street(match: re.Match[str]) -> str:
-    return f"{match['name']} {_stopped(_STREETS[match['street'].capitalize()], match)}"
+    return f"{match['name']} {_stopped(STREET_WORDS[match['street'].capitalize()], match)}"
 
 
 def _house(match: re.Match[str]) -> str:
@@ -120,7 +120,7 @@ def _initials(match: re.Match[str]) -> str:
 
 
 def _behind_name(match: re.Match[str]) -> str:
-    return f"{match['name']}{_stopped(_BEHIND_NAMES[match['short']], match)}"
+    return f"{match['name']}{_stopped(BEHIND_NAMES[match['short']], match)}"
 
 
 def _roman_value(roman: str) -> int:
@@ -140,9 +140,7 @@ def _numbered(match: re.Match[str]) -> str:
 MAY_BE_SHORT = re.compile(rf"\w[./]|[IVX]\b|#|\b(?:vs|aka|ext|Ctrl|Dr|Mrs?|Ms|Prof|hwy|[ivx]+|{_STREET})\b")
 """What a text without numbers has if any rule here may change it."""
 STREETS = (
-    rule(
-        rf"(?<![\w.])(?P<short>{any_of(_BEFORE_NUMBERS)})\. ?(?=\$?#?\d)", lambda m: f"{_BEFORE_NUMBERS[m['short']]} "
-    ),
+    rule(rf"(?<![\w.])(?P<short>{any_of(BEFORE_NUMBERS)})\. ?(?=\$?#?\d)", lambda m: f"{BEFORE_NUMBERS[m['short']]} "),
     rule(
         rf"(?<!\w)(?P<side>[NS][EW]|[NSEW])\.?"
         rf"(?= (?:{_ORDINAL}|(?:{_CAPITAL_WORD} )?{_CAPITAL_WORD}) (?i:{_STREET})\b)",
@@ -162,7 +160,8 @@ STREETS = (
     ),
     rule(
         rf"(?<![\w.,$€£#:/-])(?P<number>[1-9]\d{{0,3}})(?P<letter>[A-D])?"
-        rf"(?= (?:(?:{_CAPITAL_WORD}|[NSEW]|{_ORDINAL}) ){{1,4}}(?:{any_of([*_STREETS, *_STREETS.values()])})\b)",
+        rf"(?= (?:(?:{_CAPITAL_WORD}|[NSEW]|{_ORDINAL}) ){{1,4}}"
+        rf"(?:{any_of([*STREET_WORDS, *STREET_WORDS.values()])})\b)",
         _house,
     ),
     # `in order ID 90210` names no state.
@@ -173,14 +172,14 @@ STREETS = (
     ),
 )
 ABBREVIATIONS = (
-    rule(rf"(?<![\w.])(?P<title>{any_of(_TITLES)}|dr|mr|mrs|ms|prof)\.(?= ?[A-Z][\w.'’])", _title),
+    rule(rf"(?<![\w.])(?P<title>{any_of(TITLES)}|dr|mr|mrs|ms|prof)\.(?= ?[A-Z][\w.'’])", _title),
     rule(r"(?<![\w.])(?P<title>Dr|Mr|Mrs|Ms|Prof)(?= [A-Z][a-z])", _title),
-    rule(rf"(?P<name>[\w'’&]\.?,? )(?P<short>{any_of(_BEHIND_NAMES)})\.(?!\w)", _behind_name),
-    rule(rf"(?<![\w.])(?:{any_of(_INITIALS)})\.(?!\w)", _initials),
+    rule(rf"(?P<name>[\w'’&]\.?,? )(?P<short>{any_of(BEHIND_NAMES)})\.(?!\w)", _behind_name),
+    rule(rf"(?<![\w.])(?:{any_of(INITIALS)})\.(?!\w)", _initials),
     rule(r"(?<![\w#&])#(?=[A-Za-z]\w)", lambda _: "hashtag "),
     rule(r"(?<!\w)(?P<letter>[CF])#(?!\w)", lambda m: f"{m['letter']} sharp"),
     rule(r"(?<!\w)(?P<key>Ctrl|Alt|Shift|Cmd|Option|Win)\+(?=\w)", lambda m: f"{m['key']} "),
-    rule(rf"(?<![\w.])(?:{any_of(_ANYWHERE)})(?!\w)", _anywhere),
+    rule(rf"(?<![\w.])(?:{any_of(ANYWHERE)})(?!\w)", _anywhere),
     rule(rf"(?<![\w/])(?:{any_of(_SLASHES)})(?![\w/])", lambda m: _SLASHES[m[0]]),
     rule(r"(?<![\w.])ext\.? (?P<number>\d{1,6})(?!\w)", lambda m: f"extension {digits(m['number'])}"),
 )

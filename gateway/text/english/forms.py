@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 from gateway.text.english import abbreviations, codes, dates, formulas, money, quantities, units
 from gateway.text.english.words import applied
+from gateway.text.segments.lists import list_markers
 
 _HAS_NUMBER = re.compile(r"[\d½¼¾⅓⅔⅛⅜⅝⅞⅕⅖⅗⅘⅙⅚²³]")
 _MAY_BE_RANGE = re.compile(r"[a-z][-–][MTWFSJAOND]")
@@ -71,6 +72,7 @@ def english_forms(text: str) -> str:
     Args:
         text: at most a segment.
     """
+    text = _with_items(text)
     if formulas.MAY_BE_FORMULA.search(text):
         text = applied(formulas.LATEX, text)
     has_number = _HAS_NUMBER.search(text) is not None
@@ -81,6 +83,20 @@ def english_forms(text: str) -> str:
     if has_number:
         return applied(_NUMBERS, text)
     return applied(_SUMS, text) if formulas.MAY_BE_FORMULA.search(text) else text
+
+
+def _with_items(text: str) -> str:
+    """Return a text with the numbers of list items set off by commas, and the items from each other: `one, apples;`."""
+    parts, at = list[str](), 0
+    for marker in list_markers(text):
+        if not text[marker.end :].strip():
+            break
+        before = text[at : marker.start]
+        if at and before.rstrip()[-1:].isalnum():
+            before = before.rstrip() + "; "
+        parts += [before, f"{marker.number.upper()},"]
+        at = marker.end
+    return "".join(parts) + text[at:]
 
 
 def read_english(grammar: Callable[[str], str]) -> Callable[[str], str]:

@@ -30,6 +30,11 @@ _REACH = 40
 """Characters behind an abbreviation that are looked at."""
 
 
+def is_starter(word: str) -> bool:
+    """Tell whether a word with a capital begins a sentence, and is hardly a name's."""
+    return word in _STARTERS
+
+
 def is_last(behind: str) -> bool:
     """Tell whether nothing is said after an abbreviation, by the text behind it."""
     return not behind[:_REACH].strip(_CLOSERS + " \n\t")
@@ -41,7 +46,7 @@ def ends_before(behind: str) -> bool:
     if is_last(behind) or _CLOSED.match(behind):
         return True
     found = _NEXT_WORD.match(behind)
-    return found is not None and found["word"] in _STARTERS
+    return found is not None and is_starter(found["word"])
 
 
 def ends_before_capital(behind: str) -> bool:
