@@ -25,8 +25,9 @@ from gateway.text.normalization.wetext_normalizer import load_normalizers
 from gateway.text.options import Normalization, TextOptions
 from gateway.text.pauses import check_sum
 from gateway.text.pronunciation.aliases import NO_PHONEMES, Lexicon, apply_lexicons
-from gateway.text.segments.breaks import BreakFinder, SentencexRules
+from gateway.text.segments.breaks import BreakFinder
 from gateway.text.segments.endings import ended
+from gateway.text.segments.sentences import SentencexRules
 from gateway.text.segments.splitter import IncrementalSplitter, Segment, SplitSettings
 from gateway.text.stretches import BareText, Markup
 from gateway.text.styles import AUDIO_TAGS_FIELD, STYLE_NAMES, StyleRule, audio_tags, instruction_of

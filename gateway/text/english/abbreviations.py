@@ -6,23 +6,37 @@ A full stop of an abbreviation goes, unless the sentence ends with it: `on Ocean
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
-from gateway.text.english.words import cardinal, digits, ordinal, pairs, rule
+from gateway.text.english.sentences import ends_before, ends_before_capital, is_last
+from gateway.text.english.words import any_of, cardinal, digits, ordinal, pairs, rule
 
-_TITLES = {
+TITLES = {
     "Mr": "Mister", "Mrs": "Missus", "Ms": "Miz", "Dr": "Doctor", "Prof": "Professor", "Gen": "General",
     "Sen": "Senator", "Rep": "Representative", "Gov": "Governor", "Capt": "Captain", "Lt": "Lieutenant",
     "Sgt": "Sergeant", "Col": "Colonel", "Cmdr": "Commander", "Maj": "Major", "Adm": "Admiral", "Rev": "Reverend",
     "Hon": "Honorable", "Pres": "President", "St": "Saint", "Mt": "Mount", "Ft": "Fort", "Fr": "Father", "Sr": "Sister",
 }  # fmt: skip
-_STREETS = {"St": "Street", "Dr": "Drive", "Ave": "Avenue", "Blvd": "Boulevard", "Rd": "Road", "Ln": "Lane"}
-_STREETS |= {"Ct": "Court", "Pl": "Place", "Sq": "Square", "Pkwy": "Parkway", "Hwy": "Highway", "Ter": "Terrace"}
+STREET_WORDS = {"St": "Street", "Dr": "Drive", "Ave": "Avenue", "Blvd": "Boulevard", "Rd": "Road", "Ln": "Lane"}
+STREET_WORDS |= {"Ct": "Court", "Pl": "Place", "Sq": "Square", "Pkwy": "Parkway", "Hwy": "Highway", "Ter": "Terrace"}
+STREET_WORDS |= {"Expy": "Expressway", "Fwy": "Freeway", "Cir": "Circle"}
 _QUARTERS = {"NW": "northwest", "NE": "northeast", "SW": "southwest", "SE": "southeast"}
-_SIDES = {"N": "North", "S": "South", "E": "East", "W": "West"}
-_BEHIND_NAMES = {"Jr": "Junior", "Sr": "Senior", "Inc": "Incorporated", "Ltd": "Limited", "Co": "Company"}
-_BEHIND_NAMES |= {"Corp": "Corporation", "Bros": "Brothers", "Esq": "Esquire"}
-_BEFORE_NUMBERS = {
+_SIDES = {"N": "North", "S": "South", "E": "East", "W": "West"} | {
+    short: name.capitalize() for short, name in _QUARTERS.items()
+}
+_STATES = {
+    "AL": "Alabama", "AK": "Alaska", "AZ": "Arizona", "AR": "Arkansas", "CA": "California", "CO": "Colorado",
+    "CT": "Connecticut", "DE": "Delaware", "FL": "Florida", "GA": "Georgia", "HI": "Hawaii", "ID": "Idaho",
+    "IL": "Illinois", "IN": "Indiana", "IA": "Iowa", "KS": "Kansas", "KY": "Kentucky", "LA": "Louisiana", "ME": "Maine",
+    "MD": "Maryland", "MA": "Massachusetts", "MI": "Michigan", "MN": "Minnesota", "MS": "Mississippi", "MO": "Missouri",
+    "MT": "Montana", "NE": "Nebraska", "NV": "Nevada", "NH": "New Hampshire", "NJ": "New Jersey", "NM": "New Mexico",
+    "NY": "New York", "NC": "North Carolina", "ND": "North Dakota", "OH": "Ohio", "OK": "Oklahoma", "OR": "Oregon",
+    "PA": "Pennsylvania", "RI": "Rhode Island", "SC": "South Carolina", "SD": "South Dakota", "TN": "Tennessee",
+    "TX": "Texas", "UT": "Utah", "VT": "Vermont", "VA": "Virginia", "WA": "Washington", "WV": "West Virginia",
+    "WI": "Wisconsin", "WY": "Wyoming", "DC": "DC",
+}  # fmt: skip
+BEHIND_NAMES = {"Jr": "Junior", "Sr": "Senior", "Inc": "Incorporated", "Ltd": "Limited", "Co": "Company"}
+BEHIND_NAMES |= {"Corp": "Corporation", "Bros": "Brothers", "Esq": "Esquire"}
+BEFORE_NUMBERS = {
     "No": "Number", "no": "number", "Nos": "Numbers", "nos": "numbers", "p": "page", "pp": "pages", "Fig": "Figure",
     "fig": "figure", "Figs": "Figures", "Vol": "Volume", "vol": "volume", "Ch": "Chapter", "ch": "chapter",
     "Sec": "Section", "sec": "section", "Eq": "Equation", "eq": "equation", "est": "established", "max": "maximum",
@@ -30,7 +44,7 @@ _BEFORE_NUMBERS = {
     "Approx": "Approximately", "ca": "circa", "Rm": "Room",
     "Ste": "Suite", "vs": "versus", "c": "circa",
 }  # fmt: skip
-_ANYWHERE = {
+ANYWHERE = {
     "e.g.": "for example", "E.g.": "For example", "i.e.": "that is", "I.e.": "That is", "etc.": "et cetera",
     "vs.": "versus", "vs": "versus", "approx.": "approximately", "dept.": "department", "Dept.": "Department",
     "misc.": "miscellaneous", "cf.": "compare", "a.k.a.": "also known as", "aka": "also known as",
@@ -44,11 +58,10 @@ _ANYWHERE = {
 _SLASHES = {"and/or": "and or", "he/she": "he or she", "she/he": "she or he", "his/her": "his or her"}
 _SLASHES |= {"him/her": "him or her", "s/he": "she or he", "yes/no": "yes or no", "either/or": "either or"}
 _SLASHES |= {"w/": "with", "w/o": "without", "b/c": "because"}
-_INITIALS = "|".join(("U.S.A", "U.S", "U.K", "E.U", "U.N", "D.C", "B.C", "A.D", "Ph.D", "P.S", "L.A", "N.Y", "R.S.V.P"))
-_INITIALS += "|" + "|".join(
-    ("M.D", "B.A", "M.A", "B.Sc", "M.Sc", "P.O", "C.E.O", "B.C.E", "C.E", "I.D", "T.V", "Q.E.D", "I.Q")
-)
-_SENTENCE_END = re.compile(r"[\"'”’)\]]{0,3}(?:\s*$|\s+[\"'“‘(]?[A-Z][a-z]*\s)|[\"'”’)\]]{1,3}\s")
+INITIALS = (
+    "U.S.A U.S U.K E.U U.N D.C B.C A.D Ph.D P.S L.A N.Y R.S.V.P M.D B.A M.A B.Sc M.Sc P.O C.E.O B.C.E C.E I.D T.V "
+    "Q.E.D I.Q"
+).split()
 _ROMAN = r"(?!L\b)(?=[IVXL]{1,7}\b)(?P<roman>(?:XL|L?X{0,3})(?:IX|IV|V?I{0,3}))(?![\w'’])"
 _ROMAN_SMALL = r"(?=[ivx]{1,5}\b)(?P<roman>x{0,3}(?:ix|iv|v?i{0,3}))(?![\w'’])"
 _KINGS = (
@@ -64,35 +77,30 @@ _NUMBERED = (
 )
 _ROMAN_VALUES = {"I": 1, "V": 5, "X": 10, "L": 50}
 _CAPITAL_WORD = r"[A-Z][\w'’]{1,24}"
-# The name of a street, before a word for streets such as `St.`
-_STREET_NAME = rf"(?P<name>(?:(?<!\w){_CAPITAL_WORD}|(?<!\w)\d{{1,4}}(?:st|nd|rd|th)|(?<!\w)[A-Z]))"
-
-
-def _ends_sentence(match: re.Match[str], may_end: Callable[[str], bool] = lambda _: True) -> bool:
-    behind = match.string[match.end() :][:40]
-    return not behind.strip("\"'”’)] \n\t") or (_SENTENCE_END.match(behind) is not None and may_end(behind))
+_ORDINAL = r"\d{1,4}(?:st|nd|rd|th)"
+_STREET = rf"(?:{any_of(STREET_WORDS)})"
+# The name of a street, before a word for streets such as `St.`; small letters do behind a number (`1st st`).
+_STREET_NAME = rf"(?P<name>(?:(?<!\w){_CAPITAL_WORD}|(?<!\w){_ORDINAL}|(?<!\w)[A-Z]))"
+# Whatever follows `St.` and the like, it is no name: a mark, the end, small letters, or a part of an address.
+_NO_NAME = r"(?=[,;:]|\s+[a-z\d(]|\s+(?:[NS][EW]|Apt|Suite|Unit)\b|[\"'”’)]{0,3}\s*$)"
 
 
 def _stopped(words: str, match: re.Match[str]) -> str:
     """Return words for an abbreviation, with the sentence's full stop if it ends with it."""
-    return f"{words}." if match[0].endswith(".") and _ends_sentence(match) else words
-
-
-def _is_at_end(match: re.Match[str]) -> bool:
-    return not match.string[match.end() :][:40].strip("\"'”’)] \n\t")
+    return f"{words}." if match[0].endswith(".") and ends_before(match.string[match.end() :]) else words
 
 
 def _anywhere(match: re.Match[str]) -> str:
-    words = _ANYWHERE[match[0]]
-    return f"{words}." if (match[0].endswith(".") and _is_at_end(match)) or _ends_like_etc(match) else words
+    is_end = ends_before_capital if match[0] == "etc." else is_last
+    return ANYWHERE[match[0]] + "." * (match[0].endswith(".") and is_end(match.string[match.end() :]))
 
 
-def _ends_like_etc(match: re.Match[str]) -> bool:
-    return match[0] == "etc." and _ends_sentence(match)
+def _title(match: re.Match[str]) -> str:
+    return TITLES[match["title"].capitalize()]
 
 
 def _street(match: re.Match[str]) -> str:
-    return f"{match['name']} {_stopped(_STREETS[match['street']], match)}"
+    return f"{match['name']} {_stopped(STREET_WORDS[match['street'].capitalize()], match)}"
 
 
 def _house(match: re.Match[str]) -> str:
@@ -102,12 +110,17 @@ def _house(match: re.Match[str]) -> str:
     return f"{spoken}{letter}"
 
 
+def _state(match: re.Match[str]) -> str:
+    code = ", ".join(map(digits, match["zip"].split("-")))
+    return f", {_STATES[match['state']]} {code}"
+
+
 def _initials(match: re.Match[str]) -> str:
     return _stopped(match[0].replace(".", "").replace("Ph", "PH"), match)
 
 
 def _behind_name(match: re.Match[str]) -> str:
-    return f"{match['name']}{_stopped(_BEHIND_NAMES[match['short']], match)}"
+    return f"{match['name']}{_stopped(BEHIND_NAMES[match['short']], match)}"
 
 
 def _roman_value(roman: str) -> int:
@@ -124,23 +137,21 @@ def _numbered(match: re.Match[str]) -> str:
     return f"{match['name']} {cardinal(_roman_value(match['roman']))}" if match["roman"] else match[0]
 
 
-def _any_of(words: object) -> str:
-    return "|".join(sorted(map(re.escape, words), key=len, reverse=True))  # type: ignore[call-overload]
-
-
+MAY_BE_SHORT = re.compile(rf"\w[./]|[IVX]\b|#|\b(?:vs|aka|ext|Ctrl|Dr|Mrs?|Ms|Prof|hwy|[ivx]+|{_STREET})\b")
+"""What a text without numbers has if any rule here may change it."""
 STREETS = (
+    rule(rf"(?<![\w.])(?P<short>{any_of(BEFORE_NUMBERS)})\. ?(?=\$?#?\d)", lambda m: f"{BEFORE_NUMBERS[m['short']]} "),
     rule(
-        rf"(?<!\w)(?P<side>[NSEW])\.(?= (?:\d{{1,3}}(?:st|nd|rd|th)|{_CAPITAL_WORD}) (?:{_any_of(_STREETS)})\b)",
+        rf"(?<!\w)(?P<side>[NS][EW]|[NSEW])\.?"
+        rf"(?= (?:{_ORDINAL}|(?:{_CAPITAL_WORD} )?{_CAPITAL_WORD}) (?i:{_STREET})\b)",
         lambda m: _SIDES[m["side"]],
     ),
-    rule(
-        rf"{_STREET_NAME} (?P<street>{_any_of(_STREETS)})\.(?! and Mr)"
-        r"(?=[,;:]|\s+[a-z\d(]|\s+(?:[NS][EW]|Apt|Suite|Unit)\b|[\"'”’)]{0,3}\s*$)",
-        _street,
-    ),
+    rule(rf"{_STREET_NAME} (?P<street>{_STREET})\.?(?![\w.'’-])(?! and Mr){_NO_NAME}", _street),
+    rule(rf"(?P<name>(?<!\w){_ORDINAL}) (?P<street>(?i:{_STREET}))\.?(?![\w.'’-])", _street),
+    rule(rf"(?P<name>(?<!\w){_CAPITAL_WORD}) (?P<street>hwy|blvd|pkwy|expy|fwy)\.?(?![\w.'’-])", _street),
     rule(
         rf"(?P<name>(?:(?<!\w)\d{{1,4}}|\b(?i:on|at|near|from|to|along|down|off|across)) (?:{_CAPITAL_WORD} ){{0,2}}"
-        rf"{_CAPITAL_WORD}) (?P<street>{_any_of(_STREETS)})\.(?=\s+[\"'“‘]?[A-Z])",
+        rf"{_CAPITAL_WORD}) (?P<street>{_STREET})\.(?=\s+[\"'“‘]?[A-Z])",
         _street,
     ),
     rule(
@@ -148,20 +159,28 @@ STREETS = (
         lambda m: f"{m['road']} {_QUARTERS[m['quarter']]}",
     ),
     rule(
-        rf"(?<![\w.,$€£#:/-])(?P<number>[1-9]\d{{0,3}})(?P<letter>[A-D])?(?= (?:[NSEW]\.? )?(?:{_CAPITAL_WORD} ){{1,3}}"
-        rf"(?:{_any_of(_STREETS)}|{_any_of(_STREETS.values())})\b)",
+        rf"(?<![\w.,$€£#:/-])(?P<number>[1-9]\d{{0,3}})(?P<letter>[A-D])?"
+        rf"(?= (?:(?:{_CAPITAL_WORD}|[NSEW]|{_ORDINAL}) ){{1,4}}"
+        rf"(?:{any_of([*STREET_WORDS, *STREET_WORDS.values()])})\b)",
         _house,
+    ),
+    # `in order ID 90210` names no state.
+    rule(
+        rf"(?<=[a-z])(?:, |(?! (?:ID|IN|OR|ME|HI|OK)\b) )(?P<state>{any_of(_STATES)}),? "
+        r"(?P<zip>\d{5}(?:-\d{4})?)(?![\w-])",
+        _state,
     ),
 )
 ABBREVIATIONS = (
-    rule(rf"(?<![\w.])(?P<title>{_any_of(_TITLES)})\.(?= ?[A-Z][\w.'’])", lambda m: _TITLES[m["title"]]),
-    rule(rf"(?P<name>[\w'’&]\.?,? )(?P<short>{_any_of(_BEHIND_NAMES)})\.(?!\w)", _behind_name),
-    rule(
-        rf"(?<![\w.])(?P<short>{_any_of(_BEFORE_NUMBERS)})\. ?(?=\$?#?\d)", lambda m: f"{_BEFORE_NUMBERS[m['short']]} "
-    ),
-    rule(rf"(?<![\w.])(?:{_INITIALS})\.(?!\w)", _initials),
-    rule(rf"(?<![\w.])(?:{_any_of(_ANYWHERE)})(?!\w)", _anywhere),
-    rule(rf"(?<![\w/])(?:{_any_of(_SLASHES)})(?![\w/])", lambda m: _SLASHES[m[0]]),
+    rule(rf"(?<![\w.])(?P<title>{any_of(TITLES)}|dr|mr|mrs|ms|prof)\.(?= ?[A-Z][\w.'’])", _title),
+    rule(r"(?<![\w.])(?P<title>Dr|Mr|Mrs|Ms|Prof)(?= [A-Z][a-z])", _title),
+    rule(rf"(?P<name>[\w'’&]\.?,? )(?P<short>{any_of(BEHIND_NAMES)})\.(?!\w)", _behind_name),
+    rule(rf"(?<![\w.])(?:{any_of(INITIALS)})\.(?!\w)", _initials),
+    rule(r"(?<![\w#&])#(?=[A-Za-z]\w)", lambda _: "hashtag "),
+    rule(r"(?<!\w)(?P<letter>[CF])#(?!\w)", lambda m: f"{m['letter']} sharp"),
+    rule(r"(?<!\w)(?P<key>Ctrl|Alt|Shift|Cmd|Option|Win)\+(?=\w)", lambda m: f"{m['key']} "),
+    rule(rf"(?<![\w.])(?:{any_of(ANYWHERE)})(?!\w)", _anywhere),
+    rule(rf"(?<![\w/])(?:{any_of(_SLASHES)})(?![\w/])", lambda m: _SLASHES[m[0]]),
     rule(r"(?<![\w.])ext\.? (?P<number>\d{1,6})(?!\w)", lambda m: f"extension {digits(m['number'])}"),
 )
 ROMAN_NUMERALS = (

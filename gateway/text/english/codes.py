@@ -16,22 +16,26 @@ _CODES = (
     r"code|codes|passcode|password|pin|zip|zip code|postcode|routing|ssn|otp|extension|ext\.|isbn|serial|tracking|id"
     r"|confirmation"
 )
+# `tracking 50 parcels`, `the zip is 20 dollars`: an amount of something.
+_NO_AMOUNT = r"(?! ?%| (?!is\b|was\b|has\b|expires\b|works\b|does\b|as\b)(?:[a-z]+s|percent|people|more|of)\b)"
 _NUMBERED = r"order|ticket|account|reference|ref|invoice|license|licence|case|member|customer|booking|policy|claim"
 _EMERGENCY = "[2-9]11|999|112|111|101|988|000"
 _CALLED_IN_PAIRS = (
     r"[Rr]oom|[Ff]light|[Hh]ighway|[Rr]oute|[Ii]nterstate|[Ss]uite|[Bb]oeing|[Aa]irbus|[Pp]ort|HTTP|[Ee]rror|[Ss]tatus"
     r"|[Gg]ate|[Bb]us|[Ll]ine"
 )
-_US_STATES = (
-    "AL AK AZ AR CA CO CT DE FL GA HI ID IL IN IA KS KY LA ME MD MA MI MN MS MO MT NE NV NH NJ NM NY NC ND OH OK OR PA "
-    "RI SC SD TN TX UT VT VA WA WV WI WY DC"
-).replace(" ", "|")
 _MEASURED_BY_SIDES = (
     "pixel|truck|card|grid|board|inch|matri|table|foot|feet|room|lumber|photo|print|paper|screen|display|resolution"
     "|image|video"
 )
 _LONG = 7
-"""A number of this many digits or more without separators is a code, not an amount."""
+"""A number of this many digits or more without separators may be a code, not an amount."""
+_MOST_OF_AMOUNT = 9
+_OF_A_CODE = re.compile(
+    rf"\b(?i:{_CODES}|{_NUMBERED}|number|no\.|call|phone|dial|text|fax|cell|mobile|reach (?:me|us))\b[^.!?]{{0,20}}$"
+)
+_PLANS = {"401": "four oh one", "403": "four oh three", "457": "four fifty seven", "501": "five oh one"}
+"""Retirement plans and the like, by sections of a law."""
 
 
 def _standard(match: re.Match[str]) -> str:
@@ -79,8 +83,14 @@ def _code_digits(code: str) -> str:
     return groups(code) if len(code) > 5 and len(code) != _LONG else digits(code)
 
 
-def _long_digits(match: re.Match[str]) -> str:
-    return _telephone_number(match[0]) if len(match[0]) == 10 else groups(match[0])
+def _long(match: re.Match[str]) -> str:
+    """An amount of millions as it is; more digits, or such as follow `my number is`, one by one."""
+    written = match[0]
+    if len(written) <= _MOST_OF_AMOUNT and not _OF_A_CODE.search(
+        match.string[max(0, match.start() - 40) : match.start()]
+    ):
+        return written
+    return _telephone_number(written) if len(written) == 10 else groups(written)
 
 
 def _telephone_number(written: str) -> str:
@@ -99,6 +109,19 @@ def _model(match: re.Match[str]) -> str:
 
 def _hexadecimal(match: re.Match[str]) -> str:
     return "zero X " + " ".join(digits(each) if each.isdecimal() else each.upper() for each in match["digits"])
+
+
+def _plan(match: re.Match[str]) -> str:
+    parts = [
+        _PLANS[match["section"]],
+        match["letter"] or match["plain"],
+        cardinal(match["part"]) if match["part"] else "",
+    ]
+    return " ".join(filter(None, parts)) + (match["many"] or "")
+
+
+def _lettered_code(match: re.Match[str]) -> str:
+    return f"{match['name']}{' '.join(match['letters'].upper())} {digits(match['code'])}"
 
 
 def _double_zero(match: re.Match[str]) -> str:
@@ -124,8 +147,20 @@ TELEPHONES_AND_CODES = (
     rule(r"(?<![\w.+-])\d{4}([ -])\d{4}\1\d{4}\1\d{4}(?![\w-])", _telephone),
     rule(rf"(?<!\w)(?i:(?P<name>(?:call|dial|phone|ring) ))(?P<code>{_EMERGENCY})(?!\w|[.,:-]\d)", _code),
     rule(
+        r"(?<![\w.$€£])(?P<section>401|403|457|501)"
+        r"(?: ?\((?P<letter>[a-z])\)(?:\((?P<part>\d)\))?|[ -]?(?P<plain>k))(?P<many>s)?(?!\w)",
+        _plan,
+    ),
+    rule(r"(?i:(?P<name>\b(?:text|txt|sms)\b[^.!?]{0,40} to ))(?P<code>\d{4,6})(?!\w|[.,:/-]\d)", _code),
+    rule(r"(?P<name>\b(?:ending|ends|end) (?:in|with) )(?P<code>\d{2,6})(?!\w|[.,:/-]\d)", _code),
+    rule(
+        rf"(?<!\w)(?i:(?P<name>(?:{_CODES}|pnr)(?: number| no\.| code)?(?: is|:)? ))"
+        r"(?P<letters>[A-Za-z]{1,3})(?P<code>\d{3,12})(?!\w|[.,:/-]\d)",
+        _lettered_code,
+    ),
+    rule(
         rf"(?<!\w)(?i:(?P<name>(?:{_CODES})(?: number| no\.| code)?(?: is|:)? ?))#? ?"
-        r"(?P<code>\d{2,20})(?!\w|[.,:/-]\d)",
+        rf"(?P<code>\d{{2,20}})(?!\w|[.,:/-]\d){_NO_AMOUNT}",
         _code,
     ),
     rule(
@@ -134,9 +169,8 @@ TELEPHONES_AND_CODES = (
         _code,
     ),
     rule(rf"(?<!\w)(?i:(?P<name>(?:{_NUMBERED}):? ))(?P<mark># ?)?(?P<code>\d{{5,20}})(?!\w|[.,:/-]\d)", _code),
-    rule(rf"(?P<name>\b(?:{_US_STATES}) )(?P<code>\d{{5}}(?:-\d{{4}})?)(?!\w)", _code),
     rule(_NOT_WITHIN + r"00([1-9])" + _NOT_ON, _double_zero),
-    rule(_NOT_WITHIN + rf"\d{{{_LONG},40}}" + _NOT_ON, _long_digits),
+    rule(_NOT_WITHIN + rf"\d{{{_LONG},40}}" + _NOT_ON, _long),
     rule(_NOT_WITHIN + r"0\d{1,9}" + _NOT_ON, lambda match: digits(match[0])),
 )
 CALLED_IN_PAIRS = (
@@ -147,12 +181,12 @@ CALLED_IN_PAIRS = (
     rule(rf"(?<!\w)(?P<name>{_CALLED_IN_PAIRS}) (?P<number>[1-9]\d{{2,3}})(?![\w-]|[.,:/]\d)", _in_pairs),
     rule(r"(?<![\w.])(?P<name>[A-Z]{2}) (?P<number>[1-9]\d{3})(?![\w-]|[.,:/]\d)(?<!AD \d{4})(?<!BC \d{4})", _in_pairs),
     rule(r"(?<![\w-])FY ?(?P<year>(?:19|20)\d\d)(?!\w)", lambda m: f"FY {year(int(m['year']))}"),
-    rule(r"(?<![\w-])(?P<letters>[A-Z]{2})(?P<number>\d{3,4})(?![\w-]|[.,:/]\d)", _model),
+    rule(r"(?<![\w-])(?P<letters>[A-Z]{1,3})(?P<number>\d{3,4})(?![\w-]|[.,:/]\d)", _model),
+    rule(r"(?<=\d)\((?P<letter>M)\)(?!\w)", lambda m: f" {m['letter']}"),
     rule(r"(?<![\w.-])(?P<letters>[A-Z]{1,6})-(?P<number>\d{1,4})(?![\w-]|[.,:/]\d)", _model),
     rule(r"(?<![\w.,$€£])(?P<number>480|720|1080|1440|2160)(?=[pi]\b)", lambda m: f"{pairs(m['number'])} "),
     rule(
-        r"(?<![\w.,$€£])(?P<a>\d{1,4}) ?[x×] ?(?P<b>\d{1,4})"
-        rf"(?= (?:{_MEASURED_BY_SIDES})| ?(?:m|cm|mm|km|ft|in|px)\b)",
+        rf"(?<![\w.,$€£])(?P<a>\d{{1,4}}) ?[x×] ?(?P<b>\d{{1,4}})(?= (?:{_MEASURED_BY_SIDES}))",
         lambda m: f"{pairs(m['a'])} by {pairs(m['b'])}",
     ),
 )

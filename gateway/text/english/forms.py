@@ -14,6 +14,7 @@ The order of the rules matters: the more a form says of itself, the earlier it i
 written            the grammar alone                        as read here
 1,234              thousand two hundred and thirty four     one thousand two hundred and thirty four
 1000               ten hundred                              one thousand
+on TV.             on Television.                           on TV.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from gateway.text.english import abbreviations, codes, dates, quantities
+from gateway.text.english import abbreviations, codes, dates, formulas, money, quantities, units
 from gateway.text.english.words import applied
+from gateway.text.segments.lists import list_markers
 
 _HAS_NUMBER = re.compile(r"[\d½¼¾⅓⅔⅛⅜⅝⅞⅕⅖⅗⅘⅙⅚²³]")
-_MAY_BE_SHORT = re.compile(r"\w[./]|[IVX]\b|\b(?:vs|aka|ext|Ctrl|[ivx]+)\b")
 _MAY_BE_RANGE = re.compile(r"[a-z][-–][MTWFSJAOND]")
-_MAY_BE_SUM = re.compile(r"[=+÷≠^]")
 
 _BEFORE_NUMBERS = (*abbreviations.STREETS, *abbreviations.ABBREVIATIONS, *abbreviations.ROMAN_NUMERALS)
+_SUMS = (*formulas.EQUATIONS, *formulas.SIGNS, *formulas.POWERS)
 _NUMBERS = (
     *quantities.SPECIAL_FRACTIONS,
     *dates.TIMES,
@@ -37,9 +38,15 @@ _NUMBERS = (
     *codes.NETWORKS_AND_VERSIONS,
     *codes.TELEPHONES_AND_CODES,
     *codes.CALLED_IN_PAIRS,
+    *units.SIDES,
+    *money.MONEY_RANGES,
+    *formulas.EQUATIONS,
     *quantities.RANGES,
-    *quantities.SIGNS,
-    *quantities.AMOUNTS,
+    *formulas.SIGNS,
+    *money.MONEY,
+    *units.MEASURES,
+    *formulas.POWERS,
+    *money.SCALED,
     *quantities.FRACTIONS,
     *quantities.NUMBERS,
 )
@@ -65,14 +72,31 @@ def english_forms(text: str) -> str:
     Args:
         text: at most a segment.
     """
+    text = _with_items(text)
+    if formulas.MAY_BE_FORMULA.search(text):
+        text = applied(formulas.LATEX, text)
     has_number = _HAS_NUMBER.search(text) is not None
-    if has_number or _MAY_BE_SHORT.search(text):
+    if has_number or abbreviations.MAY_BE_SHORT.search(text):
         text = applied(_BEFORE_NUMBERS, text)
     if not has_number and _MAY_BE_RANGE.search(text):
         text = applied(dates.DATES, text)
     if has_number:
         return applied(_NUMBERS, text)
-    return applied(quantities.SIGNS, text) if _MAY_BE_SUM.search(text) else text
+    return applied(_SUMS, text) if formulas.MAY_BE_FORMULA.search(text) else text
+
+
+def _with_items(text: str) -> str:
+    """Return a text with the numbers of list items set off by commas, and the items from each other: `one, apples;`."""
+    parts, at = list[str](), 0
+    for marker in list_markers(text):
+        if not text[marker.end :].strip():
+            break
+        before = text[at : marker.start]
+        if at and before.rstrip()[-1:].isalnum():
+            before = before.rstrip() + "; "
+        parts += [before, f"{marker.number.upper()},"]
+        at = marker.end
+    return "".join(parts) + text[at:]
 
 
 def read_english(grammar: Callable[[str], str]) -> Callable[[str], str]:
@@ -82,6 +106,8 @@ def read_english(grammar: Callable[[str], str]) -> Callable[[str], str]:
         if _PLAIN.fullmatch(text) and not _SHORT.search(text):
             return text
         spoken = grammar(text)
+        if "Television" not in text:
+            spoken = spoken.replace("Television", "TV")
         return spoken if "thousand" in text else _THOUSAND.sub(_with_multiplier, spoken)
 
     return read

@@ -6,16 +6,22 @@ Plain words: no commas, no hyphens. All functions are pure; the library is loade
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from gateway.text.normalization.numbers import NumberNormalizer
 
-_MOST_DIGITS = 15
+_MOST_DIGITS = 33
 _DIGIT_WORDS = "zero one two three four five six seven eight nine".split()
 _FIRST_OF_MILLENNIUM = range(2000, 2010)
 _HUNDRED = 100
+
+
+NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d{1,15})(?:\.\d{1,9})?"
+"""A number with or without group commas and decimals, as a pattern."""
+START = r"(?<![\w.,:/$€£₹-])"
+"""Where a number that is no part of something longer begins, as a pattern."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,11 @@ def applied(rules: tuple[Rule, ...], text: str) -> str:
     for each in rules:
         text = each.pattern.sub(each.words, text)
     return text
+
+
+def any_of(words: Iterable[str]) -> str:
+    """Return the alternatives of a pattern, the longest first."""
+    return "|".join(sorted(map(re.escape, words), key=len, reverse=True))
 
 
 @lru_cache(maxsize=1)

@@ -30,15 +30,15 @@ _SIGNS = "./@-_+"
 _DOMAINS = (
     "com|org|net|edu|gov|io|dev|app|ai|info|biz|co|uk|de|fr|es|it|nl|eu|cn|jp|kr|ru|ch|at|ca|au|us|in|me|tv|xyz|tech"
 )
-_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,6}"
+_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?\.){1,6}"
 _PATH = r"(?:[/?#][A-Za-z0-9/%_.~:?#@!$&()*+,;=|-]{0,2000})?"
 _ADDRESS = re.compile(
     rf"(?:(?P<scheme>https?://|ftp://)|(?<![\w@./-]))(?:"
     rf"(?P<user>[A-Za-z0-9_%+-]{{1,64}}(?:\.[A-Za-z0-9_%+-]{{1,64}}){{0,4}})@(?P<mail>{_HOST}[A-Za-z]{{2,24}})(?![\w-])"
     rf"|(?P<host>(?:localhost|\d{{1,3}}(?:\.\d{{1,3}}){{3}}|{_HOST}[A-Za-z]{{2,24}}))(?P<port>:\d{{1,5}})?(?P<path>{_PATH}))"
 )
-_HAS_ADDRESS = re.compile(r"://|@|\w\.[A-Za-z]{2}")
-_BARE = re.compile(rf"(?:www\.|(?:[a-z0-9-]{{1,63}}\.){{1,5}}(?:{_DOMAINS})$)", re.IGNORECASE)
+_HAS_ADDRESS = re.compile(r"://|@|\w\.[A-Za-z]{2}|localhost:")
+_BARE = re.compile(rf"(?:www\.|(?:[a-z0-9_-]{{1,63}}\.){{1,5}}(?:{_DOMAINS})$)", re.IGNORECASE)
 _TRAILING = ".,;:!?)*|&=-"
 _MOST_HEARD = 60
 """Most characters of a path that are spoken; listeners do not follow more."""
@@ -77,11 +77,13 @@ def _spoken(match: re.Match[str], words: dict[str, str]) -> tuple[str, str]:
     if match["user"]:
         return f"{_in_words(match['user'], words)} {words['@']} {_host(match['mail'], words)}", match[0]
     host = match["host"]
-    if not match["scheme"] and not _BARE.match(host):
+    port = match["port"] or ""
+    if not match["scheme"] and not _BARE.match(host) and not (host == "localhost" and port):
         return "", ""
     written = match[0].rstrip(_TRAILING)
     path = match["path"].rstrip(_TRAILING + "/").split("?")[0].split("#")[0]
-    return _host(host.removeprefix("www."), words) + _path(path, words), written
+    spoken_port = f" {' '.join(port[1:])}" if port else ""
+    return _host(host.removeprefix("www."), words) + spoken_port + _path(path, words), written
 
 
 def _host(host: str, words: dict[str, str]) -> str:

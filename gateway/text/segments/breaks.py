@@ -1,24 +1,22 @@
 """Where a text may be cut, and how well: after a paragraph, a sentence, a clause, a word, or anywhere.
 
 Reads a text from left to right in small chunks. What it says of a chunk depends on the text up to the first character
-behind it (behind a number with a full stop: the first word), and on nothing later; so the answers are the same however
-the text arrives. Knows nothing of the lengths wanted.
+behind it (behind an abbreviation or a number with a full stop: the first word; in a list: the number of the next item),
+and on nothing later; so the answers are the same however the text arrives. Knows nothing of the lengths wanted.
 
-`SentenceRules` tell whether a full stop ends a sentence, by the abbreviations and habits of a language. `spoken_length`
-is the unit of all bounds on segments: how long a text is when spoken, in letters of an alphabet.
+`SentenceRules` tell whether a full stop ends a sentence. `spoken_length` is the unit of all bounds on segments: how
+long a text is when spoken, in letters of an alphabet.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
 
-import sentencex
-
+from gateway.text.segments.lists import ListMarker, list_markers
+from gateway.text.segments.sentences import SentenceRules
 from gateway.text.tags import InlineTags
 
 # Source: Unicode's properties Sentence_Terminal and Terminal_Punctuation; differs in that only scripts in daily use
@@ -39,6 +37,19 @@ _ZERO_WIDTH_JOINER = "\u200d"
 _EMOJI_SKIN_TONES = range(0x1F3FB, 0x1F400)
 _ANY_SENTENCE_START = "A"
 
+_TITLE_QUOTES = ("《》", "〈〉", "『』", "“”")
+_LONGEST_TITLE = 40
+"""Characters of a quotation that is taken for a title; a longer one is somebody's speech."""
+_SCALE = re.compile(
+    r"\d ?(?:hundred|thousand|million|billion|trillion|[万亿萬億])$"
+    r"|(?<!\w)(?:two|three|four|five|six|seven|eight|nine|ten|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
+    r"|hundred|thousand|million|billion|point)$"
+)
+"""The end of a number, if it has more than digits."""
+_LONGEST_SCALE = 10
+_NAME = re.compile(r"(?<!\w)[A-Z][\w'’.&-]*$")
+_NUMBERED = re.compile(r"(?<!\w)(?:chapter|part|page|section|scene|act|step|volume|book)$")
+
 # Bounds of a chunk's parts and of the look-ahead, in characters.
 _MAX_BODY = 12
 _MAX_JOINED = 20
@@ -47,7 +58,6 @@ _MAX_SPACE = 16
 _NEXT_WORD = re.compile(r"\w{1,16}")
 _LONGEST_NEXT_WORD = 16
 
-_RULES_OF_UNKNOWN_LANGUAGES = "en"
 # Each of these is spoken as about three letters are: a syllable, or the word of a digit.
 _SYLLABLE_OR_DIGIT = re.compile(
     "[0-9０-９々\u1100-\u11ff\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff"
@@ -62,57 +72,17 @@ def spoken_length(text: str) -> int:
     return len(text) + (LONGEST_CHARACTER - 1) * len(_SYLLABLE_OR_DIGIT.findall(text))
 
 
-class SentenceRules(Protocol):
-    """What the search for breaks asks at each mark that may end a sentence."""
-
-    def is_sentence_end(self, before: str, after: str) -> bool:
-        """Tell whether a sentence ends between two pieces of text.
-
-        Args:
-            before: the text so far, ending with the mark; without tags and the quotes that close behind the mark.
-            after: the first letter or digit behind it, or the first word.
-        """
-        ...
-
-
-class SentencexRules:
-    """Rules of some 300 languages, by the library sentencex; offline."""
-
-    def __init__(self, language: str | None, guess_language: Callable[[str], str | None]) -> None:
-        """Fix the language, or the way to guess it from the text before each mark.
-
-        Args:
-            language: primary subtag of BCP 47; None to guess.
-            guess_language: pure; None from it means unknown.
-        """
-        self._language = language
-        self._guess_language = guess_language
-        self._guessed_of = ""
-        self._guessed: str | None = None
-
-    def is_sentence_end(self, before: str, after: str) -> bool:
-        """See `SentenceRules`."""
-        language = self._language or self._guess(before) or _RULES_OF_UNKNOWN_LANGUAGES
-        last_sentence: str = sentencex.segment(language, f"{before} {after}")[-1]
-        return last_sentence == after
-
-    def _guess(self, before: str) -> str | None:
-        """Guess the language, but not at every mark: an earlier guess holds until the text is twice as long."""
-        is_known = before.startswith(self._guessed_of) and len(before) < 2 * len(self._guessed_of)
-        if not is_known:
-            self._guessed_of, self._guessed = before, self._guess_language(before)
-        return self._guessed
-
-
 class Strength(IntEnum):
     """How good a place to cut is."""
 
-    ANYWHERE = 1
+    BOUND = 1
+    """A place within what is read as one: a name, a number and its unit, a title, an item and its number."""
+    ANYWHERE = 2
     """A place between two characters of one word, or before a mark that belongs to the word."""
-    SPACE = 2
-    CLAUSE = 3
-    SENTENCE = 4
-    PARAGRAPH = 5
+    SPACE = 3
+    CLAUSE = 4
+    SENTENCE = 5
+    PARAGRAPH = 6
     """A blank line, or the end of the text."""
 
 
@@ -173,45 +143,97 @@ class BreakFinder:
         space = chunk[len(chunk.rstrip()) :]
         if space.count("\n") >= _PARAGRAPH_LINE_BREAKS:
             return Break(end, Strength.PARAGRAPH)
-        if text[end] in _NO_BREAK_BEFORE:
-            return Break(end, Strength.ANYWHERE)
         before = self.tags.removed(text[:end]).rstrip()
+        if (marker := _last_marker(before)) is not None:
+            if marker.end == len(before):
+                return Break(end, Strength.BOUND)
+            if space and (is_next := _is_at(marker.following, text, end, known)) is not False:
+                return None if is_next is None else Break(end, Strength.SENTENCE)
+        if _is_within_title(before):
+            return Break(end, Strength.BOUND)
+        strength = self._strength(text, before, end, space, known)
+        return None if strength is None else Break(end, strength)
+
+    def _strength(self, text: str, before: str, end: int, space: str, known: int | None) -> Strength | None:
+        """Judge a break by the marks before it; None if more text must tell."""
+        if text[end] in _NO_BREAK_BEFORE:
+            return Strength.ANYWHERE
         bare = before.rstrip(_STRIPPED)
         if _ends_with(bare, WIDE_TERMINATORS) or (space and _ends_with(bare, NARROW_TERMINATORS)):
-            after = _word_after(bare, text, end, known)
+            after = self._word_after(bare, text, end, known)
             if after is None:
                 return None
             if (strength := self._terminator_strength(bare, after, is_quoted=len(bare) < len(before))) is not None:
-                return Break(end, strength)
+                return strength
         if _ends_with(bare, WIDE_CLAUSE_MARKS) or (space and _ends_with(bare, NARROW_CLAUSE_MARKS)) or "\n" in space:
-            return Break(end, Strength.CLAUSE)
-        return Break(end, Strength.SPACE if space else Strength.ANYWHERE)
+            return Strength.CLAUSE
+        if _are_read_as_one(before, text[end]):
+            return Strength.BOUND
+        return Strength.SPACE if space else Strength.ANYWHERE
 
     def _terminator_strength(self, bare: str, after: str, *, is_quoted: bool) -> Strength | None:
         """Judge a mark that may end a sentence; None if it ends nothing."""
+        is_abbreviation = bare.endswith(".") and self._rules.is_abbreviation(bare)
         if after[0].islower() and (is_quoted or bare.endswith(".")):
-            return Strength.CLAUSE  # "Stop!" she said; approx. five
-        return Strength.SENTENCE if self._rules.is_sentence_end(bare, after) else None
+            return Strength.BOUND if is_abbreviation else Strength.CLAUSE  # approx. five; "Stop!" she said
+        if self._rules.is_sentence_end(bare, after):
+            return Strength.SENTENCE
+        return Strength.BOUND if is_abbreviation else None
+
+    def _word_after(self, bare: str, text: str, end: int, known: int | None) -> str | None:
+        """Return what the sentence rules need of the text behind a mark; None if it may go on beyond what is known.
+
+        The first character does, but for abbreviations and numbers: whether `5.` is an ordinal is told by the word
+        behind it.
+        """
+        if not text[end].isalnum():
+            return _ANY_SENTENCE_START
+        is_number = bare.endswith(".") and bare[:-1][-1:].isdigit()
+        if not is_number and not (bare.endswith(".") and self._rules.is_abbreviation(bare)):
+            return text[end]
+        word = _NEXT_WORD.match(text, end, len(text) if known is None else known)
+        if word is None:
+            return text[end]
+        is_cut_off = word.end() == known and len(word[0]) < _LONGEST_NEXT_WORD
+        return None if is_cut_off else word[0]
 
 
 def _ends_with(text: str, marks: str) -> bool:
     return bool(text) and text[-1] in marks
 
 
-def _word_after(bare: str, text: str, end: int, known: int | None) -> str | None:
-    """Return what the sentence rules need of the text behind a mark; None if it may go on beyond what is known.
+def _last_marker(before: str) -> ListMarker | None:
+    """Return the number of the item that the text is in; None if it is in no list."""
+    *_, last = (None, *list_markers(before))
+    return last
 
-    The first character does, but for numbers: whether `5.` is an ordinal is told by the word behind it.
-    """
-    if not text[end].isalnum():
-        return _ANY_SENTENCE_START
-    if not (bare.endswith(".") and bare[:-1][-1:].isdigit()):
-        return text[end]
-    word = _NEXT_WORD.match(text, end, len(text) if known is None else known)
-    if word is None:
-        return text[end]
-    is_cut_off = word.end() == known and len(word[0]) < _LONGEST_NEXT_WORD
-    return None if is_cut_off else word[0]
+
+def _is_at(marker: str, text: str, end: int, known: int | None) -> bool | None:
+    """Tell whether the marker of an item, and a blank, stand at a position; None if more text must tell."""
+    there = text[end : end + len(marker) + 1]
+    if there.startswith(marker) and there[len(marker) :].isspace():
+        return True
+    may_go_on = known is not None and known <= end + len(marker)
+    return None if may_go_on and marker.startswith(text[end:known]) else False
+
+
+def _is_within_title(before: str) -> bool:
+    """Tell whether a title or a short quotation was opened and not closed."""
+    for opening, closing in _TITLE_QUOTES:
+        start = before.rfind(opening)
+        if start > before.rfind(closing) and len(before) - start <= _LONGEST_TITLE:
+            return True
+    start = before.rfind('"')
+    is_open = start >= 0 and before.count('"') % 2 == 1 and not before[:start][-1:].isdigit()  # but 6'2" is a height
+    return is_open and len(before) - start <= _LONGEST_TITLE
+
+
+def _are_read_as_one(before: str, behind: str) -> bool:
+    """Tell whether what ends here and what begins behind it, with or without a blank, are read as one."""
+    if before[-1:].isdigit() or behind.isdigit() or _SCALE.search(before, max(0, len(before) - _LONGEST_SCALE)):
+        return True
+    pattern = _NAME if behind.isupper() else _NUMBERED if behind in "ivx" else None
+    return pattern is not None and pattern.search(before, max(0, len(before) - _MAX_JOINED)) is not None
 
 
 def _joined_end(text: str, end: int, known: int) -> int:

@@ -21,7 +21,7 @@ from tests.gateway.text.builders import texts
         ("www.example.org.", "example dot org."),
         ("example.com/path", "example dot com slash path"),
         ("Visit docs.python.org/3 now", "Visit docs dot python dot org slash 3 now"),
-        ("http://localhost:8080/", "localhost"),
+        ("http://localhost:8080/", "localhost 8 0 8 0"),
         ("john.doe99@mail.com", "john dot doe 9 9 at mail dot com"),
         ("write to a-b@c.io!", "write to a dash b at c dot I O!"),
     ],

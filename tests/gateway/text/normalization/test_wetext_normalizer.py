@@ -53,7 +53,7 @@ written_chinese = st.lists(
         ("en", "a thousand times", "a thousand times"),
         ("en", "the 1990s and 2000s", "the nineteen nineties and two thousands"),
         ("en", "No. 5", "Number five"),
-        ("en", "**bold** _5_ C# [1] {2} <3", "**bold** _five_ C# [one] {two} less than three"),
+        ("en", "**bold** _5_ C# [1] {2} <3", "**bold** _five_ C sharp [one] {two} less than three"),
         ("en", "  two  5\n\tlines  ", "  two  five\n\tlines  "),
     ],
 )

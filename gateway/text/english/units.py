@@ -1,0 +1,135 @@
+"""Measures: `5 km`, `3 sq. ft.`, `100 Mb/s`, `3.5m x 4m`, `5'11"`. Units that the grammar does not know or misreads."""
+
+from __future__ import annotations
+
+import re
+
+from gateway.text.english.sentences import ends_before_capital
+from gateway.text.english.words import NUMBER, START, any_of, cardinal, plural, rule
+
+_UNITS = {
+    "s": "second", "h": "hour", "ms": "millisecond", "ns": "nanosecond", "mL": "milliliter", "ml": "milliliter",
+    "L": "liter", "l": "liter", "dL": "deciliter", "cL": "centiliter", "m": "meter", "V": "volt", "mV": "millivolt",
+    "kV": "kilovolt", "W": "watt", "kW": "kilowatt", "MW": "megawatt", "kWh": "kilowatt hour", "Wh": "watt hour",
+    "mAh": "milliamp hour", "mA": "milliamp", "Ω": "ohm", "dB": "decibel", "mpg": "miles per gallon",
+    "rpm": "revolutions per minute", "fps": "frames per second", "mi": "mile",
+    "yd": "yard", "ft": "foot", "in": "inch", "lb": "pound", "lbs": "pounds", "oz": "ounce", "hr": "hour",
+    "hrs": "hours", "min": "minute", "mins": "minutes", "sec": "second", "secs": "seconds", "yr": "year",
+    "yrs": "years", "mo": "month", "mos": "months", "wk": "week", "wks": "weeks", "km": "kilometer",
+    "m2": "square meter", "gal": "gallon",
+    "µm": "micrometer", "μm": "micrometer", "µg": "microgram", "μg": "microgram", "mcg": "microgram",
+    "µs": "microsecond", "px": "pixel", "mmHg": "millimeters of mercury", "kcal": "kilocalorie", "cal": "calorie",
+    "kJ": "kilojoule", "kPa": "kilopascal", "hPa": "hectopascal", "tbsp": "tablespoon", "tsp": "teaspoon",
+    "°C": "degree Celsius", "°F": "degree Fahrenheit", "Hz": "hertz", "kHz": "kilohertz", "MHz": "megahertz",
+    "GHz": "gigahertz", "KB": "kilobyte", "kB": "kilobyte", "MB": "megabyte", "GB": "gigabyte", "TB": "terabyte",
+    "PB": "petabyte", "Mb": "megabit", "Gb": "gigabit", "kbps": "kilobits per second",
+    "Mbps": "megabits per second", "Gbps": "gigabits per second", "mph": "miles per hour",
+    "kph": "kilometers per hour", "kg": "kilogram", "kgs": "kilograms", "g": "gram", "mg": "milligram",
+    "cm": "centimeter", "mm": "millimeter", "mol": "mole", "mmol": "millimole",
+}  # fmt: skip
+_UNITS |= {
+    f"{power}{short}{sign}": f"{name} {_UNITS[short]}"
+    for short in ("m", "km", "cm", "mm", "ft", "mi", "in", "yd")
+    for power, name, sign in (
+        *(("", "square", "²"), ("", "cubic", "³"), ("sq ", "square", ""), ("sq. ", "square", ""), ("cu ", "cubic", "")),
+    )
+}
+_PER_WORDS = {"d": "day", "yr": "year", "wk": "week", "mo": "month", "sqft": "square foot"}
+_PERIODS = (
+    "second|minute|hour|day|night|week|month|quarter|year|person|people|user|seat|head|pound|ounce|gallon|liter|litre"
+    "|mile|kilometer|unit|item|piece|word|page|token|request|student|child|d|sqft"
+)
+_PLURALS = {"foot": "feet", "inch": "inches"}
+MEASURE = f"(?:{any_of(_UNITS)})"
+"""A unit's short form, as a pattern."""
+PER = rf"/(?P<per>{_PERIODS}|{MEASURE})(?![\w/²³])"
+"""What an amount is counted by, as a pattern: `/month`."""
+_SINGLE_AFTER_A = (
+    r"(?= (?:bulb|drip|run|race|line|cable|monitor|screen|display|angle|turn|drive|battery|motor|engine|walk|hike|swim"
+    r"|dash|sprint|hurdles|relay|freestyle|bag|bar|box|bottle|bullet)\b)"
+)
+_END = r"(?!\s*$|[\"'”’)]{1,3}\s*$|\s+[A-Z][a-z])"
+_DOTTED_UNITS = r"in|ft|lbs?|oz|hrs?|mins?|secs?|yrs?|mo|wks?|mi|yd|gal|tbsp|tsp|sq\. ft|sq ft|sq\. mi|sq mi"
+
+
+def unit_words(unit: str, amount: str) -> str:
+    """Return the name of a unit behind an amount as written: `1`, `2.5`."""
+    noun = _UNITS[unit]
+    if noun.startswith("degree"):
+        return noun if amount == "1" else noun.replace("degree", "degrees", 1)
+    if noun.startswith(("mile", "kilo", "mega", "giga", "frame", "rev")) and " per " in noun:
+        return noun.replace("s per", " per", 1) if amount == "1" else noun
+    if amount == "1" or noun.endswith(("s", "hertz")) or " of " in noun:
+        return noun[:-1] if amount == "1" and unit.endswith("s") and noun.endswith("s") else noun
+    first, _, last = noun.rpartition(" ")
+    return f"{first} {_PLURALS.get(last) or plural(last)}".strip()
+
+
+def per(match: re.Match[str]) -> str:
+    """Return the words of `PER`: per month."""
+    written = match["per"]
+    return f" per {_PER_WORDS.get(written) or (unit_words(written, '1') if written in _UNITS else written)}"
+
+
+def _measure(match: re.Match[str]) -> str:
+    return f"{cardinal(match['amount'])} {unit_words(match['unit'], match['amount'])}"
+
+
+def _dotted(match: re.Match[str]) -> str:
+    is_end = ends_before_capital(match.string[match.end() :])
+    return _measure(match) + "." * is_end
+
+
+def _before_noun(match: re.Match[str]) -> str:
+    return f"{cardinal(match['amount'])} {_UNITS[match['unit']]}"
+
+
+def _height(match: re.Match[str]) -> str:
+    inches = f" {cardinal(match['inches'])}" if match["inches"] else ""
+    return f"{cardinal(match['feet'])} {'foot' if inches else 'feet'}{inches}"
+
+
+def _inches(match: re.Match[str]) -> str:
+    """Twelve inches, where the mark closes no quotation."""
+    is_closing = match.string[: match.start()].count('"') % 2 and match["mark"] == '"'
+    return match[0] if is_closing else f"{cardinal(match['amount'])} inch{'es' * (match['amount'] != '1')}"
+
+
+def _by(match: re.Match[str]) -> str:
+    return f"{match['first'].rstrip()} by "
+
+
+SIDES = (
+    rule(
+        rf"{START}(?P<first>{NUMBER} ?{MEASURE}?) ?[x×] ?(?={NUMBER}(?: ?{MEASURE}(?![\w/])| ?[x×]))(?! \d+ =)",
+        _by,
+    ),
+    rule(rf"{START}(?P<first>\d{{1,3}})[x×](?=\d{{1,3}}(?![\w.]| ?[=x×]))", _by),
+)
+"""Lengths of the sides of something."""
+MEASURES = (
+    rule(
+        rf"{START}(?P<feet>\d{{1,2}})['’′] ?(?:(?P<inches>\d{{1,2}})(?:[\"”″]|''|(?!\w)))",
+        _height,
+    ),
+    rule(
+        rf"{START}(?P<amount>{NUMBER})[\"”″]"
+        r"(?= (?:monitor|screen|display|tv|TV|laptop|pizza|wheel|pipe|tall|wide|long))",
+        lambda m: f"{cardinal(m['amount'])} inch",
+    ),
+    rule(rf"{START}(?P<amount>{NUMBER})(?P<mark>[\"″])(?!\w)", _inches),
+    rule(
+        rf"{START}(?P<amount>{NUMBER})°(?= (?:angle|turn|rotation|view|bend|arc)\b)",
+        lambda m: f"{cardinal(m['amount'])} degree",
+    ),
+    rule(rf"{START}(?P<amount>{NUMBER})[ -]?(?P<unit>{MEASURE})(?!\w|[/²³-]){_SINGLE_AFTER_A}", _before_noun),
+    rule(
+        rf"{START}(?P<amount>\d{{1,4}})-(?P<unit>km|kg|cm|mm|ft|lb|oz|mi|yd|hr|min|sec|in|g|mg|V|W|kW|L|mL|gal)(?!\w)",
+        _before_noun,
+    ),
+    rule(rf"{START}(?P<amount>{NUMBER}) ?(?P<unit>{MEASURE}){PER}", lambda m: _measure(m) + per(m)),
+    rule(rf"(?<=\d) (?P<noun>[a-z]{{3,20}}){PER}", lambda m: f" {m['noun']}{per(m)}"),
+    rule(rf"{START}(?P<amount>{NUMBER}) ?(?P<unit>{_DOTTED_UNITS})\.(?![\w.])", _dotted),
+    rule(rf"{START}(?P<amount>{NUMBER}) (?P<unit>(?!(?:in|l)\b){MEASURE})(?![\w/²³-])", _measure),
+    rule(rf"{START}(?P<amount>{NUMBER})(?P<unit>(?!(?:in|s|h)\b){MEASURE})(?![\w/²³-])", _measure),
+)
