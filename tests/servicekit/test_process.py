@@ -223,6 +223,20 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, action: str)
     assert list(tmp_path.iterdir()) == []
 
 
+RAISING = """
+import resource
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+from servicekit.process import raise_open_files
+allowed = raise_open_files()
+print("raised", resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard), allowed > 64)
+"""
+
+
+def test_a_process_may_open_as_many_files_as_it_may_ask_for() -> None:
+    assert run_script(RAISING) == (0, "raised True True\n")
+
+
 class Node:
     """Holds itself, so that only a collection frees it."""
 
