@@ -278,4 +278,5 @@ def _grpc_settings(config: GatewayConfig, port: int) -> GrpcSettings:
         max_message_bytes=wire.max_grpc_message_bytes,
         tls=config.access.tls,
         max_calls=wire.max_connections,
+        message_s=wire.body_timeout_s,
     )

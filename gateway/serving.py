@@ -17,14 +17,24 @@ from gateway.doors.http import build_app
 from gateway.errors import ConfigError
 from gateway.host import Host
 from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE, DrainingServer
-from gateway.processes.ports import open_shared
+from gateway.processes.ports import open_port
 from gateway.processes.worker import Worker
 from gateway.telemetry.call import CallFilter
 from gateway.telemetry.doors import TelemetryMiddleware
 from gateway.telemetry.telemetry import open_telemetry
 from servicekit.clock import SystemClock
-from servicekit.process import StartFailure, exempt_startup_objects, failing_plainly, take_turns_often
+from servicekit.process import (
+    StartFailure,
+    exempt_startup_objects,
+    failing_plainly,
+    raise_open_files,
+    take_turns_often,
+)
 
+logger = logging.getLogger(__name__)
+
+FILES_A_CONNECTION = 6
+"""Sockets for each connection that a door may have: HTTP, Wyoming, and gRPC, which takes three; one more for services."""
 KEEP_ALIVE_S = 75
 """Seconds that an idle connection is kept: longer than clients' pools (httpx: 5 s), which must close first."""
 
@@ -43,6 +53,7 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
     telemetry = open_telemetry(config.telemetry, SystemClock())
     _log_calls()
     take_turns_often()
+    _open_many_files(config)
     registry = telemetry.metrics.registry
     if worker is not None:
         registry = worker.gathered(registry)
@@ -69,21 +80,28 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
             backlog=ACCEPTED_AT_ONCE,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=HTTP_GRACE_S,
-            **uvicorn_options(config.access),
+            **uvicorn_options(config.access, access.connections),
         ),
         drain,
         drain_s=config.drain_delay_s + config.drain_timeout_s,
         close_s=CLOSING_S,
         ignores_interrupts=worker is not None,
     )
-    if worker is None:
-        server.run()
-    else:
+    if worker is not None:
         worker.on_leave = partial(setattr, server, "should_exit", True)
         worker.on_orphaned = partial(signal.raise_signal, signal.SIGTERM)
-        server.run(open_shared(config.host, config.port))
+    bound = open_port(config.host, config.port, "--port", is_shared=worker is not None)
+    server.run([*access.connections.listen(bound, "HTTP")])
     telemetry.tracer.close()
     return 0 if server.started else 1
+
+
+def _open_many_files(config: GatewayConfig) -> None:
+    """Raise the limit on open files; warn if the connections that may come do not fit."""
+    allowed, wanted = raise_open_files(), FILES_A_CONNECTION * config.access.wire.max_connections
+    if allowed < wanted:
+        got = f"this process may open {allowed} files, and --max-connections needs {wanted}"
+        logger.warning("%s; raise the hard limit (ulimit -Hn), or give a lower --max-connections", got)
 
 
 def _log_calls() -> None:

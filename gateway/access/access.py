@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.access.caller import Caller, CallerLimits, current_caller
+from gateway.access.connections import Connections
 from gateway.access.keys import MAX_KEY_CHARACTERS, KeyBook
 from gateway.core import CallerText, UnspokenText
 from gateway.errors import AudioLimitError, StreamLimitError, UnauthenticatedError
@@ -177,7 +178,12 @@ class Access:
     """Knows callers by their keys and holds them to their limits."""
 
     def __init__(
-        self, keys: KeyBook | None, limits: CallerLimits, clock: Clock, streams: StreamCount | None = None
+        self,
+        keys: KeyBook | None,
+        limits: CallerLimits,
+        clock: Clock,
+        streams: StreamCount | None = None,
+        connections: Connections | None = None,
     ) -> None:
         """Keep the rules; no caller is known yet.
 
@@ -186,7 +192,9 @@ class Access:
             limits: of each address; keys bring their own.
             clock: of the limits.
             streams: counts those of all processes; None: this one is alone.
+            connections: of all doors of this process; None: with the default limits.
         """
+        self.connections = connections or Connections()
         self.usages = Usages()
         self._count = streams or _OwnStreams(self.usages)
         self._keys = keys

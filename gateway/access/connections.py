@@ -1,195 +1,219 @@
-"""Limits the HTTP door's connections: how many a peer may have, how slow it may be, and which one is closed for room.
+"""Counts the connections of every door when they are accepted, and what they have sent of unfinished messages.
 
-    connected ─ head complete ─► request ─ body complete, answered ─► idle ─ next head ─► request
-        └ too slow ─► closed         └ body too slow ─► closed         └ too long, or room is needed ─► closed
+    listening socket ─ accept ─► counted ─► asks something ─► idle again ─► ... ─► closed
+                          └ its peer has too many ─► closed     └ room is needed ─► the one idle longest is closed
 
-A connection on which nothing is asked holds room only until somebody needs it: the one that waits longest is closed. So
-connections that ask nothing, or whose callers have no key, keep nobody out.
+A connection on which nothing is asked holds room only until somebody needs it. So connections that ask nothing, or
+whose callers have no key, keep nobody out.
+
+A message holds memory before it is whole, and before any code can tell whose it is or refuse it. All unfinished
+messages of a process have one bound. If they pass it, the peer that holds most of them loses the connection whose
+message was begun first.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
+import logging
+import socket
+import time
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, cast
+from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What the peers of the HTTP door may take."""
+    """What the peers may take."""
 
     connections: int = 1024
-    """Most open connections, WebSockets among them."""
+    """Most open connections of a door, WebSockets among them."""
     per_peer: int = 768
-    """Most connections of one address; the rest stays for other addresses."""
+    """Most connections of one address at a door; the rest stays for other addresses."""
     head_s: float = 10.0
-    """Seconds from the connection, or from a request's first byte, to the end of its head."""
+    """Seconds from the connection, or from a request's first byte, to the end of its head; a TLS handshake included."""
     body_grace_s: float = 30.0
     """Seconds from the head to the end of the body, beside the time that the body takes at `body_bytes_per_s`."""
     body_bytes_per_s: int = 16 * 1024
     """Slowest rate at which a body may come."""
+    unfinished_bytes: int = 128 * 1024 * 1024
+    """Most bytes of all messages and bodies that are not whole yet, of all doors together."""
 
 
 class Connections:
-    """All connections of one door; made before the server, which calls `protocol` for each."""
+    """All connections of one process; told apart by door, peer, and whether they ask something."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits | None = None) -> None:
         """Begin without any."""
-        self.limits = limits
-        self._of_peer = Counter[str]()
-        self._idle = OrderedDict[BoundedProtocol, None]()
+        self.limits = limits or ConnectionLimits()
+        self.unfinished_bytes = 0
+        """Bytes of all messages that are not whole yet."""
+        self._open: dict[int, Connection] = {}
+        self._of_door = Counter[str]()
+        self._of_peer = Counter[tuple[str, str]]()
+        self._idle: defaultdict[str, OrderedDict[Connection, None]] = defaultdict(OrderedDict)
 
-    def protocol(self, **parts: Any) -> BoundedProtocol:
-        """Make the protocol of one connection; for `uvicorn.Config(http=...)`.
+    def listen(self, bound: Iterable[socket.socket], door: str) -> list[Listener]:
+        """Take over bound sockets, so that they count what they accept.
 
         Args:
-            parts: what uvicorn gives to its own protocols.
+            bound: not used any more afterwards.
+            door: whose connections are counted together.
         """
-        return BoundedProtocol(self, parts)
+        return [Listener.of(each, door, self) for each in bound]
 
-    def join(self, protocol: BoundedProtocol, peer: str) -> bool:
-        """Count a new connection; False if its peer has too many."""
-        self._of_peer[peer] += 1
-        if self._of_peer[peer] > self.limits.per_peer:
+    def of(self, transport: asyncio.BaseTransport) -> Connection:
+        """Return the connection of a transport that a `Listener` accepted."""
+        return self._open[transport.get_extra_info("socket").fileno()]
+
+    def join(self, connection: Connection) -> bool:
+        """Count a new connection, which is idle; False if there is no room for it."""
+        door, peer = connection.door, connection.peer
+        while self._of_peer[door, peer] >= self.limits.per_peer and self._drop_idle(door, peer):
+            pass
+        # NOTE: the last place is for those that are told there is none.
+        while self._of_door[door] + 1 >= self.limits.connections and self._drop_idle(door):
+            pass
+        if self._of_peer[door, peer] >= self.limits.per_peer or self.is_full(door):
             return False
-        # NOTE: uvicorn refuses requests from the limit on, the connection that asks included.
-        while len(protocol.connections) + 1 >= self.limits.connections and self._idle:
-            self._idle.popitem(last=False)[0].drop()
+        self._open[connection.fileno()] = connection
+        self._of_door[door] += 1
+        self._of_peer[door, peer] += 1
+        self.set_idle(connection, True)
         return True
 
-    def leave(self, protocol: BoundedProtocol, peer: str) -> None:
-        """Forget a connection that is gone."""
-        self._idle.pop(protocol, None)
-        self._of_peer[peer] -= 1
-        if not self._of_peer[peer]:
-            del self._of_peer[peer]
+    def is_full(self, door: str) -> bool:
+        """Whether a door has all the connections that it may have."""
+        return self._of_door[door] >= self.limits.connections
 
-    def is_idle(self, protocol: BoundedProtocol, value: bool) -> None:
-        """Note whether nothing is asked on a connection."""
-        if not value:
-            self._idle.pop(protocol, None)
-        elif protocol not in self._idle:
-            self._idle[protocol] = None
-
-
-class _Awaited(Enum):
-    """What a connection's peer is to send."""
-
-    HEAD = "head"
-    BODY = "body"
-    NOTHING = "nothing"
-    """Nothing is awaited: a request is being answered, or the next may come; uvicorn bounds that time."""
-
-
-class BoundedProtocol(H11Protocol):
-    """uvicorn's protocol with deadlines, for one connection."""
-
-    def __init__(self, owner: Connections, parts: dict[str, Any]) -> None:
-        """Begin to count when the connection is made."""
-        super().__init__(**parts)
-        self._owner = owner
-        self._peer = ""
-        self._awaited = _Awaited.NOTHING
-        self._since_s = 0.0
-        self._received = 0
-        """Bytes received since `_since_s`."""
-        self._timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
-        peer = transport.get_extra_info("peername")
-        self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
-        is_welcome = self._owner.join(self, self._peer)
-        super().connection_made(cast(asyncio.Transport, transport))
-        if not is_welcome:
-            self.drop()
+    def leave(self, connection: Connection) -> None:
+        """Forget a connection that is gone; does nothing for one that is not counted."""
+        if self._open.get(fd := connection.fileno()) is not connection:
             return
-        self._owner.is_idle(self, True)
-        self._await(_Awaited.HEAD)
+        del self._open[fd]
+        self.set_idle(connection, False)
+        self.unfinished_bytes -= connection.unfinished_bytes
+        connection.unfinished_bytes = 0
+        self._of_door[connection.door] -= 1
+        self._of_peer[connection.door, connection.peer] -= 1
+        if not self._of_peer[connection.door, connection.peer]:
+            del self._of_peer[connection.door, connection.peer]
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
-        self._await(_Awaited.NOTHING)
-        self._owner.leave(self, self._peer)
-        super().connection_lost(exc)
+    def set_idle(self, connection: Connection, value: bool) -> None:
+        """Note whether nothing is asked on a connection."""
+        idle = self._idle[connection.door]
+        if not value:
+            idle.pop(connection, None)
+        elif self._open.get(connection.fileno()) is connection:
+            idle.setdefault(connection)
 
-    def data_received(self, data: bytes) -> None:
-        """Read on; what is read decides how long the next bytes may take."""
-        self._received += len(data)
-        super().data_received(data)
-        self._look(_Awaited.HEAD)
+    def make_room(self) -> None:
+        """Drop connections until the unfinished messages are within their bound."""
+        while self.unfinished_bytes > self.limits.unfinished_bytes:
+            held = Counter[str]()
+            for each in self._open.values():
+                held[each.peer] += each.unfinished_bytes
+            peer, count = held.most_common(1)[0]
+            theirs = (each for each in self._open.values() if each.peer == peer and each.unfinished_bytes)
+            oldest = min(theirs, key=lambda each: each.began_s)
+            got = f"{self.unfinished_bytes} bytes of unfinished messages, {count} of them from {peer}"
+            logger.warning("got %s; its oldest connection (%s) is closed", got, oldest.door)
+            oldest.drop()
 
-    def on_response_complete(self) -> None:
-        """Note that the answer is sent."""
-        super().on_response_complete()
-        self._look(_Awaited.NOTHING)
+    def _drop_idle(self, door: str, peer: str | None = None) -> bool:
+        for each in self._idle[door]:
+            if peer in (None, each.peer):
+                each.drop()
+                return True
+        return False
 
-    def handle_websocket_upgrade(self, event: Any) -> None:
-        """Leave the connection to the WebSocket's protocol, which has deadlines of its own."""
-        self._await(_Awaited.NOTHING)
-        self._owner.is_idle(self, False)
-        super().handle_websocket_upgrade(event)
-        socket = cast(asyncio.Protocol, self.transport.get_protocol())
-        lost = socket.connection_lost
 
-        def connection_lost(exc: Exception | None) -> None:
-            self._owner.leave(self, self._peer)
-            lost(exc)
+class Connection(socket.socket):
+    """An accepted socket, counted until it is closed."""
 
-        socket.connection_lost = connection_lost  # type: ignore[method-assign]
+    owner: Connections
+    door: str
+    peer: str
+    """Address of the other side; empty where it has none."""
+    unfinished_bytes: int
+    """Bytes of the message, or the messages, that are not whole yet."""
+    began_s: float
+    """When the oldest of them began."""
+    on_drop: Callable[[], None] | None
+    """Ends what uses the socket; None: the other side's end of it is shut."""
+    greeting: asyncio.TimerHandle | None
+    """Drops a connection that says nothing."""
+
+    @classmethod
+    def of(cls, accepted: socket.socket, peer: str, door: str, owner: Connections) -> Connection:
+        """Take over an accepted socket; it is not counted yet."""
+        made = cls(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
+        made.owner, made.door, made.peer = owner, door, peer
+        made.unfinished_bytes, made.began_s, made.on_drop = 0, 0.0, None
+        made.greeting = asyncio.get_running_loop().call_later(owner.limits.head_s, made.drop)
+        return made
+
+    def greeted(self) -> None:
+        """Note that the handshake is over: from here on the door has deadlines of its own."""
+        if self.greeting is not None:
+            self.greeting.cancel()
+            self.greeting = None
+
+    def hold(self, count: int) -> None:
+        """Note how many bytes of unfinished messages came; others may be dropped for them, and this one too."""
+        if self.owner._open.get(self.fileno()) is not self:
+            return
+        if count and not self.unfinished_bytes:
+            self.began_s = time.monotonic()
+        self.owner.unfinished_bytes += count - self.unfinished_bytes
+        self.unfinished_bytes = count
+        self.owner.make_room()
 
     def drop(self) -> None:
-        """Close the connection at once."""
-        self.connections.discard(self)
-        self._owner.is_idle(self, False)
-        self.transport.abort()
-
-    def _look(self, without_request: _Awaited) -> None:
-        """Watch for what the peer must send now; `without_request` if no request is under way."""
-        if self.transport.is_closing() or self.transport.get_protocol() is not self:
+        """End it at once."""
+        self.greeted()
+        self.owner.leave(self)
+        if self.on_drop is not None:
+            self.on_drop()
             return
-        is_asked = self.cycle is not None and not self.cycle.response_complete
-        self._owner.is_idle(self, not is_asked)
-        if self.cycle is not None and self.cycle.more_body:
-            self._await(_Awaited.BODY)
-        else:
-            self._await(_Awaited.NOTHING if is_asked else without_request)
+        try:
+            self.shutdown(socket.SHUT_RDWR)  # its transport closes it
+        except OSError:
+            self.close()
 
-    def _await(self, awaited: _Awaited) -> None:
-        if awaited is self._awaited:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._awaited, self._since_s, self._received = awaited, self.loop.time(), 0
-        if awaited is not _Awaited.NOTHING:
-            self._check()
-
-    def _check(self) -> None:
-        """Drop a peer that is too slow, or look again when it may be."""
-        limits, now_s = self._owner.limits, self.loop.time()
-        if self._awaited is _Awaited.HEAD:
-            due_s = self._since_s + limits.head_s
-        elif self.flow.read_paused:
-            due_s = now_s + limits.body_grace_s  # we are slow, not the peer
-        else:
-            due_s = self._since_s + limits.body_grace_s + self._received / limits.body_bytes_per_s
-        if now_s >= due_s:
-            self.drop()
-        else:
-            self._timer = self.loop.call_at(due_s, self._check)
+    def close(self) -> None:
+        """See `socket.socket`."""
+        self.greeted()
+        self.owner.leave(self)
+        super().close()
 
 
-class RefusableSocket(WebSocketsSansIOProtocol):
-    """uvicorn's protocol of a WebSocket, for which a refused handshake is no error of ours."""
+class Listener(socket.socket):
+    """A listening socket that counts what it accepts; asyncio's servers take it as they take any other."""
 
-    async def send(self, message: Any) -> None:
-        """Send a message; a refusal that is sent whole completes the handshake, and uvicorn does not say so."""
-        await super().send(message)
-        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
-            self.handshake_complete = True
+    owner: Connections
+    door: str
+
+    @classmethod
+    def of(cls, bound: socket.socket, door: str, owner: Connections) -> Listener:
+        """Take over a bound socket."""
+        made = cls(bound.family, bound.type, bound.proto, fileno=bound.detach())
+        made.owner, made.door = owner, door
+        return made
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """See `socket.socket`.
+
+        Raises:
+            ConnectionAbortedError: there is no room for the connection; it is closed.
+        """
+        accepted, address = super().accept()
+        peer = str(address[0]) if isinstance(address, tuple) else ""
+        connection = Connection.of(accepted, peer, self.door, self.owner)
+        if not self.owner.join(connection):
+            connection.close()
+            raise ConnectionAbortedError(f"{peer or 'the peer'} has too many connections")
+        return connection, address

@@ -5,20 +5,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from urllib.parse import unquote
 
 import grpc
 
 from gateway.access.access import Access
 from gateway.access.caller import NOBODY, Caller, calling
 from gateway.dialects.grpc.errors import ERROR_CODE_KEY
-from gateway.errors import OverloadedError, UnauthenticatedError, wire_status
+from gateway.errors import GatewayError, InvalidRequestError, OverloadedError, UnauthenticatedError, wire_status
+from servicekit.timeouts import timeout
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +36,19 @@ _BEARER = "bearer"
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Goes before all other interceptors."""
+    """Goes before all other interceptors that look at a call."""
 
-    def __init__(self, access: Access) -> None:
-        """Keep the object that knows which callers may come in."""
+    def __init__(self, access: Access, max_calls: int, message_s: float) -> None:
+        """Begin with no calls.
+
+        Args:
+            access: knows which callers may come in.
+            max_calls: most calls at once, beside those of `OPEN_METHODS` and health watches.
+            message_s: seconds for a call's first message.
+        """
         self._access = access
+        self._message_s = message_s
+        self._calls = _Room(max_calls, "calls")
         self._open_calls = _Room(MAX_OPEN_CALLS, "calls without a key")
         self._watches = _Room(MAX_WATCHES, "watches of health")
 
@@ -49,38 +59,46 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None:
             return None
         if method in OPEN_METHODS:
-            return _within(handler, self._open_calls)
+            return _within(handler, self._open_calls, self._message_s, Caller(NOBODY))
         presented = presented_key(handler_call_details.invocation_metadata)
         try:
             caller = self._access.authenticate(presented, NOBODY)
         except UnauthenticatedError as error:
             return _refusing(error, method)
-        return _on_behalf(_within(handler, self._watches) if method == HEALTH_WATCH else handler, caller)
+        room = self._watches if method == HEALTH_WATCH else self._calls
+        return _within(handler, room, self._message_s, caller)
+
+
+_TO_EACH_LEFT = 3
+"""Calls that a caller may have for each one that is left for others: alone it gets three quarters of all."""
 
 
 class _Room:
-    """So many calls at once."""
+    """So many calls at once; whatever one caller has, there are some left for others."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most = most
         self._what = what
-        self._taken = 0
+        self._of = Counter[str]()
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
+    def taken(self, caller: str) -> Iterator[None]:
         """Take part of the room.
 
         Raises:
-            OverloadedError: there is none.
+            OverloadedError: the caller has its share, or there is no room.
         """
-        if self._taken >= self._most:
-            got = f"{self._most} {self._what} are under way, the most there may be"
-            raise OverloadedError(f"{got}; try again", retry_after_s=1.0)
-        self._taken += 1
+        mine, left = self._of[caller], self._most - self._of.total()
+        if mine >= _TO_EACH_LEFT * left:
+            got = f"{mine} {self._what} of this caller are under way, and the {left} that are left are for others"
+            raise OverloadedError(f"{got}; try again when one has ended", retry_after_s=1.0)
+        self._of[caller] += 1
         try:
             yield
         finally:
-            self._taken -= 1
+            self._of[caller] -= 1
+            if not self._of[caller]:
+                del self._of[caller]
 
 
 def presented_key(metadata: Any) -> bytes | None:
@@ -95,59 +113,69 @@ def presented_key(metadata: Any) -> bytes | None:
 
 
 def address_of_peer(peer: str) -> str:
-    """Return the address in gRPC's name of a peer, such as `ipv4:10.0.0.7:41234`."""
-    kind, _, rest = unquote(peer).partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return NOBODY
-    return rest.rpartition(":")[0].strip("[]")
+    """Return the address in the name that `gateway.doors.grpc_front` gives a peer: `unix:/tmp/a/10.0.0.7:41234`."""
+    return peer.rpartition("/")[2].rpartition(":")[0] or NOBODY
 
 
 def _refusing(error: UnauthenticatedError, method: str) -> Any:
-    status = wire_status(error)
-
     async def refuse(requests: AsyncIterator[Any], context: Any) -> None:
-        logger.info("%s refused to %s: %s", method, context.peer(), status.code)
-        await context.abort(grpc.StatusCode[status.grpc], str(error), ((ERROR_CODE_KEY, status.code),))
+        logger.info("%s refused to %s: %s", method, context.peer(), error.code)
+        await _abort(context, error)
 
     # NOTE: this kind answers without waiting for a request, whatever the method's own kind is.
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def _within(handler: Any, room: _Room) -> Any:
-    """Have a method run only where there is room; the two kinds that answer one request."""
-    make_handler, behavior = (
-        (grpc.unary_stream_rpc_method_handler, handler.unary_stream)
-        if handler.response_streaming
-        else (grpc.unary_unary_rpc_method_handler, handler.unary_unary)
-    )
+def _within(handler: Any, room: _Room, message_s: float, caller: Caller) -> Any:
+    """Have a method run on behalf of its caller where there is room, which is taken before a message is read.
 
-    async def call(request: Any, context: Any) -> Any:
-        try:
-            with room.taken():
-                return await behavior(request, context)
-        except OverloadedError as error:
-            status = wire_status(error)
-            await context.abort(grpc.StatusCode[status.grpc], str(error), ((ERROR_CODE_KEY, status.code),))
+    NOTE: gRPC reads the message of a method with one request before it calls it; so all become methods with many.
+    """
+    behavior = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
 
-    return make_handler(call, handler.request_deserializer, handler.response_serializer)
-
-
-def _on_behalf(handler: Any, caller: Caller) -> Any:
-    """Have a method run on behalf of its caller; one that is no coroutine function, as reflection's, runs as it is."""
-    kinds: dict[tuple[bool, bool], tuple[Callable[..., Any], Any]] = {
-        (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
-        (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
-        (True, False): (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
-        (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
-    }
-    make_handler, behavior = kinds[handler.request_streaming, handler.response_streaming]
-    if not inspect.iscoroutinefunction(behavior):
-        return handler
-
-    async def call(request: Any, context: Any) -> Any:
+    async def call(requests: AsyncIterator[Any], context: Any) -> Any:
         # The peer's address is known here only.
         named = replace(caller, name=address_of_peer(context.peer())) if caller.name == NOBODY else caller
-        with calling(named):
-            return await behavior(request, context)
+        try:
+            with room.taken(named.name), calling(named):
+                begun = _begun(requests, message_s)
+                request = begun if handler.request_streaming else await _only(begun)
+                if not inspect.isasyncgenfunction(behavior):
+                    return await behavior(request, context)
+                async for answer in behavior(request, context):
+                    await context.write(answer)
+        except (OverloadedError, InvalidRequestError) as error:
+            await _abort(context, error)
 
+    streams = handler.response_streaming
+    make_handler = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
     return make_handler(call, handler.request_deserializer, handler.response_serializer)
+
+
+async def _begun(requests: AsyncIterator[Any], message_s: float) -> AsyncIterator[Any]:
+    """Yield a call's messages.
+
+    Raises:
+        InvalidRequestError: the first one does not come in time.
+    """
+    try:
+        async with timeout(message_s):
+            first = await anext(requests, None)
+    except asyncio.TimeoutError as error:
+        got = f"no whole message came within {message_s:g} s of the call's begin"
+        raise InvalidRequestError(f"{got}; call when there is something to send") from error
+    if first is not None:
+        yield first
+        async for request in requests:
+            yield request
+
+
+async def _only(requests: AsyncIterator[Any]) -> Any:
+    async for request in requests:
+        return request
+    raise InvalidRequestError("the call ended without a message; send one")
+
+
+async def _abort(context: Any, error: GatewayError) -> None:
+    status = wire_status(error)
+    await context.abort(grpc.StatusCode[status.grpc], str(error), ((ERROR_CODE_KEY, status.code),))

@@ -9,12 +9,14 @@ import ipaddress
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gateway.access.access import Access, StreamCount
 from gateway.access.caller import DEFAULT_UNSPOKEN_CHARACTERS, CallerLimits
-from gateway.access.connections import ConnectionLimits, Connections, RefusableSocket
+from gateway.access.connections import ConnectionLimits, Connections
+from gateway.access.http_connection import BoundedProtocol, RefusableSocket
 from gateway.access.http_middleware import HttpRules
 from gateway.access.keys import ApiKey, KeyBook, parse_keys
 from gateway.access.origins import ANY_ORIGIN, HostNames, OriginPolicy
@@ -57,18 +59,21 @@ class WireLimits:
     """Most bytes of an HTTP body, recordings of voices included."""
     max_socket_message_bytes: int = 4 * 1024 * 1024
     """Most bytes of a WebSocket message; room for a voice prompt in base64."""
-    max_grpc_message_bytes: int = 64 * 1024 * 1024
+    max_grpc_message_bytes: int = 4 * 1024 * 1024
+    """Most bytes of a gRPC message, which is gRPC's own default; room for 30 s of a voice prompt at 48 kHz."""
+    max_unfinished_bytes: int = ConnectionLimits.unfinished_bytes
+    """Most bytes of all messages and bodies that are not whole yet; no option."""
     max_header_bytes: int = 64 * 1024
     """Most bytes of an HTTP request's head, its first line included."""
     max_connections: int = 1024
-    """Most open connections, WebSockets among them; further HTTP requests are refused. gRPC calls have the same
-    bound."""
+    """Most open connections of each door, WebSockets among them; further HTTP requests are refused. gRPC calls have the
+    same bound."""
     max_connections_per_peer: int = 768
-    """Most connections of one address."""
+    """Most connections of one address at each door."""
     head_timeout_s: float = 10.0
-    """Seconds for the head of an HTTP request, from the connection or its first byte."""
+    """Seconds for the head of an HTTP request, from the connection or its first byte; for a TLS handshake too."""
     body_timeout_s: float = 30.0
-    """Seconds for the body, plus one second for each 16 KiB of it."""
+    """Seconds for the body, plus one second for each 16 KiB of it. Seconds for the first message of a gRPC call."""
 
     def check_room(self, dialect_bytes: int, option: str) -> None:
         """Refuse to start where a dialect's own limit could never be reached.
@@ -135,7 +140,7 @@ def open_access(settings: AccessSettings, clock: Clock, streams: StreamCount | N
     book = None
     if settings.has_keys:
         book = KeyBook(settings.fixed_keys, settings.keys_file, settings.limits, clock)
-    return Access(book, settings.limits, clock, streams)
+    return Access(book, settings.limits, clock, streams, Connections(_connection_limits(settings.wire)))
 
 
 def add_access_options(parser: argparse.ArgumentParser) -> None:
@@ -213,14 +218,14 @@ def access_settings(args: argparse.Namespace, environment: Mapping[str, str]) ->
         trusted_proxies=tuple(args.trusted_proxy),
         tls=_tls_files(args.tls_cert, args.tls_key),
         wire=WireLimits(
-            args.max_upload_bytes,
-            args.max_socket_message_bytes,
-            args.max_grpc_message_bytes,
-            args.max_header_bytes,
-            args.max_connections,
-            args.max_connections_per_peer,
-            args.head_timeout_s,
-            args.body_timeout_s,
+            max_upload_bytes=args.max_upload_bytes,
+            max_socket_message_bytes=args.max_socket_message_bytes,
+            max_grpc_message_bytes=args.max_grpc_message_bytes,
+            max_header_bytes=args.max_header_bytes,
+            max_connections=args.max_connections,
+            max_connections_per_peer=args.max_connections_per_peer,
+            head_timeout_s=args.head_timeout_s,
+            body_timeout_s=args.body_timeout_s,
         ),
     )
 
@@ -232,13 +237,21 @@ def _add_wire_options(group: argparse._ArgumentGroup) -> None:
         ("--max-socket-message-bytes", limits.max_socket_message_bytes, "largest WebSocket message, in bytes"),
         ("--max-grpc-message-bytes", limits.max_grpc_message_bytes, "largest gRPC request message, in bytes"),
         ("--max-header-bytes", limits.max_header_bytes, "largest head of an HTTP request, in bytes"),
-        ("--max-connections", limits.max_connections, "most open HTTP connections; also most gRPC calls"),
-        ("--max-connections-per-peer", limits.max_connections_per_peer, "most open HTTP connections of one address"),
+        ("--max-connections", limits.max_connections, "most open connections of each door; also most gRPC calls"),
+        (
+            "--max-connections-per-peer",
+            limits.max_connections_per_peer,
+            "the same for one address",
+        ),
     ):
         group.add_argument(name, type=_positive_int, default=default, help=meaning)
     for name, seconds, meaning in (
-        ("--head-timeout-s", limits.head_timeout_s, "seconds for the head of an HTTP request"),
-        ("--body-timeout-s", limits.body_timeout_s, "seconds for an HTTP body, plus one for each 16 KiB of it"),
+        ("--head-timeout-s", limits.head_timeout_s, "seconds for the head of an HTTP request, and for a TLS handshake"),
+        (
+            "--body-timeout-s",
+            limits.body_timeout_s,
+            "seconds for an HTTP body, plus one for each 16 KiB; for a gRPC call's first message",
+        ),
     ):
         group.add_argument(name, type=_positive_float, default=seconds, help=meaning)
 
@@ -288,17 +301,21 @@ def http_rules(settings: AccessSettings, host: str) -> HttpRules:
 
 def _connection_limits(wire: WireLimits) -> ConnectionLimits:
     return ConnectionLimits(
-        wire.max_connections, wire.max_connections_per_peer, wire.head_timeout_s, wire.body_timeout_s
+        connections=wire.max_connections,
+        per_peer=wire.max_connections_per_peer,
+        head_s=wire.head_timeout_s,
+        body_grace_s=wire.body_timeout_s,
+        unfinished_bytes=wire.max_unfinished_bytes,
     )
 
 
-def uvicorn_options(settings: AccessSettings) -> dict[str, Any]:
-    """Return arguments of `uvicorn.Config`."""
+def uvicorn_options(settings: AccessSettings, connections: Connections) -> dict[str, Any]:
+    """Return arguments of `uvicorn.Config`, for a server that serves sockets of `connections`."""
     wire, tls = settings.wire, settings.tls
     options: dict[str, Any] = {
         # NOTE: the one of its parsers that bounds headers; they may pass the limit by what one read brings, 256 KiB.
-        "http": Connections(_connection_limits(wire)).protocol,
-        "ws": RefusableSocket,
+        "http": partial(BoundedProtocol, connections),
+        "ws": partial(RefusableSocket, connections),
         "h11_max_incomplete_event_size": wire.max_header_bytes,
         "ws_max_size": wire.max_socket_message_bytes,
         "limit_concurrency": wire.max_connections,

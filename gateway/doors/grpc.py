@@ -1,7 +1,7 @@
 """Hosts the gRPC dialects: one asynchronous server with health, reflection and message limits.
 
     TextToSpeechService ─┐
-    RivaSpeechSynthesis ─┼─ Error-, Access-, Telemetry-, ResetInterceptor ── grpc.aio.Server
+    RivaSpeechSynthesis ─┼─ Error-, Access-, Telemetry-, ResetInterceptor ── grpc.aio.Server ── grpc_front ── callers
     health, reflection ──┘
 
 Knows nothing of HTTP or of how the gateway's parts are made.
@@ -14,6 +14,8 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import grpc
 from google.protobuf.descriptor import FileDescriptor
@@ -25,14 +27,17 @@ from riva.proto import riva_tts_pb2, riva_tts_pb2_grpc
 from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
 
 from gateway.access.access import Access
+from gateway.access.caller import CallerLimits
 from gateway.access.grpc_interceptor import AccessInterceptor
 from gateway.access.settings import TlsFiles
 from gateway.dialects.grpc import riva_grpc, tts_grpc
 from gateway.dialects.grpc.errors import ErrorInterceptor
+from gateway.doors.grpc_front import SERVER_NAME, fronting
 from gateway.doors.grpc_resets import ResetInterceptor
-from gateway.errors import ConfigError, NotReadyError
+from gateway.errors import NotReadyError
 from gateway.host import Host
 from gateway.lifecycle.readiness import Readiness
+from gateway.processes.ports import open_port, port_of
 from gateway.telemetry.doors import TelemetryInterceptor
 from gateway.telemetry.telemetry import Telemetry
 from servicekit.tasks import running_meanwhile
@@ -41,7 +46,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_GRPC_PORT = 50051
 """Default port; Riva's clients expect it."""
-DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+DEFAULT_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+DEFAULT_MAX_CALLS = 1024
 DEFAULT_GRACE_S = 10.0
 MAX_PENDING_CALLS = 16384
 """Most calls that wait for the event loop, each about 15 KiB; each is refused with a reason when its turn comes."""
@@ -75,8 +81,10 @@ class GrpcSettings:
     """Seconds that calls under way may take to end when the door closes."""
     health_interval_s: float = 2.0
     """Pause between looks at whether the gateway can speak."""
-    max_calls: int | None = None
-    """Most calls at once; None is unlimited."""
+    max_calls: int = DEFAULT_MAX_CALLS
+    """Most calls at once that came with a key, or where none is needed."""
+    message_s: float = 30.0
+    """Seconds for the first message of a call."""
     tls: TlsFiles | None = None
     """Certificate and key; None: no TLS."""
     shares_port: bool = False
@@ -92,23 +100,28 @@ async def serving_grpc(
     Args:
         host: the gateway behind the door; its owner closes it.
         settings: how the door is opened.
-        access: decides who may come in; None: anyone.
+        access: decides who may come in, and counts connections; None: anyone.
         telemetry: is told of every call.
 
     Raises:
         ConfigError: another program listens on the port.
     """
-    server, health = _make_server(host, settings, _interceptors(host, access, telemetry))
-    port = _bind(server, settings)
-    await _tell(health, await _status(host.readiness))
-    await server.start()
-    logger.info("gRPC on %s:%d", settings.host, port)
-    try:
-        async with running_meanwhile(_watch(host.readiness, health, settings.health_interval_s)):
-            yield port
-    finally:
-        await health.enter_graceful_shutdown()
-        await server.stop(settings.grace_s)
+    access = access or Access(None, CallerLimits(), host.clock)
+    bound = open_port(settings.host, settings.port, "--grpc-port", is_shared=settings.shares_port)
+    port, listeners = port_of(bound), access.connections.listen(bound, "gRPC")
+    server, health = _make_server(host, settings, _interceptors(host, settings, access, telemetry))
+    with TemporaryDirectory(prefix="cosydit-grpc-") as folder:
+        server.add_insecure_port(f"unix:{folder}/{SERVER_NAME}")
+        await _tell(health, await _status(host.readiness))
+        await server.start()
+        async with fronting(Path(folder), listeners, access.connections, settings.tls):
+            logger.info("gRPC on %s:%d", settings.host, port)
+            try:
+                async with running_meanwhile(_watch(host.readiness, health, settings.health_interval_s)):
+                    yield port
+            finally:
+                await health.enter_graceful_shutdown()
+                await server.stop(settings.grace_s)
 
 
 def _make_server(
@@ -116,8 +129,8 @@ def _make_server(
 ) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
     options = (
         ("grpc.max_receive_message_length", settings.max_message_bytes),
-        # Two gateways on one port would share its calls, and nobody would notice.
-        ("grpc.so_reuseport", int(settings.shares_port)),
+        # What a call holds before its message is asked for stays 64 KiB; measuring the network would make it 8 MiB.
+        ("grpc.http2.bdp_probe", 0),
         # Calls that came and that our event loop has not seen yet; gRPC ends some of those beyond, with CANCELLED.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
@@ -125,7 +138,7 @@ def _make_server(
         ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
     )
-    server = grpc.aio.server(interceptors=interceptors, options=options, maximum_concurrent_rpcs=settings.max_calls)
+    server = grpc.aio.server(interceptors=interceptors, options=options)
     _add_tts(tts_grpc.TextToSpeechServicer(host), server)
     _add_riva(riva_grpc.RivaServicer(host), server)
     health = health_aio.HealthServicer()
@@ -152,31 +165,16 @@ def _shown_pool() -> DescriptorPool:
     return pool
 
 
-def _interceptors(host: Host, access: Access | None, telemetry: Telemetry | None) -> list[grpc.aio.ServerInterceptor]:
+def _interceptors(
+    host: Host, settings: GrpcSettings, access: Access, telemetry: Telemetry | None
+) -> list[grpc.aio.ServerInterceptor]:
     """Return them from the outermost inwards."""
     max_string_bytes = max(_MIN_STRING_BYTES, _LONGEST_CHARACTER_BYTES * host.pipeline.settings.max_text_characters)
     interceptors: list[grpc.aio.ServerInterceptor] = [ResetInterceptor()]
     if telemetry is not None:
         interceptors.append(TelemetryInterceptor(telemetry))
-    if access is not None:
-        interceptors.append(AccessInterceptor(access))
+    interceptors.append(AccessInterceptor(access, settings.max_calls, settings.message_s))
     return [*interceptors, ErrorInterceptor([*_SERVICES, _HEALTH, reflection.SERVICE_NAME], max_string_bytes)]
-
-
-def _bind(server: grpc.aio.Server, settings: GrpcSettings) -> int:
-    address = f"[{settings.host}]" if ":" in settings.host else settings.host
-    try:
-        return _open_port(server, f"{address}:{settings.port}", settings.tls)
-    except RuntimeError as error:
-        got = f"gRPC can't listen on {settings.host}:{settings.port} ({error})"
-        raise ConfigError(f"{got}; stop what listens there, or give another --grpc-port") from error
-
-
-def _open_port(server: grpc.aio.Server, address: str, tls: TlsFiles | None) -> int:
-    if tls is None:
-        return int(server.add_insecure_port(address))
-    pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
-    return int(server.add_secure_port(address, grpc.ssl_server_credentials([pair])))
 
 
 async def _watch(readiness: Readiness, health: health_aio.HealthServicer, interval_s: float) -> None:

@@ -18,18 +18,21 @@ from functools import partial
 
 from gateway.access.access import Access
 from gateway.access.caller import address_of, calling
+from gateway.access.connections import Connections
 from gateway.dialects.wyoming.connection import WyomingConnection
 from gateway.dialects.wyoming.info import describe
 from gateway.dialects.wyoming.settings import WyomingSettings
-from gateway.dialects.wyoming.wire import EventStream
+from gateway.dialects.wyoming.wire import CountedReader, EventStream
 from gateway.errors import ConfigError, OverloadedError
 from gateway.host import Host
+from gateway.processes.ports import open_port, port_of
 from gateway.telemetry.call import WYOMING, Call, serving
 from gateway.telemetry.telemetry import Telemetry
 from servicekit.tasks import stop
 
 logger = logging.getLogger(__name__)
 
+NAME = "Wyoming"
 _RETRY_S = 1.0
 
 
@@ -54,63 +57,75 @@ async def serving_wyoming(
         logger.info("Wyoming is off: %s; --insecure-wyoming opens it all the same", settings.shut_because)
         yield None
         return
-    door = _Door(host, settings, access, telemetry)
+    option = "--wyoming-port, 0 for none"
     try:
-        server = await asyncio.start_server(
-            door.serve,
-            settings.host,
-            settings.port,
-            limit=settings.max_event_bytes,
-            reuse_port=settings.shares_port or None,
-        )
-    except OSError as error:
-        if settings.is_port_asked_for or error.errno != errno.EADDRINUSE:
-            raise ConfigError(_cannot_listen(settings, error)) from error
-        logger.warning("Wyoming is off: %s", _cannot_listen(settings, error))
+        bound = open_port(settings.host, settings.port, option, is_shared=settings.shares_port)
+    except ConfigError as error:
+        is_taken = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+        if settings.is_port_asked_for or not is_taken:
+            raise
+        logger.warning("Wyoming is off: %s", error)
         yield None
         return
-    port = int(server.sockets[0].getsockname()[1])
+    port = port_of(bound)
+    connections = access.connections if access is not None else Connections()
+    door = _Door(host, settings, access, telemetry, connections)
+    loop = asyncio.get_running_loop()
+    servers = [await loop.create_server(door.protocol, sock=each) for each in connections.listen(bound, NAME)]
     logger.info("Wyoming (Home Assistant) on %s:%d", settings.host, port)
     try:
         yield port
     finally:
-        server.close()
+        for server in servers:
+            server.close()
         await door.close()
-        await server.wait_closed()
-
-
-def _cannot_listen(settings: WyomingSettings, error: OSError) -> str:
-    got = f"can't listen on {settings.host}:{settings.port} ({error.strerror})"
-    return f"{got}; stop what listens there, or give another --wyoming-port, 0 for none"
+        for server in servers:
+            await server.wait_closed()
 
 
 class _Door:
     """The connections that are open."""
 
     def __init__(
-        self, host: Host, settings: WyomingSettings, access: Access | None, telemetry: Telemetry | None
+        self,
+        host: Host,
+        settings: WyomingSettings,
+        access: Access | None,
+        telemetry: Telemetry | None,
+        connections: Connections,
     ) -> None:
+        self._connections = connections
         self._host = host
         self._settings = settings
         self._access = access
         self._telemetry = telemetry
         self._open: dict[asyncio.Task[None], WyomingConnection] = {}
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def protocol(self) -> asyncio.StreamReaderProtocol:
+        """Make the protocol of one connection."""
+        return asyncio.StreamReaderProtocol(CountedReader(self._settings.max_event_bytes), self._serve)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection; what fails in it ends nothing else."""
         # Pings find a peer that vanished, and what it used is freed.
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         limits, settings = self._host.limits, self._settings
+        assert isinstance(reader, CountedReader)
         events = EventStream(reader, writer, settings.max_event_bytes, limits.reader_timeout_s)
-        if len(self._open) >= settings.max_connections:
-            got = f"{len(self._open)} connections are open, which is the limit"
-            await events.refuse(OverloadedError(f"{got}; try again later", retry_after_s=_RETRY_S))
+        counted = self._connections.of(writer.transport)
+        counted.greeted()
+        counted.on_drop = writer.transport.abort
+        reader.hold = counted.hold
+        if self._connections.is_full(NAME):
+            await events.refuse(OverloadedError("all connections are in use; try again later", retry_after_s=_RETRY_S))
             await events.close()
             return
         task = asyncio.current_task()
         assert task is not None
         info = partial(describe, self._host, settings.languages)
-        connection = self._open[task] = WyomingConnection(self._host, events, info, settings.idle_timeout_s)
+        connection = self._open[task] = WyomingConnection(
+            self._host, events, info, settings.idle_timeout_s, partial(self._connections.set_idle, counted)
+        )
         try:
             with self._on_behalf_of(address_of(writer.get_extra_info("peername"))):
                 await connection.serve()

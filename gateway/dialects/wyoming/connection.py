@@ -56,7 +56,14 @@ class Speech:
 class WyomingConnection:
     """Takes events while texts are spoken; leaves nothing running."""
 
-    def __init__(self, host: Host, events: EventStream, describe: Callable[[], Info], idle_timeout_s: float) -> None:
+    def __init__(
+        self,
+        host: Host,
+        events: EventStream,
+        describe: Callable[[], Info],
+        idle_timeout_s: float,
+        set_idle: Callable[[bool], None],
+    ) -> None:
         """Take over the connection.
 
         Args:
@@ -64,11 +71,13 @@ class WyomingConnection:
             events: closed on every way out.
             describe: says what there is.
             idle_timeout_s: seconds without an event or audio after which the connection is closed.
+            set_idle: is told whether nothing is to be spoken.
         """
         self._host = host
         self._events = events
         self._describe = describe
         self._idle_timeout_s = idle_timeout_s
+        self._set_idle = set_idle
         self._id = f"wyoming_{uuid.uuid4().hex}"
         self._made = 0
         self._open: SpeechSession | None = None
@@ -164,6 +173,7 @@ class WyomingConnection:
         if self._to_speak.qsize() >= self._host.limits.max_contexts:
             got = f"{self._to_speak.qsize()} requests wait on this connection, which is the limit"
             raise TextTooLongError(f"{got}; wait for audio-stop before you send more", param="text")
+        self._set_idle(False)
         self._to_speak.put_nowait(speech)
 
     async def _whole(self, text: str, request: SpeechRequest) -> AsyncGenerator[FloatArray]:
@@ -179,6 +189,7 @@ class WyomingConnection:
                 if isinstance(item, GatewayError):
                     raise item
                 await self._speak(item)
+                self._set_idle(self._to_speak.empty())
         except (ClientLeftError, StalledReaderError) as error:
             logger.info("%s: %s", self._id, error if str(error) else "the client left")
         except GatewayError as error:

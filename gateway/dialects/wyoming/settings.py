@@ -30,7 +30,6 @@ class WyomingSettings:
     languages: tuple[str, ...] = ()
     """Languages of the checkpoint; see `gateway.dialects.wyoming.info.describe`."""
     max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES
-    max_connections: int = 1024
     idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S
     """Seconds that a connection may stay without an event or audio."""
     grace_s: float = 2.0
@@ -82,7 +81,6 @@ def wyoming_settings(args: argparse.Namespace, access: AccessSettings) -> Wyomin
         is_port_asked_for=args.wyoming_port is not None,
         shut_because=reason,
         languages=languages,
-        max_connections=access.wire.max_connections,
     )
 
 

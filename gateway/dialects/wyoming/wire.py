@@ -9,9 +9,10 @@ Knows nothing of speech.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 from wyoming.error import Error
 from wyoming.event import Event, Eventable, async_read_event, async_write_event
@@ -33,11 +34,27 @@ class ClientLeftError(Exception):
     """The connection is gone, or was closed from this side."""
 
 
+class CountedReader(asyncio.StreamReader):
+    """A connection's reader that tells how much it holds of what nobody has taken yet."""
+
+    hold: Callable[[int], None] = staticmethod(lambda count: None)
+    """Is told how many bytes."""
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        """See `asyncio.StreamReader`."""
+        super().feed_data(data)
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell what is held now."""
+        self.hold(len(self._buffer))  # type: ignore[attr-defined]
+
+
 class EventStream:
     """One connection; read by one coroutine, written by any number."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_bytes: int, send_timeout_s: float
+        self, reader: CountedReader, writer: asyncio.StreamWriter, max_bytes: int, send_timeout_s: float
     ) -> None:
         """Take over the connection.
 
@@ -68,6 +85,7 @@ class EventStream:
             raise ClientLeftError from error
         except _UNREADABLE as error:
             raise _unreadable() from error
+        self._reader.tell()
         if event is None and self._reader.at_eof():
             raise ClientLeftError
         if event is None or not isinstance(event.data, dict):

@@ -25,10 +25,13 @@ from gateway.access.http_middleware import guarded
 from gateway.access.keys import ApiKey, parse_keys
 from gateway.access.metered_speaker import MeteredSpeaker
 from gateway.access.settings import AccessSettings, TlsFiles, WireLimits, http_rules, open_access, uvicorn_options
+from gateway.dialects.wyoming.settings import WyomingSettings
 from gateway.doors.grpc import GrpcSettings, serving_grpc
 from gateway.doors.http import dialect_routes
+from gateway.doors.wyoming import serving_wyoming
 from gateway.host import Host
 from gateway.lifecycle.readiness import Readiness
+from gateway.processes.ports import open_port
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import StreamSpeaker
 from gateway.telemetry.doors import TelemetryMiddleware
@@ -59,6 +62,8 @@ class Door:
 
     url: str
     grpc_address: str
+    ports: dict[str, int]
+    """Of the doors, by name."""
     http: httpx.AsyncClient
     channel: grpc.aio.Channel
     access: Access
@@ -103,15 +108,21 @@ async def opened_door(
     with ThreadPoolExecutor(2) as executor:
         host = make_host(pipeline, registry, executor, readiness=readiness, clock=clock)
         routes = _routes(host)
-        grpc_settings = GrpcSettings(port=0, tls=settings.tls, max_calls=100)
+        grpc_settings = GrpcSettings(
+            port=0, tls=settings.tls, max_calls=settings.wire.max_connections, message_s=settings.wire.body_timeout_s
+        )
         async with (
             _serving_http(Starlette(routes=routes), access, settings, telemetry) as port,
+            serving_wyoming(host, WyomingSettings(port=0), access) as wyoming_port,
             serving_grpc(host, grpc_settings, access, telemetry) as grpc_port,
             _channel(grpc_port, settings.tls) as channel,
             httpx.AsyncClient(base_url=_url(port, settings.tls), timeout=5, trust_env=False, verify=_trust()) as http,
         ):
             address = f"127.0.0.1:{grpc_port}"
-            door = Door(str(http.base_url).rstrip("/"), address, http, channel, access, clock, llm, token2wav, routes)
+            assert wyoming_port is not None
+            url = str(http.base_url).rstrip("/")
+            ports = {"HTTP": port, "gRPC": grpc_port, "Wyoming": wyoming_port}
+            door = Door(url, address, ports, http, channel, access, clock, llm, token2wav, routes)
             yield door
             await door.until_idle()
 
@@ -173,9 +184,10 @@ async def _serving_http(
     door = guarded(app, access, http_rules(settings, "127.0.0.1"))
     if telemetry is not None:
         door = TelemetryMiddleware(door, telemetry)
-    config = uvicorn.Config(door, port=0, log_level="critical", **uvicorn_options(settings))
+    config = uvicorn.Config(door, port=0, log_level="critical", **uvicorn_options(settings, access.connections))
     server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
+    bound = access.connections.listen(open_port("127.0.0.1", 0, "--port"), "HTTP")
+    serving = asyncio.create_task(server.serve([*bound]))
     while not server.started:
         await asyncio.sleep(0.005)
     try:

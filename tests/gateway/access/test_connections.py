@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 import httpx
 import pytest
+from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
+from wyoming.client import AsyncTcpClient
+from wyoming.info import Describe
+from wyoming.tts import SynthesizeStart
 
-from gateway.access.settings import AccessSettings, WireLimits
+from gateway.access.settings import AccessSettings, TlsFiles, WireLimits
 from gateway.voices.registry import NamedVoice
-from tests.gateway.access.door import BEARER, KEY, Door, keys, opened_door
+from tests.gateway.access.door import BEARER, KEY, TLS, Door, keys, opened_door
+from tests.gateway.doors.raw_http2 import STREAMING, raw_http2
 
 Voices = list[NamedVoice]
 ROOM = 8
@@ -25,9 +30,13 @@ def wire(**changes: float) -> AccessSettings:
     return AccessSettings(fixed_keys=keys(), wire=WireLimits(**limits))  # type: ignore[arg-type]
 
 
+def connection(door: Door, sent: bytes = b"") -> AbstractAsyncContextManager[asyncio.StreamReader]:
+    return connected(door.ports["HTTP"], sent)
+
+
 @asynccontextmanager
-async def connection(door: Door, sent: bytes = b"") -> AsyncIterator[asyncio.StreamReader]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(door.url).port)
+async def connected(port: int, sent: bytes = b"") -> AsyncIterator[asyncio.StreamReader]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(sent)
     try:
         yield reader
@@ -113,6 +122,51 @@ async def test_a_body_that_keeps_to_the_rate_may_take_its_time(voices: Voices) -
         async with httpx.AsyncClient(base_url=door.url, trust_env=False, timeout=PATIENCE_S, verify=False) as client:
             answer = await client.post("/v1/audio/speech", content=body(), headers=BEARER)
     assert answer.status_code in (400, 413)
+
+
+@pytest.mark.parametrize("tls", [None, TLS], ids=["clear", "TLS"])
+@pytest.mark.parametrize("name", ["HTTP", "gRPC", "Wyoming"])
+async def test_silent_connections_keep_nobody_out_at_any_door(voices: Voices, name: str, tls: TlsFiles | None) -> None:
+    settings = AccessSettings(is_insecure=True, tls=tls, wire=WireLimits(max_connections=ROOM, head_timeout_s=300.0))
+    async with opened_door(voices, settings) as door, AsyncExitStack() as held:
+        readers = [await held.enter_async_context(connected(door.ports[name])) for _ in range(2 * ROOM)]
+        await asyncio.wait_for(_end(readers[0]), PATIENCE_S)
+        if name == "HTTP":
+            assert await status_of(door) == 200
+        elif name == "gRPC":
+            await tts_service_pb2_grpc.TextToSpeechServiceStub(door.channel).ListVoices(
+                tts_service_pb2.ListVoicesRequest(), timeout=PATIENCE_S
+            )
+        else:
+            async with AsyncTcpClient("127.0.0.1", door.ports[name]) as client:
+                await client.write_event(Describe().event())
+                assert await asyncio.wait_for(client.read_event(), PATIENCE_S) is not None
+
+
+@pytest.mark.parametrize("tls", [None, TLS], ids=["clear", "TLS"])
+@pytest.mark.parametrize("name", ["HTTP", "gRPC"])
+async def test_a_handshake_that_does_not_end_is_ended(voices: Voices, name: str, tls: TlsFiles | None) -> None:
+    settings = AccessSettings(tls=tls, wire=WireLimits(head_timeout_s=0.3))
+    async with opened_door(voices, settings) as door, connected(door.ports[name]) as reader:
+        await asyncio.wait_for(_end(reader), PATIENCE_S)
+
+
+@pytest.mark.parametrize("name", ["gRPC", "Wyoming"])
+async def test_one_address_has_so_many_connections_at_every_door(voices: Voices, name: str) -> None:
+    """What asks something is closed for nobody, so the address's next connection is."""
+    async with opened_door(voices, AccessSettings(wire=WireLimits(max_connections_per_peer=2))) as door:
+        async with AsyncExitStack() as held:
+            for _ in range(2):
+                if name == "gRPC":
+                    client = await held.enter_async_context(raw_http2(door.ports[name]))
+                    client.call(STREAMING)
+                else:
+                    begin = SynthesizeStart().event()
+                    wyoming = await held.enter_async_context(AsyncTcpClient("127.0.0.1", door.ports[name]))
+                    await wyoming.write_event(begin)
+            await asyncio.sleep(0.2)
+            reader = await held.enter_async_context(connected(door.ports[name]))
+            await asyncio.wait_for(_end(reader), PATIENCE_S)
 
 
 async def _end(reader: asyncio.StreamReader) -> bytes:

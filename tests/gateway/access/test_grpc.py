@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -14,18 +15,21 @@ from riva.proto import riva_tts_pb2, riva_tts_pb2_grpc
 from starlette.datastructures import Headers
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 
-from gateway.access import http_middleware
-from gateway.access.grpc_interceptor import MAX_WATCHES, _Room, _within, address_of_peer, presented_key
-from gateway.access.settings import AccessSettings
+from gateway.access import grpc_interceptor, http_middleware
+from gateway.access.grpc_interceptor import MAX_WATCHES, address_of_peer, presented_key
+from gateway.access.settings import AccessSettings, WireLimits
 from gateway.voices.registry import NamedVoice
+from servicekit.timeouts import timeout
 from tests.gateway.access.door import KEY, OTHER_KEY, TLS, Door, keys, opened_door
-from tests.gateway.doors.grpc_door import CONFIG, END, failure_of, listen, say
+from tests.gateway.doors.grpc_door import CONFIG, END, PATIENCE_S, failure_of, listen, say
+from tests.gateway.doors.raw_http2 import HEALTH, STREAMING, SYNTHESIZE, raw_http2
 from tests.gateway.fakes import FakeLLM, speech_deltas
 
 Voices = list[NamedVoice]
 Metadata = tuple[tuple[str, str], ...]
 ANNA: Metadata = (("authorization", f"Bearer {KEY}"),)
 BOB: Metadata = (("xi-api-key", OTHER_KEY),)
+SERVICE = "/tts_api.tts.v1.TextToSpeechService"
 RIVA = riva_tts_pb2.SynthesizeSpeechRequest(text="hello", sample_rate_hz=24000, encoding=1)
 
 
@@ -150,7 +154,7 @@ async def test_it_speaks_over_tls(voices: Voices) -> None:
 
 @pytest.mark.parametrize(
     ("peer", "address"),
-    [("ipv4:10.0.0.7:412", "10.0.0.7"), ("ipv6:%5B::1%5D:412", "::1"), ("unix:/tmp/a", "-"), ("", "-")],
+    [("unix:/tmp/a/10.0.0.7:412", "10.0.0.7"), ("unix:/tmp/a/::1:412", "::1"), ("", "-")],
 )
 def test_addresses_are_read_from_grpcs_names_of_peers(peer: str, address: str) -> None:
     assert address_of_peer(peer) == address
@@ -176,22 +180,24 @@ async def test_watching_the_health_needs_a_key_and_asking_for_it_does_not(voices
 
 async def test_watches_are_few_and_leave_room_for_speech(voices: Voices) -> None:
     async with opened_door(voices) as door:
-        watches = [watch(door, ANNA) for _ in range(MAX_WATCHES)]
+        watches = [watch(door, ANNA) for _ in range(MAX_WATCHES * 3 // 4)]
         for call in watches:
             await call.read()
-        assert (await failure_of(watch(door, BOB)))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
-        await finish(calls(door, BOB)["Synthesize"])
+        assert (await failure_of(watch(door, ANNA)))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        watches.append(watch(door, BOB))
+        await watches[-1].read()
+        await finish(calls(door, ANNA)["Synthesize"])
         for call in watches:
             call.cancel()
         await asyncio.sleep(0.1)
-        again = watch(door, BOB)
+        again = watch(door, ANNA)
         assert (await again.read()).status > 0
         again.cancel()
 
 
 async def test_without_keys_watches_are_as_few(voices: Voices) -> None:
     async with opened_door(voices, AccessSettings(is_insecure=True)) as door:
-        watches = [watch(door) for _ in range(MAX_WATCHES)]
+        watches = [watch(door) for _ in range(MAX_WATCHES * 3 // 4)]
         for call in watches:
             await call.read()
         assert (await failure_of(watch(door)))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -199,21 +205,33 @@ async def test_without_keys_watches_are_as_few(voices: Voices) -> None:
             call.cancel()
 
 
-async def test_calls_without_a_key_have_a_small_room_of_their_own() -> None:
-    gate = asyncio.Event()
+@pytest.mark.parametrize(
+    ("path", "headers"), [(SYNTHESIZE, ANNA), (STREAMING, ANNA), (HEALTH, ())], ids=["unary", "streaming", "no key"]
+)
+async def test_calls_whose_message_never_comes_leave_room_for_others(
+    voices: Voices, path: str, headers: Metadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_interceptor, "MAX_OPEN_CALLS", 8)
+    async with opened_door(voices, AccessSettings(fixed_keys=keys(), wire=WireLimits(max_connections=8))) as door:
+        async with raw_http2(door.ports["gRPC"]) as client:
+            streams = {client.call(path, headers) for _ in range(30)}
+            async with timeout(PATIENCE_S):
+                while len(client.ended) < len(streams) - 6:
+                    await asyncio.sleep(0.01)
+            await finish(calls(door, BOB)["Synthesize"])
+        async with timeout(PATIENCE_S):  # the others are given up, and their room is free again
+            while True:
+                with suppress(grpc.aio.AioRpcError):
+                    await finish(calls(door, ANNA)["Riva SynthesizeOnline"])
+                    break
 
-    async def slow(request: Any, context: Any) -> Any:
-        await gate.wait()
 
-    class Context:
-        async def abort(self, code: grpc.StatusCode, text: str, trailing: Any) -> None:
-            raise AssertionError(code)
-
-    method = _within(grpc.unary_unary_rpc_method_handler(slow), _Room(2, "calls without a key")).unary_unary
-    held = [asyncio.create_task(method(None, Context())) for _ in range(2)]
-    await asyncio.sleep(0)
-    with pytest.raises(AssertionError, match="RESOURCE_EXHAUSTED"):
-        await method(None, Context())
-    gate.set()
-    await asyncio.gather(*held)
-    await method(None, Context())
+@pytest.mark.parametrize("name", ["Synthesize", "StreamingSynthesize", "Riva SynthesizeOnline"])
+async def test_a_call_whose_message_never_comes_is_ended(voices: Voices, name: str) -> None:
+    wire = WireLimits(body_timeout_s=0.2)
+    async with opened_door(voices, AccessSettings(fixed_keys=keys(), wire=wire)) as door:
+        path = "/nvidia.riva.tts.RivaSpeechSynthesis/SynthesizeOnline" if "Riva" in name else f"{SERVICE}/{name}"
+        call = door.channel.stream_stream(path)(metadata=ANNA)
+        code, details, trailing = await asyncio.wait_for(failure_of(call), PATIENCE_S)
+    assert (code, trailing["error-code"]) == (grpc.StatusCode.INVALID_ARGUMENT, "invalid_request")
+    assert "no whole message came within 0.2 s" in details

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from gateway.access.http_middleware import guarded
 from gateway.access.keys import MAX_WORD_CHARACTERS, RedactingFilter, new_key
 from gateway.access.settings import AccessSettings, http_rules, open_access, uvicorn_options
+from gateway.processes.ports import open_port
 from tests.gateway.access.door import KEY, keys
 from tests.gateway.fakes import ManualClock
 
@@ -54,9 +55,11 @@ def log() -> Iterator[Log]:
 async def ask_everything() -> None:
     """Send a key in the queries of a request and of a WebSocket, and a long path, to a real server."""
     settings = AccessSettings(fixed_keys=keys())
-    door = guarded(Starlette(), open_access(settings, ManualClock()), http_rules(settings, "127.0.0.1"))
-    server = uvicorn.Server(uvicorn.Config(door, port=0, log_config=None, **uvicorn_options(settings)))
-    serving = asyncio.create_task(server.serve())
+    access = open_access(settings, ManualClock())
+    door = guarded(Starlette(), access, http_rules(settings, "127.0.0.1"))
+    server = uvicorn.Server(uvicorn.Config(door, log_config=None, **uvicorn_options(settings, access.connections)))
+    bound = access.connections.listen(open_port("127.0.0.1", 0, "--port"), "HTTP")
+    serving = asyncio.create_task(server.serve([*bound]))
     while not server.started:
         await asyncio.sleep(0.005)
     host = f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"

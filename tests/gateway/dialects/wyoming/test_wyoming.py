@@ -23,6 +23,7 @@ from wyoming.tts import (
 
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
+from gateway.access.connections import ConnectionLimits, Connections
 from gateway.errors import LLMInterruptedError
 from gateway.voices.profile import VoiceProfile
 from gateway.voices.registry import NamedVoice
@@ -255,13 +256,13 @@ async def test_requests_that_pile_up_are_refused(voices: Voices) -> None:
 
 
 async def test_too_many_connections_are_refused(voices: Voices) -> None:
-    settings = replace(ANY_PORT, max_connections=1)
-    async with opened_wyoming(FakeLLM([]), FakeToken2Wav(), voices, settings) as door, door.client() as first:
-        await ask(first, Describe())
-        await listen(first, "info")
+    access = Access(None, CallerLimits(), SystemClock(), connections=Connections(ConnectionLimits(connections=2)))
+    async with opened_wyoming(FakeLLM([]), FakeToken2Wav(), voices, access=access) as door, door.client() as first:
+        await ask(first, SynthesizeStart(), Ping())
+        await listen(first, "pong")
         async with door.client() as second:
             error = (await listen(second)).error
-    assert (error.code, "1 connections are open" in error.text) == ("overloaded", True)
+    assert (error.code, "connections are in use" in error.text) == ("overloaded", True)
 
 
 async def test_the_limits_of_an_address_hold_here_too(voices: Voices) -> None:

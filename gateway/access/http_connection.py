@@ -1,0 +1,179 @@
+"""uvicorn's protocols of the HTTP door with deadlines, and with what they hold counted.
+
+connected ─ head complete ─► request ─ body complete, answered ─► idle ─ next head ─► request
+    └ too slow ─► closed         └ body too slow ─► closed         └ too long, or room is needed ─► closed
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from typing import Any, cast
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from gateway.access.connections import Connection, Connections
+
+_FRAME_BYTES = 64
+"""Bytes that a fragment of a message takes beside its data."""
+
+
+class _Awaited(Enum):
+    """What a connection's peer is to send."""
+
+    HEAD = "head"
+    BODY = "body"
+    NOTHING = "nothing"
+    """Nothing is awaited: a request is being answered, or the next may come; uvicorn bounds that time."""
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn's protocol with deadlines, for one connection."""
+
+    def __init__(self, owner: Connections, **parts: Any) -> None:
+        """Begin to count when the connection is made.
+
+        Args:
+            owner: counts all connections.
+            parts: what uvicorn gives to its own protocols.
+        """
+        super().__init__(**parts)
+        self._limits = owner.limits
+        self._owner = owner
+        self._counted: Connection | None = None
+        self._awaited = _Awaited.NOTHING
+        self._since_s = 0.0
+        self._received = 0
+        """Bytes received since `_since_s`."""
+        self._unfinished = 0
+        """Bytes received since a request was whole, head and body."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(cast(asyncio.Transport, transport))
+        self._counted = self._owner.of(transport)
+        self._counted.greeted()
+        self._counted.on_drop = self._abort
+        self._await(_Awaited.HEAD)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._await(_Awaited.NOTHING)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on; what is read decides how long the next bytes may take."""
+        self._received += len(data)
+        self._unfinished += len(data)
+        super().data_received(data)
+        self._look(_Awaited.HEAD)
+
+    def on_response_complete(self) -> None:
+        """Note that the answer is sent."""
+        super().on_response_complete()
+        self._look(_Awaited.NOTHING)
+
+    def handle_websocket_upgrade(self, event: Any) -> None:
+        """Leave the connection to the WebSocket's protocol, which has deadlines of its own."""
+        self._await(_Awaited.NOTHING)
+        assert self._counted is not None
+        self._owner.set_idle(self._counted, False)
+        super().handle_websocket_upgrade(event)
+
+    def _abort(self) -> None:
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _look(self, without_request: _Awaited) -> None:
+        """Watch for what the peer must send now; `without_request` if no request is under way."""
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:
+            return
+        assert self._counted is not None
+        is_asked = self.cycle is not None and not self.cycle.response_complete
+        self._owner.set_idle(self._counted, not is_asked)
+        if self.cycle is not None and self.cycle.more_body:
+            self._await(_Awaited.BODY)
+        else:
+            if is_asked or without_request is _Awaited.NOTHING:
+                self._unfinished = 0
+            self._await(_Awaited.NOTHING if is_asked else without_request)
+        self._counted.hold(self._unfinished)
+
+    def _await(self, awaited: _Awaited) -> None:
+        if awaited is self._awaited:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._awaited, self._since_s, self._received = awaited, self.loop.time(), 0
+        if awaited is not _Awaited.NOTHING:
+            self._check()
+
+    def _check(self) -> None:
+        """Drop a peer that is too slow, or look again when it may be."""
+        limits, now_s = self._limits, self.loop.time()
+        if self._awaited is _Awaited.HEAD:
+            due_s = self._since_s + limits.head_s
+        elif self.flow.read_paused:
+            due_s = now_s + limits.body_grace_s  # we are slow, not the peer
+        else:
+            due_s = self._since_s + limits.body_grace_s + self._received / limits.body_bytes_per_s
+        if now_s < due_s:
+            self._timer = self.loop.call_at(due_s, self._check)
+        elif self._counted is not None:
+            self._counted.drop()
+
+
+class RefusableSocket(WebSocketsSansIOProtocol):
+    """uvicorn's protocol of a WebSocket: what it holds is counted, and a refused handshake is no error of ours."""
+
+    def __init__(self, owner: Connections, **parts: Any) -> None:
+        """See `BoundedProtocol`."""
+        super().__init__(**parts)
+        self._owner = owner
+        self._counted: Connection | None = None
+        self._message_bytes = 0
+        """Bytes of the frames of a message whose last one has not come."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._counted = self._owner.of(transport)
+        self._counted.on_drop = self.transport.abort
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        super().data_received(data)
+        if self._counted is not None:
+            self._counted.hold(len(self.conn.reader.buffer) + self._message_bytes)
+
+    def handle_cont(self, event: Any) -> None:
+        """Take a further frame of a message."""
+        self._count(event)
+        super().handle_cont(event)
+
+    def handle_text(self, event: Any) -> None:
+        """Take the first frame of a message."""
+        self._count(event)
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Any) -> None:
+        """Take the first frame of a message."""
+        self._count(event)
+        super().handle_bytes(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """Hand over a message that is whole."""
+        self._message_bytes = 0
+        super().send_receive_event_to_app()
+
+    async def send(self, message: Any) -> None:
+        """Send a message; a refusal that is sent whole completes the handshake, and uvicorn does not say so."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True
+
+    def _count(self, frame: Any) -> None:
+        self._message_bytes += len(frame.data) + _FRAME_BYTES

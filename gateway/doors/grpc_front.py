@@ -1,0 +1,196 @@
+"""Takes gRPC's connections in its place: counts them, speaks TLS, and bounds what they send before it is whole.
+
+    caller ── TLS ──► _Caller ── counted ──► socket file in a private folder ──► grpc.aio's server
+           ◄───────────────────────────────────────────────────────────────────
+
+gRPC accepts any number of connections of a peer, and holds what comes of a message until it is whole. It can be told
+neither how many of each are too many. The server knows a caller by the name of the socket that comes here to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import cast
+
+from gateway.access.connections import Connection, Connections, Listener
+from gateway.access.settings import TlsFiles
+from gateway.doors.http2 import Streams
+from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE
+
+SERVER_NAME = "grpc"
+"""Name of the server's own socket in its folder."""
+_ALPN = "h2"
+
+
+@asynccontextmanager
+async def fronting(
+    folder: Path, listeners: list[Listener], connections: Connections, tls: TlsFiles | None
+) -> AsyncIterator[None]:
+    """Accept callers until the context is left, which ends those that are still connected.
+
+    Args:
+        folder: private, with the server's socket.
+        listeners: bound.
+        connections: counts them.
+        tls: certificate and key; None: no TLS.
+    """
+    callers = set[_Caller]()
+    context = None if tls is None else _tls_context(tls)
+    servers = [
+        await asyncio.get_running_loop().create_server(
+            lambda: _Caller(folder, connections, callers),
+            sock=each,
+            ssl=context,
+            backlog=ACCEPTED_AT_ONCE,
+        )
+        for each in listeners
+    ]
+    try:
+        yield
+    finally:
+        for server in servers:
+            server.close()
+        for caller in list(callers):
+            caller.end()
+
+
+def _tls_context(tls: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls.certificate, tls.key, password="")
+    context.set_alpn_protocols([_ALPN])
+    return context
+
+
+class _Caller(asyncio.Protocol):
+    """One connection of a caller, and its way to the server."""
+
+    def __init__(self, folder: Path, connections: Connections, callers: set[_Caller]) -> None:
+        self._folder = folder
+        self._connections = connections
+        self._callers = callers
+        self.streams = Streams()
+        self.transport: asyncio.Transport | None = None
+        self.counted: Connection | None = None
+        self.server: asyncio.Transport | None = None
+        """The way to the server, once there is one."""
+        self._connecting: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.pause_reading()
+        self.counted = self._connections.of(transport)
+        self.counted.on_drop = self.transport.abort
+        self._callers.add(self)
+        self._connecting = asyncio.create_task(self._connect())
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        assert self.server is not None and self.counted is not None
+        self.streams.requests.feed(data)
+        self.server.write(data)
+        if self.streams.requests.are_begun:
+            self.counted.greeted()
+        self.note()
+
+    def note(self) -> None:
+        """Have what the streams say counted."""
+        assert self.counted is not None
+        self._connections.set_idle(self.counted, not self.streams.are_open)
+        self.counted.hold(self.streams.unfinished_bytes)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        if self.server is not None:
+            self.server.pause_reading()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        if self.server is not None:
+            self.server.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._callers.discard(self)
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self.server is not None:
+            self.server.close()
+
+    def end(self) -> None:
+        """Close the connection once what was written has left, or soon."""
+        assert self.transport is not None
+        self.transport.close()
+
+    async def _connect(self) -> None:
+        assert self.transport is not None
+        address, port = self.transport.get_extra_info("peername")[:2]
+        try:
+            joined = await _join(self._folder, f"{address}:{port}")
+            await asyncio.get_running_loop().create_connection(lambda: _Server(self), sock=joined)
+        except OSError:
+            self.transport.abort()
+            return
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+
+class _Server(asyncio.Protocol):
+    """The server's end of a caller's connection."""
+
+    def __init__(self, caller: _Caller) -> None:
+        self._caller = caller
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._caller.server = cast(asyncio.Transport, transport)
+        assert self._caller.transport is not None
+        if self._caller.transport.is_closing():
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        caller = self._caller
+        assert caller.transport is not None
+        caller.transport.write(data)
+        caller.streams.answers.feed(data)
+        caller.note()
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        assert self._caller.transport is not None
+        self._caller.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        assert self._caller.transport is not None
+        if not self._caller.transport.is_closing():
+            self._caller.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._caller.end()
+
+
+async def _join(folder: Path, name: str) -> socket.socket:
+    """Connect to the server by a socket of this name, which gRPC tells as that of the peer."""
+    joined = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    joined.setblocking(False)
+    path = os.fspath(folder / name)
+    try:
+        joined.bind(path)
+        try:
+            await asyncio.get_running_loop().sock_connect(joined, os.fspath(folder / SERVER_NAME))
+        finally:
+            with suppress(OSError):
+                os.unlink(path)
+    except BaseException:
+        joined.close()
+        raise
+    return joined
