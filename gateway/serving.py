@@ -34,7 +34,7 @@ from servicekit.process import (
 logger = logging.getLogger(__name__)
 
 FILES_A_CONNECTION = 6
-"""Sockets for each connection that a door may have: HTTP, Wyoming, and gRPC, which takes three; one more for services."""
+"""Sockets for each connection that a door may have: HTTP, Wyoming, and gRPC, which takes three, and services."""
 KEEP_ALIVE_S = 75
 """Seconds that an idle connection is kept: longer than clients' pools (httpx: 5 s), which must close first."""
 
