@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from servicekit.process import quiet_interrupts, run_and_leave
+
+quiet_interrupts()
+
 import logging
 import os
 import sys
@@ -15,7 +19,6 @@ from gateway.processes.worker import Worker
 from gateway.serving import serve
 from servicekit.clock import SystemClock
 from servicekit.logs import TEXT_FORMAT, LogFormat, ProcessFilter, configure_logging
-from servicekit.process import run_and_leave
 
 PARENT = 0
 """The parent's number in logs; its workers count from 1."""

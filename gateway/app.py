@@ -87,7 +87,7 @@ async def open_gateway(
     """
     clock = clock or SystemClock()
     declaration = _declaration(config)
-    encoder = load_text_encoder(config.tokenizer_dir, declaration)
+    encoder = _text_encoder(config, declaration)
     wire = _llm_wire(config, encoder)
     routes = _open_routes(config, wire, clock, worker)
     access = access or open_access(config.access, clock)
@@ -226,6 +226,13 @@ def _speech_files(config: GatewayConfig) -> tuple[SpeechBounds, Aligner | None]:
     asked = SpeechBounds(config.segment_letters, config.carry_tokens)
     try:
         return load_speech_bounds(config.tokenizer_dir).overridden_by(asked), load_aligner(config.tokenizer_dir)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _text_encoder(config: GatewayConfig, declaration: CheckpointDeclaration) -> TextEncoder:
+    try:
+        return load_text_encoder(config.tokenizer_dir, declaration)
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from servicekit.process import quiet_interrupts, run_and_leave
+
+quiet_interrupts()
+
 import argparse
 import logging
 import os
@@ -25,7 +29,6 @@ from llm_service.errors import BackendUnavailableError, CheckpointError, LLMServ
 from servicekit.file_sums import FileSumsError, check_files
 from servicekit.gpu_host import mps_problem
 from servicekit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
-from servicekit.process import run_and_leave
 from servicekit.tracing import ENDPOINT_VARIABLE
 
 EXIT_USAGE = 2

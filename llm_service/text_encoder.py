@@ -131,9 +131,9 @@ def load_text_encoder(tokenizer_dir: Path, declaration: CheckpointDeclaration | 
     """
     description = _read_description(tokenizer_dir)
     tags = frozenset(acting_tags(declaration or _found_declaration(tokenizer_dir)))
-    for token in description.get("added_tokens", []):
-        token["special"] = str(token["content"]) not in tags
     try:
+        for token in description.get("added_tokens", []):
+            token["special"] = str(token["content"]) not in tags
         tokenizer = Tokenizer.from_str(json.dumps(description))
     except Exception as err:  # the library raises bare Exception
         raise CheckpointError(f"{tokenizer_dir / TOKENIZER_FILE} is no tokenizer: {err}") from err
@@ -176,8 +176,8 @@ def _read_description(tokenizer_dir: Path) -> dict[str, list[dict[str, object]]]
         raise CheckpointError(
             f"{path} is missing; point to the LLM's tokenizer directory (stage 0 of the run script makes one)"
         ) from err
-    except (OSError, ValueError) as err:
-        raise CheckpointError(f"{path} can't be read as JSON: {err}") from err
+    except (OSError, ValueError, RecursionError) as err:
+        raise CheckpointError(f"{path} can't be read as JSON: {err}; copy it again") from err
     if not isinstance(description, dict):
         raise CheckpointError(f"{path} holds {type(description).__name__}, expected a JSON object")
     return description

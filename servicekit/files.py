@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import shutil
 import stat
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -48,18 +50,23 @@ def write_private(path: Path, data: bytes) -> None:
 
 LOCK_FILE = ".lock"
 _ASK_AGAIN_S = 0.005
+LOCK_WAIT_S = 10.0
+"""Seconds after which a lock is not waited for any more: a change under it takes milliseconds."""
 
 
 @asynccontextmanager
-async def locked(directory: Path) -> AsyncIterator[None]:
+async def locked(directory: Path, within_s: float = LOCK_WAIT_S) -> AsyncIterator[None]:
     """Lock a directory against changes by all other tasks and processes of this machine until the context is left.
 
     Raises:
-        OSError: its lock file can't be opened.
+        OSError: its lock file can't be opened, or another process has held the lock for `within_s`.
     """
+    give_up_s = time.monotonic() + within_s
     lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, stat.S_IRUSR | stat.S_IWUSR)
     try:
         while not _is_mine(lock):
+            if time.monotonic() > give_up_s:
+                raise TimeoutError(errno.ETIMEDOUT, f"another process has held {LOCK_FILE} for {within_s:g} s")
             await asyncio.sleep(_ASK_AGAIN_S)
         yield
     finally:

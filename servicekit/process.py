@@ -21,8 +21,10 @@ import gc
 import logging
 import os
 import resource
+import signal
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
+from types import TracebackType
 from typing import Any, NoReturn
 
 Message = MutableMapping[str, Any]
@@ -33,6 +35,7 @@ App = Callable[[Any, Receive, Send], Awaitable[None]]
 SWITCH_INTERVAL_S = 0.0002
 """How long a thread may keep the interpreter while another one wants it; Python's own 5 ms are longer than a step."""
 _LIFESPAN, _FAILED, _SHUTDOWN = "lifespan", "lifespan.startup.failed", "lifespan.shutdown"
+_INTERRUPTED = 128 + signal.SIGINT
 _END_S = 10.0
 """Seconds after which a server that could not start, or that should have ended by now, is ended."""
 
@@ -89,6 +92,16 @@ class StartFailure:
             logger.error("%s", error)
 
 
+def quiet_interrupts() -> None:
+    """Have an interrupt end this process without a traceback; to be called before imports that take seconds."""
+
+    def tell(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            sys.__excepthook__(kind, error, traceback)
+
+    sys.excepthook = tell
+
+
 def run_and_leave(main: Callable[[], int]) -> NoReturn:
     """Call a server's `main` and end this process with the status it returns or exits with, log and output written.
 
@@ -101,9 +114,9 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
         status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
         if isinstance(exit_.code, str):
             sys.stderr.write(f"{exit_.code}\n")
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        status = 1
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # its reader has gone

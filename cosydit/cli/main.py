@@ -37,6 +37,14 @@ SUBCOMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        print("cosydit: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(argv: Sequence[str] | None) -> int:
     args = build_parser().parse_args(argv)
     level = logging.INFO if args.verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -52,9 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.info("cosydit %s failed", args.command, exc_info=True)
         print(f"cosydit {args.command}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("cosydit: interrupted", file=sys.stderr)
-        return 130
 
 
 def build_parser() -> argparse.ArgumentParser:

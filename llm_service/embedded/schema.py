@@ -14,7 +14,7 @@ from llm_service.vocab import VOCABULARIES
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256  # characters
 MAX_TEMPERATURE = 10.0
-MAX_REPETITION_PENALTY = 10.0
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 10.0
 MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
 MAX_COUNT = (1 << 31) - 1
 """Most tokens or rows that a request may name, within the engines' integers."""
@@ -54,7 +54,7 @@ class GenerationFields(_Strict):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None  # 0 or -1: no limit
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None  # least share of the likeliest token's probability
-    repetition_penalty: Annotated[float, Field(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = None
     seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: list[TokenId] | None = None

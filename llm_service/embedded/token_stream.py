@@ -25,6 +25,7 @@ from llm_service.embedded.generation import Generation
 from llm_service.embedded.interleaving import InterleavedPrompt
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.many_answers import REASONS, ManyAnswers, speech_ids
+from llm_service.embedded.schema import MIN_REPETITION_PENALTY
 from llm_service.embedded.types import DEFAULT_PRIORITY, GenerationRequest, SamplingParams
 from llm_service.errors import (
     ConfigError,
@@ -191,10 +192,9 @@ def _sampling(given: Any) -> dict[str, Any]:
     """Read the sampling settings; the message is whole if it is there."""
     _require("temperature", given.temperature, 0.0, MAX_SCALE)
     _require("min_p", given.min_p, 0.0, 1.0)
-    for name, highest in (("top_p", 1.0), ("repetition_penalty", MAX_SCALE)):
-        value = getattr(given, name)
-        if not 0.0 < value <= highest:
-            raise InvalidGenerationError(f"{name} is {value}; expected more than 0 and at most {highest:g}")
+    _require("repetition_penalty", given.repetition_penalty, MIN_REPETITION_PENALTY, MAX_SCALE)
+    if not 0.0 < given.top_p <= 1.0:
+        raise InvalidGenerationError(f"top_p is {given.top_p}; expected more than 0 and at most 1")
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     return {name: getattr(given, name) for name in names}
 

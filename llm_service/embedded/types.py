@@ -56,6 +56,10 @@ class FinishReason(str, Enum):
     LENGTH = "length"  # max_tokens
 
 
+_GREEDY_BELOW = 1e-5
+"""Temperature below which the likeliest token is drawn, as in vLLM: scores divided by less are not finite."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How to draw the tokens of one request; ids are LLM ids."""
@@ -74,6 +78,10 @@ class SamplingParams:
     include_end_token: bool = False  # hand out the end token too, as id and as text
     banned_token_ids: frozenset[int] = frozenset()  # never drawn
     allowed_token_ids: frozenset[int] | None = None  # nothing else is drawn; None: no such limit
+
+    def __post_init__(self) -> None:
+        if self.temperature < _GREEDY_BELOW:
+            object.__setattr__(self, "temperature", 0.0)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from servicekit.process import (
     return_freed_memory,
     take_turns_often,
 )
+from tests import ROOT
 from tests.workers import random_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -41,6 +43,29 @@ def application(error: Exception) -> Starlette:
         yield
 
     return Starlette(lifespan=lifespan)
+
+
+@pytest.mark.parametrize(
+    ("service", "imported"),
+    [
+        ("gateway", "gateway.serving"),
+        ("llm_service", "llm_service.backends"),
+        ("token2wav_service.serving", "token2wav_service.serving.assemble"),
+        ("cosydit.cli.main", "cosydit.cli.say"),
+    ],
+)
+def test_an_interrupt_while_a_service_is_imported_leaves_no_traceback(service: str, imported: str) -> None:
+    program = f"""
+import runpy, sys
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == {imported!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+runpy.run_module({service!r}, run_name="__main__")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ended.returncode in (-signal.SIGINT, 128 + signal.SIGINT) and ended.stderr.count("\n") <= 1, ended.stderr
 
 
 def test_threads_take_turns_often() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from servicekit.process import quiet_interrupts
+
+quiet_interrupts()
+
 import argparse
 import logging
 import os

@@ -15,7 +15,7 @@ from fastapi.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.dialects.common.parts import checked_json
-from gateway.errors import InvalidRequestError
+from gateway.errors import GatewayError, InvalidRequestError
 from servicekit.tasks import cancel
 from servicekit.timeouts import timeout
 
@@ -168,9 +168,11 @@ _AFTER_REFUSAL = "ASGI callable returned without completing handshake"
 
 
 def quiet_refusals() -> None:
-    """Keep uvicorn from logging an error for every handshake that `refuse` has answered: it logs the answer, too."""
-    logging.getLogger("uvicorn.error").addFilter(_is_no_refusal)
+    """Keep uvicorn from logging what was logged before: handshakes that `refuse` has answered, and answers that
+    `StreamedAnswer` has broken off, which uvicorn would log with a traceback."""
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
 
 
-def _is_no_refusal(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(_AFTER_REFUSAL)
+def _is_news(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, GatewayError) or record.getMessage().startswith(_AFTER_REFUSAL))

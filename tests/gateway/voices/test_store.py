@@ -15,7 +15,7 @@ from gateway.core import RegisteredVoice
 from gateway.voices.directory import StoredVoice, Viewer, VoiceDirectory
 from gateway.voices.names import ReservedNames
 from gateway.voices.store import VoiceLimits, VoiceStore
-from servicekit.files import LOCK_FILE
+from servicekit.files import LOCK_FILE, locked
 from tests.gateway.fakes import ManualClock
 from tests.gateway.voices.fakes import UNIX_TIME, UNREADABLE, FakeVoiceMaker, draft, make_store
 from token2wav_service.voice_file import VoiceFile
@@ -206,6 +206,13 @@ async def test_the_number_of_voices_is_bounded_also_while_they_are_made(tmp_path
     assert len(files(tmp_path)) == 2
     await store.delete(store.voices()[0].id)
     await store.create(draft("room again"))
+
+
+async def test_a_lock_that_another_process_keeps_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    async with locked(tmp_path):
+        with pytest.raises(TimeoutError, match=r"another process has held \.lock for 0\.02 s"):
+            async with locked(tmp_path, 0.02):
+                pytest.fail("there are two owners")
 
 
 async def test_one_key_never_has_more_voices_than_it_leaves_free_for_others(

@@ -53,6 +53,13 @@ async def bounds_of(opening: AbstractAsyncContextManager[SpeechPipeline]) -> tup
         return max(len(segment.text) for segment in segments), pipeline.settings.carry.max_speech_tokens
 
 
+async def test_a_truncated_tokenizer_is_a_setting_that_can_not_work(llm_dir: Path, tmp_path: Path) -> None:
+    whole = (llm_dir / "tokenizer.json").read_bytes()
+    (tmp_path / "tokenizer.json").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match=r"tokenizer\.json can't be read as JSON"):
+        await bounds_of(gateway_pipeline(tmp_path))
+
+
 async def test_a_checkpoint_without_bounds_is_asked_for_long_segments(llm_dir: Path) -> None:
     for opening in (gateway_pipeline(llm_dir), drop_in_pipeline(llm_dir)):
         assert await bounds_of(opening) == (3 * len(SENTENCE), 500)

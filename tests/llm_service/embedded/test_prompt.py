@@ -115,7 +115,7 @@ def test_a_tokenizer_with_other_numbers_is_refused(llm_dir: Path, tmp_path: Path
         load_text_encoder(tmp_path)
 
 
-@pytest.mark.parametrize("content", [None, "not json", "[]", "{}"])
+@pytest.mark.parametrize("content", [None, "not json", "[" * 100_000, "[]", "{}", '{"added_tokens": [{}]}'])
 def test_a_directory_without_a_good_tokenizer_is_refused(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)

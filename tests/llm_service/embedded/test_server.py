@@ -112,6 +112,11 @@ def test_user_text_in_a_chat_can_not_inject_tokens(client: httpx.Client) -> None
     assert max(ids[1:-1]) < 256
 
 
+def test_a_temperature_too_small_to_divide_by_draws_the_likeliest_token(client: httpx.Client) -> None:
+    greedy, coldest = (complete(client, temperature=each)["choices"][0] for each in (0, 5e-324))
+    assert coldest["token_ids"] == greedy["token_ids"]
+
+
 def test_the_end_token_shows_when_special_tokens_are_not_skipped(client: httpx.Client) -> None:
     choice = complete(client, skip_special_tokens=False, max_tokens=2000)["choices"][0]
     assert choice["finish_reason"] == "stop" and choice["token_ids"][-1] == choice["stop_reason"] == END_IDS[0]
@@ -136,6 +141,7 @@ def test_stop_strings_and_ignore_eos_work(client: httpx.Client) -> None:
         ),
         pytest.param({"prompt": PROMPT, "n": 2}, 400, "n", id="n"),
         pytest.param({"prompt": PROMPT, "temperature": -1}, 400, "temperature", id="temperature"),
+        pytest.param({"prompt": PROMPT, "repetition_penalty": 5e-324}, 400, "repetition_penalty", id="penalty"),
         pytest.param({"prompt": PROMPT, "max_tokens": "5"}, 400, "max_tokens", id="type"),
         pytest.param({"prompt": [PROMPT]}, 400, "prompt", id="several prompts"),
         pytest.param({"prompt": PROMPT, "stop_token_ids": [158720]}, 400, "stop_token_ids", id="stop id"),

@@ -100,6 +100,7 @@ async def test_a_lost_answer_is_continued(llm_dir: Path) -> None:
         ({"min_tokens": 40}, "min_tokens is 40"),
         ({"priority": 11}, "priority is 11"),
         ({"sampling": messages.Sampling(temperature=0.8, repetition_penalty=1.0)}, "top_p is 0"),
+        ({"sampling": messages.Sampling(top_p=1.0, repetition_penalty=0.001)}, "repetition_penalty is 0.001"),
         ({"continued_tokens": 9}, "continued_tokens is 9"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import struct
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 import soundfile
 
 from gateway import errors
+from gateway.dialects.common.json_socket import quiet_refusals
 from gateway.voices.registry import NamedVoice
 from tests.gateway.doors.http_door import opened_door
 from tests.gateway.doors.stalled_reader import StalledReader
@@ -134,13 +136,22 @@ async def test_failures_before_the_first_audio_have_their_own_status(
 
 
 @pytest.mark.parametrize("broken", ["llm", "token2wav"])
-async def test_a_failure_in_mid_stream_breaks_the_connection(voices: Voices, broken: str) -> None:
+async def test_a_failure_in_mid_stream_breaks_the_connection_and_is_one_line_of_the_log(
+    voices: Voices, broken: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server_log = logging.getLogger("uvicorn.error")
+    monkeypatch.setattr(server_log, "filters", [])
+    quiet_refusals()
     llm = FakeLLM(speech_deltas(60)[:-1], errors.LLMInterruptedError("died") if broken == "llm" else None)
     token2wav = FakeToken2Wav(fail_at=1 if broken == "token2wav" else None)
     async with opened_door(llm, token2wav, voices) as door:
+        monkeypatch.setattr(server_log, "handlers", [caplog.handler])
+        server_log.setLevel(logging.INFO)  # the next server sets it again
         with pytest.raises(httpx.RemoteProtocolError):
             await door.speak()
         await door.until_idle()
+    told = [record.name for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told.count("gateway.dialects.common.answers") == 1 and "uvicorn.error" not in told
 
 
 @pytest.mark.parametrize("is_held", [False, True], ids=["after the first audio", "before the first audio"])
