@@ -104,7 +104,7 @@ _SPEECH_QUERY = {
     **_OUTPUT_FORMAT,
     "language_code": "BCP 47 tag; by default guessed from the text",
     "apply_text_normalization": "`auto` (default), `on` or `off`",
-    "seed": "0 to 2**63-1: the same seed and text give the same speech",
+    "seed": "0 to 2**63-1: the same seed and text give the same speech tokens",
     "enable_ssml_parsing": "`true`: the text is SSML, or what may stand in its `<speak>`",
 }
 _SOCKET_QUERY = {

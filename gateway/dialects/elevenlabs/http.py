@@ -49,7 +49,7 @@ class SpeechBody(BaseModel):
     enable_ssml_parsing: bool | None = None
     """`true`: the text is SSML, or the content of a `<speak>` element; also as a parameter of the URL."""
     seed: int | None = None
-    """0 to 2**63-1: the same seed and text give the same speech."""
+    """0 to 2**63-1: the same seed and text give the same speech tokens."""
     voice_settings: VoiceSettings | None = None
     """Only `speed` has a meaning."""
     pronunciation_dictionary_locators: list[LexiconLocatorFields] | None = None

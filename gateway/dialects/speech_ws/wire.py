@@ -106,7 +106,7 @@ class ConfigFields(BaseModel):
     x_vector_only_mode: bool | None = None
     """`true`: take only the timbre of the recording, whatever `ref_text` says."""
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
-    """0 to 2**63-1: the same seed and text give the same speech."""
+    """0 to 2**63-1: the same seed and text give the same speech tokens."""
     ssml: bool = False
     """`true`: the text is SSML, or the content of a `<speak>` element."""
     pronunciations: dict[str, str] | None = None
