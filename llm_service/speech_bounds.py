@@ -1,6 +1,6 @@
 """How much speech a checkpoint's LLM has learnt to speak at once: `speech_bounds.json` beside its tokenizer, optional.
 
-    {"segment_letters": 90, "carry_tokens": 100, "silent_tokens": [1, 2]}
+    {"segment_letters": 200, "carry_tokens": 100, "silent_tokens": [1, 2]}
 
 Whoever asks an LLM for speech keeps to them, so that a model which knows short texts only is never asked for long ones.
 """
@@ -22,7 +22,7 @@ class SpeechBounds:
     """None bounds nothing beyond what the asking side has as its own."""
 
     segment_letters: int | None = None
-    """Letters of about the longest text of one answer."""
+    """Letters of about the longest text of one answer, which ends as a whole text does: in a full stop, not a comma."""
     carry_tokens: int | None = None
     """Most speech tokens (25 Hz) of earlier answers that the next one goes on from; 0: none."""
     silent_tokens: tuple[int, ...] | None = None

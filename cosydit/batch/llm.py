@@ -166,7 +166,7 @@ class SegmentedLM:
         if not segments:
             raise errors.InvalidTextError("the text holds nothing to say; give at least one word")
         for number, text in enumerate(segments):
-            part = replace(carry.continued(utterance), text=text)
+            part = carry.continued(replace(utterance, text=text))
             answer = await self._llm.complete(part, sampling, (seed + number) % (MAX_SEED + 1))
             token_ids += answer.token_ids
             if answer.finish_reason == STOP_FINISH:

@@ -112,12 +112,9 @@ class SpeechJob:
         self.result.note_pause(segment.source.pause_s)
         self._segment_tokens = []
         self.result.carry = self.result.carry.under(segment.instruction)
-        utterance = replace(
-            self.result.carry.continued(_INSTRUCTED if segment.instruction else self._voice),
-            text=segment.text,
-            instruction=segment.instruction,
-        )
-        return utterance, (self.result.seed + len(spans) - 1) % (MAX_SEED + 1)
+        voice = _INSTRUCTED if segment.instruction else self._voice
+        utterance = replace(voice, text=segment.text, instruction=segment.instruction)
+        return self.result.carry.continued(utterance), (self.result.seed + len(spans) - 1) % (MAX_SEED + 1)
 
     def go_on_with(self, joined: SpokenSegment) -> None:
         """Note the segment's text as it has grown so far."""

@@ -111,7 +111,8 @@ class TextFrontEnd:
             normalizers: by BCP 47 tag in lower case.
             guess_language: pure; None from it means unknown.
             tags: the model's inline tags; None: CosyVoice2's.
-            segment_letters: about the longest segment of any text, for models that know short ones only.
+            segment_letters: about the longest segment of any text, for models that know short whole texts only; each
+                segment then ends as a text does, also where it is cut at a comma.
             declared: the checkpoint's languages; None: nobody knows them.
             silent_tags: those of `tags` that the checkpoint does not know; normalising takes them out.
             lexicons: where dictionaries are found; None: there are none.
@@ -255,7 +256,8 @@ class TextFrontEnd:
             normalized = yield from self._normalizing(spoken.text, options, language)
             spoken = _after(spoken, normalized)
         if not goes_on:
-            spoken = _after(spoken, ended(spoken.text, language, is_last=segment.is_last))
+            is_whole = segment.is_last or self._segment_letters is not None
+            spoken = _after(spoken, ended(spoken.text, language, is_last=is_whole))
         is_speakable = self._tags.is_speakable(spoken.text)
         foreign = self.foreign(bare, options) if is_speakable else None
         instruction = self._instruction(segment, options, language)

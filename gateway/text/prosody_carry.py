@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.core import Utterance
 from gateway.errors import ConfigError
+from gateway.text.segments.breaks import spoken_length
 from llm_service.speech_bounds import SpeechBounds
 
 
@@ -24,6 +25,8 @@ class CarryLimits:
     """Most speech tokens carried, 25 a second: 20 s, so that a usual segment fits. Each takes a position of the LLM's
     input."""
     max_text_characters: int = 480
+    max_letters: int | None = None
+    """Most letters as spoken that are carried and spoken anew together; None: any number."""
 
     def __post_init__(self) -> None:
         if self.max_speech_tokens < 0 or self.max_text_characters < 0:
@@ -32,7 +35,8 @@ class CarryLimits:
     @classmethod
     def within(cls, bounds: SpeechBounds) -> CarryLimits:
         """Return the limits for an LLM that keeps to bounds."""
-        return cls() if bounds.carry_tokens is None else cls(bounds.carry_tokens)
+        tokens = cls.max_speech_tokens if bounds.carry_tokens is None else bounds.carry_tokens
+        return cls(tokens, max_letters=bounds.segment_letters)
 
 
 @dataclass(frozen=True)
@@ -86,16 +90,26 @@ class ProsodyCarry:
         return self if instruction == self.instruction else ProsodyCarry(self.limits, instruction=instruction)
 
     def continued(self, utterance: Utterance) -> Utterance:
-        """Return an utterance that goes on from the carried speech.
+        """Return an utterance that goes on from the carried speech, or from as much of it as leaves room for its text.
 
         Args:
             utterance: the new text with the voice's own transcript and tokens.
         """
+        fitting = self._beside(utterance.text)
         return replace(
             utterance,
-            reference_text=utterance.reference_text + self.text,
-            reference_tokens=utterance.reference_tokens + self.speech_tokens,
+            reference_text=utterance.reference_text + fitting.text,
+            reference_tokens=utterance.reference_tokens + fitting.speech_tokens,
         )
+
+    def _beside(self, text: str) -> ProsodyCarry:
+        most, first = self.limits.max_letters, 0
+        while most is not None and first < len(self.parts):
+            carried = "".join(part.text for part in self.parts[first:])
+            if spoken_length(carried + text) <= most:
+                break
+            first += 1
+        return replace(self, parts=self.parts[first:])
 
     def _fits(self, parts: Sequence[SpokenPart]) -> bool:
         tokens = sum(len(part.speech_tokens) for part in parts)

@@ -7,18 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from math import inf
 from statistics import median
 from typing import Any
 
 from cosydit.certify.audio_faults import AudioFaults
 from cosydit.certify.recognition import WordErrors, total
+from lab.ears.additions import additions
 from lab.ears.bandwidth import Bandwidth
 from lab.ears.opinion import Opinion, mean_opinion
 from lab.ears.speakers import SpeakerRanking, top1
 
 _MS = 1000.0
 _HEARD = ("streamed", "offline", "source", "streamed_neural", "source_neural")
+
+
+class Kind(str, Enum):
+    """What a row's text is; each kind has figures of its own."""
+
+    SENTENCE = "sentence"
+    FRAGMENT = "fragment"
+    """Without a stop."""
+    LONG = "long"
+    """A sentence of 100 to 200 letters."""
+    PARAGRAPH = "paragraph"
+    """100 to 300 words."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +75,12 @@ class StudyRow:
     """What a neural recogniser heard of the streamed speech; None where none listened."""
     source_neural: Heard | None = None
     """What it heard of the source engine's own audio; None where it did not listen to that."""
-    is_fragment: bool = False
-    """Whether the text is a fragment without a stop; those count for the fragments' figures alone."""
+    kind: Kind = Kind.SENTENCE
+
+    @property
+    def key(self) -> tuple[Kind, str, int, str]:
+        """What was asked for: kind, voice, seed and text."""
+        return self.kind, self.voice, self.seed, self.text
 
 
 def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
@@ -74,15 +92,18 @@ def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
 
     Returns:
         Figures by name; `dnsmos_p808` and `dnsmos_ovrl`, and those of the source (`source_dnsmos_p808`), only if a
-        critic heard every row of the voice; `neural_wer` and the like only if a neural recogniser did; those of
-        fragments and `bandwidth_over_source` only if there are such rows.
+        critic heard every row of the voice; `neural_wer` and the like only if a neural recogniser did, and so those of
+        long sentences and paragraphs; those of fragments and `bandwidth_over_source` only if there are such rows.
 
     Raises:
         ValueError: there are no rows of the voice, or one lacks the offline or the source audio.
     """
-    sentences = [row for row in rows if not row.is_fragment]
+    sentences = [row for row in rows if row.kind is Kind.SENTENCE]
     own = [row for row in sentences if row.voice == voice]
-    fragments = [row for row in rows if row.is_fragment and row.voice == voice]
+    fragments, long, paragraphs = (
+        [row for row in rows if row.kind is kind and row.voice == voice]
+        for kind in (Kind.FRAGMENT, Kind.LONG, Kind.PARAGRAPH)
+    )
     offline = [row.offline for row in own if row.offline is not None]
     source = [row.source for row in own if row.source is not None]
     if not own or not len(own) == len(offline) == len(source):
@@ -100,6 +121,8 @@ def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
         **_fragments(fragments),
         **_neural(own, ""),
         **_neural(fragments, "fragment_"),
+        **_long(long),
+        **_paragraphs(paragraphs),
         "rtf": sum(row.total_s for row in own) / sum(row.audio_s for row in own),
         "ttfa_ms": _MS * median(row.ttfa_s for row in own),
         "speaker_top1": top1([row.ranking for row in sentences]),
@@ -126,6 +149,49 @@ def _neural(rows: Sequence[StudyRow], prefix: str) -> dict[str, float]:
         return {}
     rate, source_rate = (total(errors).rate for errors in zip(*both, strict=True))
     return {f"neural_{prefix}wer": rate, f"neural_{prefix}source_wer": source_rate}
+
+
+def _long(rows: Sequence[StudyRow]) -> dict[str, float]:
+    """Word errors by the neural recogniser; shares of sentences with added words by both, of the source's audio too."""
+    neural = _neural(rows, "long_")
+    if not neural:
+        return {}
+    rate, source_rate = neural["neural_long_wer"], neural["neural_long_source_wer"]
+    shares = {name: sum(_added(row, heard)[0] > 0 for row in rows) / len(rows) for name, heard in _SHARES.items()}
+    return {
+        "long_wer": rate,
+        "long_source_wer": source_rate,
+        "long_wer_over_source": _ratio(rate, source_rate),
+        **shares,
+    }
+
+
+_SHARES = {
+    "inserted_share": "streamed_neural",
+    "source_inserted_share": "source_neural",
+    "sphinx_inserted_share": "streamed",
+    "sphinx_source_inserted_share": "source",
+}
+
+
+def _paragraphs(rows: Sequence[StudyRow]) -> dict[str, float]:
+    """Count the places with added words, and those of them that repeat what was just said."""
+    if not rows or any(row.streamed_neural is None for row in rows):
+        return {}
+    found = {"": "streamed_neural", "sphinx_": "streamed"}
+    counts = {name: [_added(row, heard) for row in rows] for name, heard in found.items()}
+    return {
+        f"{name}paragraph_{what}": float(sum(count[place] for count in counts[name]))
+        for name in found
+        for place, what in enumerate(("insertions", "repeats"))
+    }
+
+
+def _added(row: StudyRow, heard: str) -> tuple[int, int]:
+    """Return the places of one audio with added words, and those that repeat."""
+    what: Heard | None = getattr(row, heard)
+    found = [] if what is None else additions(row.text, what.transcript)
+    return len(found), sum(each.is_repeat for each in found)
 
 
 def _bandwidth(rows: Sequence[StudyRow]) -> dict[str, float]:
@@ -162,7 +228,7 @@ def row_from_json(values: Mapping[str, Any]) -> StudyRow:
     }
     band = None if values.get("bandwidth") is None else Bandwidth(**values["bandwidth"])
     made = {"ranking": ranking, "faults": faults, **opinions, "bandwidth": band}
-    return StudyRow(**{**values, **nested, **made})
+    return StudyRow(**{**values, **nested, **made, "kind": Kind(values["kind"])})
 
 
 def _heard(values: Mapping[str, Any] | None) -> Heard | None:

@@ -6,7 +6,8 @@ seeds give equal speech tokens, so that the two differ in their seams alone. The
 names in `bundle.json`, speak the same sentences for the yardstick. Where the package `speechmos` is installed
 (`pip install --no-deps speechmos`), DNSMOS scores the streamed audio. `--speed` takes over what `benchmarks.cpu_speed`
 found beside an earlier commit. With `--moonshine` a neural recogniser listens as well (`lab/ears/moonshine.py`).
-Writes the figures with the environment as JSON, and the raw rows beside it as JSONL.
+Writes the figures with the environment as JSON, and the raw rows beside it as JSONL; a run that was broken off goes on
+behind the rows that lie there.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ import asyncio
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from cosydit.bench.report import describe_environment, write_json, write_text
+from cosydit.bench.report import describe_environment, write_json
 from cosydit.bench.types import count, zero_or_more
 from cosydit.certify.audio_faults import find_faults
 from cosydit.certify.recognition import (
@@ -40,15 +40,16 @@ from demo_voice.unpack import BundleError
 from gateway.client import ClientError, SpeechTiming, speak_over_http
 from gateway.text import TextFrontEnd, load_text_front_end
 from lab.ears import bandwidth
+from lab.ears.additions import transcribe_long
 from lab.ears.moonshine import MoonshineRecogniser
 from lab.ears.opinion import Critic, DnsMos, Opinion
 from lab.ears.seams import contour_distance
 from lab.ears.speakers import rank_speakers
-from lab.ears.study import Heard, StudyRow, figures, row_json
+from lab.ears.study import Heard, Kind, StudyRow, figures, row_from_json, row_json
 from lab.train.make_voices import SourceVoices
 from lab.train.teachers.choices import TEACHERS, teachers_of
 from lab.train.teachers.flite import SynthesisError
-from lab.train.text.make_heldout import heldout_fragments
+from lab.train.text.make_heldout import heldout_fragments, heldout_long, heldout_paragraphs
 from lab.train.utterance import audio_of
 from lab.voice.hearing import heard_as
 from servicekit.clock import Clock, SystemClock
@@ -103,16 +104,16 @@ class Study:
         again = self._heard_again(text, source_16k)
         return replace(row, source_opinion=self._opinion(source_16k), source_neural=again)
 
-    def fragment_row(self, text: str, voice: str, seed: int) -> StudyRow:
-        """Speak a fragment streamed, and by the source engine."""
+    def sourced_row(self, text: str, voice: str, seed: int) -> StudyRow:
+        """Speak a fragment or a long sentence streamed, and by the source engine."""
         timing, streamed = self._spoken(self.url, text, voice, seed)
         source_16k = audio_of(self.source.speak(text, voice), RATE_HZ)
         source = self._heard(text, source_16k)
         row = self._row(text, voice, seed, timing, streamed, offline=None, source=source, distances=(None, None))
-        return replace(row, is_fragment=True, source_neural=self._heard_again(text, source_16k))
+        return replace(row, source_neural=self._heard_again(text, source_16k))
 
-    def speaker_row(self, text: str, voice: str, seed: int) -> StudyRow:
-        """Speak a sentence streamed only, to hear in whose voice it is."""
+    def streamed_row(self, text: str, voice: str, seed: int) -> StudyRow:
+        """Speak a text streamed only: a paragraph, or a sentence to hear in whose voice it is."""
         timing, streamed = self._spoken(self.url, text, voice, seed)
         return self._row(text, voice, seed, timing, streamed, offline=None, source=None, distances=(None, None))
 
@@ -158,13 +159,13 @@ class Study:
         return timing, samples
 
     def _heard(self, text: str, audio_16k: FloatArray) -> Heard:
-        transcript = self.recogniser.transcribe(audio_16k)
+        transcript = transcribe_long(self.recogniser, audio_16k)
         return Heard(transcript, word_errors(text, transcript))
 
     def _heard_again(self, text: str, audio_16k: FloatArray) -> Heard | None:
         if self.neural is None:
             return None
-        return asyncio.run(heard_as(self.neural.transcribe(audio_16k), text, self.front_end))
+        return asyncio.run(heard_as(transcribe_long(self.neural, audio_16k), text, self.front_end))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -178,7 +179,6 @@ def run(args: argparse.Namespace) -> int:
         return 2
     found = {**figures(rows, args.voice), **speed.get("figures", {})}
     arguments = {name: value for name, value in vars(args).items() if name != "run"}
-    write_text(args.out.with_suffix(".jsonl"), "".join(json.dumps(row_json(row)) + "\n" for row in rows))
     told = {"rows": len(rows), "teachers": study.source.teachers, "speed": speed.get("taken_from")}
     write_json(args.out, {"figures": found, **told, "environment": describe_environment(arguments)})
     for name, value in found.items():
@@ -239,14 +239,47 @@ def _critic() -> Critic | None:
 def _listen(study: Study, sentences: Sequence[str], args: argparse.Namespace) -> list[StudyRow]:
     """Warm up, then take every row; one request at a time, as the speed of one stream is a figure."""
     for voice in study.voices:
-        study.speaker_row(_WARM_UP_TEXT, voice, seed=0)
-    fragments = heldout_fragments()[: args.fragments]
+        study.streamed_row(_WARM_UP_TEXT, voice, seed=0)
+    rows = {row.key: row for row in _rows_of(args.out)}
+    with args.out.with_suffix(".jsonl").open("a", encoding="utf-8") as file:
+        for kind, text, voice, seed, take in tqdm(_wanted(study, sentences, args), desc="listening", unit="text"):
+            key = (kind, voice, seed, text)
+            if key not in rows:
+                rows[key] = replace(take(text, voice, seed), kind=kind)
+                file.write(json.dumps(row_json(rows[key])) + "\n")
+                file.flush()
+    return list(rows.values())
+
+
+_Take = Callable[[str, str, int], StudyRow]
+
+
+def _wanted(
+    study: Study, sentences: Sequence[str], args: argparse.Namespace
+) -> list[tuple[Kind, str, str, int, _Take]]:
+    """Return each row's kind, text, voice and seed, and what takes it."""
+    own: list[tuple[Kind, Sequence[str], _Take]] = [
+        (Kind.SENTENCE, sentences, study.full_row),
+        (Kind.FRAGMENT, heldout_fragments()[: args.fragments], study.sourced_row),
+        (Kind.LONG, heldout_long()[: args.long], study.sourced_row),
+        (Kind.PARAGRAPH, heldout_paragraphs()[: args.paragraphs], study.streamed_row),
+    ]
     others = [voice for voice in study.voices if voice != args.voice]
     spoken = sentences[: args.speaker_sentences]
-    wanted = [partial(study.full_row, text, args.voice, seed) for seed, text in enumerate(sentences)]
-    wanted += [partial(study.fragment_row, text, args.voice, seed) for seed, text in enumerate(fragments)]
-    wanted += [partial(study.speaker_row, text, voice, seed) for voice in others for seed, text in enumerate(spoken)]
-    return [take() for take in tqdm(wanted, desc="listening", unit="text")]
+    return [
+        *((kind, text, args.voice, seed, take) for kind, texts, take in own for seed, text in enumerate(texts)),
+        *(
+            (Kind.SENTENCE, text, voice, seed, study.streamed_row)
+            for voice in others
+            for seed, text in enumerate(spoken)
+        ),
+    ]
+
+
+def _rows_of(out: Path) -> list[StudyRow]:
+    """Return the rows of a run that was broken off."""
+    path = out.with_suffix(".jsonl")
+    return [row_from_json(json.loads(line)) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
 def _known(value: float) -> float | None:
@@ -279,6 +312,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--fragments", type=zero_or_more, default=50, help="number of held-out fragments (default %(default)s)"
+    )
+    parser.add_argument("--long", type=zero_or_more, default=100, help="number of long sentences (default %(default)s)")
+    parser.add_argument(
+        "--paragraphs", type=zero_or_more, default=20, help="number of paragraphs (default %(default)s)"
     )
     parser.add_argument("--moonshine", type=Path, help="directory of a second recogniser's files (default: none)")
     parser.add_argument("--speed", type=Path, help="JSON of benchmarks.cpu_speed (default: no ratios of speed)")

@@ -72,8 +72,8 @@ class SpeechBody(BaseModel):
     """How to speak, at most 1000 characters. If the checkpoint takes no instructions, `x-ignored-fields` names the
     field, or the request is refused (`--unsupported-style`)."""
     seed: int | None = None
-    """0 to 2**63-1: the same seed and text give the same speech tokens. By default the server draws one; `x-seed` tells
-    it."""
+    """0 to 2**63-1: the same seed and text give the same speech tokens. By default the server draws one; `x-seed`
+    tells it."""
     priority: int | None = None
     """Scheduling class from 1 (first) to 10 (last, the default)."""
     language: str | None = None

@@ -6,7 +6,7 @@
     Well...                        ->  Well.
 
 Without one a model may not know that it is done and goes on with words of its own. Measured on the bundled voice: it
-babbles behind a bare word, a dash, a quote, and now and then behind an ellipsis; not behind `. ! ? , ; :`.
+babbles behind a bare word, a dash, a quote, a comma, and now and then behind an ellipsis; not behind `. ! ?`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def ended(text: str, language: str | None, *, is_last: bool) -> NormalizedText:
     Args:
         text: as it is to be spoken.
         language: see `full_stop`.
-        is_last: nothing follows, so that a comma is no end either.
+        is_last: nothing follows, or the LLM knows whole texts only, so that a comma is no end either.
     """
     body = text.rstrip()
     words, closers, marks = _without_tail(body)

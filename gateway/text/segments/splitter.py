@@ -42,17 +42,15 @@ class CutBounds:
             raise ConfigError(f"got {self}, expected 1 <= min_sentence <= min_clause <= max_length")
 
     def capped(self, letters: int) -> CutBounds:
-        """Return bounds for shorter segments: a sentence may end one from a third of the letters on, a clause from two.
+        """Return bounds for shorter segments: a sentence may end one from a third of the letters on, a clause from all.
 
         Text without either is cut no earlier than `SHORTEST_MAX_LENGTH`.
         """
-        least = max(1, letters // 3)
-        length = min(self.max_length, max(letters, SHORTEST_MAX_LENGTH))
         return replace(
             self,
-            min_sentence=min(self.min_sentence, least),
-            min_clause=min(self.min_clause, 2 * least),
-            max_length=length,
+            min_sentence=min(self.min_sentence, max(1, letters // 3)),
+            min_clause=min(self.min_clause, letters),
+            max_length=min(self.max_length, max(letters, SHORTEST_MAX_LENGTH)),
         )
 
 
@@ -74,8 +72,9 @@ class SplitSettings:
         return self if letters is None else SplitSettings(self.first.capped(letters), self.later.capped(letters))
 
 
-_LATER = CutBounds(min_sentence=80, min_clause=160, max_length=240)
-"""About 5 to 16 s. 240 letters are at most 960 text tokens even of 4 each, within the LLM's bound of 1024."""
+_LATER = CutBounds(min_sentence=80, min_clause=240, max_length=240)
+"""About 5 to 16 s; a shorter sentence is never cut. 240 letters are at most 960 text tokens even of 4 each,
+within the LLM's bound of 1024."""
 LIVE_TEXT = SplitSettings(first=CutBounds(min_sentence=12, min_clause=30, max_length=200), later=_LATER)
 """Bounds for text that is still being written: the first segment ends at the first clause worth speaking."""
 _WORDS = CutBounds(min_sentence=1, min_clause=1, max_length=200, min_words=8)

@@ -17,6 +17,7 @@ from cosydit.certify.recognition import (
     total,
     word_errors,
 )
+from lab.ears.additions import LONGEST_PART_S, Addition, additions, parts_of
 from lab.ears.alignment import digit_agreement, token_agreement
 from lab.ears.opinion import HOP_SAMPLES, WINDOW_SAMPLES, DnsMos, mean_opinion, p808_mel, windows
 from lab.ears.pitch import track_pitch
@@ -71,6 +72,34 @@ def test_heldout_sentences_of_the_installed_source_engine_are_understood(recogni
 )
 def test_word_errors_are_the_fewest_edits(reference: str, hypothesis: str, errors: int) -> None:
     assert word_errors(reference, hypothesis).errors == errors
+
+
+@pytest.mark.parametrize(
+    ("heard", "found"),
+    [
+        ("On the sand without a mast without a mast, but alive.", [("without a mast", True)]),
+        ("On the sand, else heels, without a mast, but alive.", [("else heels", False)]),
+        ("On the sand with out a mast, but a live.", []),
+        ("On this sand, a mast.", []),
+    ],
+)
+def test_words_beyond_the_text_are_additions_and_other_spellings_are_none(
+    heard: str, found: list[tuple[str, bool]]
+) -> None:
+    wanted = [Addition(tuple(words.split()), is_repeat) for words, is_repeat in found]
+
+    assert additions("On the sand, without a mast, but alive.", heard) == wanted
+
+
+def test_long_audio_is_heard_in_parts_that_are_cut_in_its_pauses() -> None:
+    audio = noise(40.0)
+    audio[15 * RATE_HZ : 16 * RATE_HZ] = 0
+
+    first, *others = parts_of(audio)
+
+    assert 15 < len(first) / RATE_HZ < 16
+    assert all(len(part) <= LONGEST_PART_S * RATE_HZ for part in others)
+    assert np.array_equal(np.concatenate([first, *others]), audio)
 
 
 def test_error_rates_weigh_by_words_and_need_some() -> None:

@@ -20,7 +20,7 @@ from lab.ears.bandwidth import Bandwidth
 from lab.ears.moonshine import END_ID
 from lab.ears.opinion import Opinion
 from lab.ears.speakers import SpeakerRanking
-from lab.ears.study import Heard, StudyRow, figures, row_from_json, row_json
+from lab.ears.study import Heard, Kind, StudyRow, figures, row_from_json, row_json
 from lab.tests.ears.conftest import Voice
 from lab.tests.ears.test_moonshine import write_models
 from lab.voice import quality
@@ -101,7 +101,7 @@ def test_opinions_are_figures_only_where_every_row_of_the_voice_has_one() -> Non
 def test_a_second_recogniser_s_errors_are_figures_only_where_it_heard_every_row_and_its_source() -> None:
     wrong, right = Heard("to", WordErrors(1, 4)), Heard("one two three four", WordErrors(0, 4))
     row = replace(ROW, streamed_neural=wrong, source_neural=right)
-    fragment = replace(row, is_fragment=True, streamed_neural=right, source_neural=wrong)
+    fragment = replace(row, kind=Kind.FRAGMENT, streamed_neural=right, source_neural=wrong)
     found = figures([row, fragment], "default")
     assert (found["neural_wer"], found["neural_source_wer"]) == (0.25, 0.0)
     assert (found["neural_fragment_wer"], found["neural_fragment_source_wer"]) == (0.0, 0.25)
@@ -111,7 +111,7 @@ def test_a_second_recogniser_s_errors_are_figures_only_where_it_heard_every_row_
 
 def test_fragments_have_figures_of_their_own() -> None:
     wrong = Heard("to", WordErrors(1, 2))
-    fragments = [replace(ROW, is_fragment=True, offline=None, source=wrong, streamed=wrong)] * 2
+    fragments = [replace(ROW, kind=Kind.FRAGMENT, offline=None, source=wrong, streamed=wrong)] * 2
     unsure = replace(fragments[0], ranking=SpeakerRanking("default", {"default": 0.1, "slt": 0.9}))
 
     found = figures([ROW, *fragments, unsure], "default")
@@ -119,6 +119,20 @@ def test_fragments_have_figures_of_their_own() -> None:
     assert (found["wer"], found["speaker_top1"]) == (0.25, 1.0)
     assert (found["fragment_wer"], found["fragment_source_wer"], found["fragment_wer_over_source"]) == (0.5, 0.5, 1.0)
     assert "fragment_wer" not in figures([ROW, replace(fragments[0], source=None)], "default")
+
+
+def test_long_texts_count_their_word_errors_and_what_was_said_beyond_them() -> None:
+    twice, plain = Heard("one two one two three four", WordErrors(2, 4)), Heard("one two three four", WordErrors(0, 4))
+    long = replace(ROW, text="One two, three four.", kind=Kind.LONG, offline=None, streamed_neural=twice)
+    rows = [replace(long, source_neural=plain, source=plain), replace(long, source_neural=twice, source=plain)]
+    rows += [replace(row, kind=Kind.PARAGRAPH, source=None) for row in rows]
+
+    found = figures([ROW, *rows], "default")
+
+    assert (found["long_wer"], found["long_source_wer"], found["long_wer_over_source"]) == (0.5, 0.25, 2.0)
+    assert (found["inserted_share"], found["source_inserted_share"]) == (1.0, 0.5)
+    assert (found["paragraph_insertions"], found["paragraph_repeats"]) == (2, 2)
+    assert not {"long_wer", "paragraph_repeats"} & set(figures([ROW, replace(ROW, kind=Kind.LONG)], "default"))
 
 
 def test_every_hissing_frame_weighs_alike_in_the_bandwidth() -> None:
@@ -184,13 +198,14 @@ def test_the_benchmark_listens_to_both_gateways_and_the_source_engine(
 
     options += ["--moonshine", str(write_models(tmp_path, {1: 3, 3: END_ID}, {}))]
     options += ["--sentences", "1", "--speaker-sentences", "1", "--fragments", "1", "--out", str(out)]
+    options += ["--long", "1", "--paragraphs", "1"]
 
     assert quality.main(options) == 0
 
     result = json.loads(out.read_text("utf-8"))
     rows = [row_from_json(json.loads(line)) for line in out.with_suffix(".jsonl").read_text("utf-8").splitlines()]
     assert result["figures"] == pytest.approx(figures(rows, "default"))
-    assert len(rows) == result["rows"] == len(NAMES) + 1
+    assert len(rows) == result["rows"] == len(NAMES) + 3
     assert result["teachers"] == "flite" and "fragment_wer" in result["figures"]
     assert {row.streamed_neural and row.streamed_neural.transcript for row in rows} == {"hello"}
     assert result["figures"]["neural_wer"] == 1.0

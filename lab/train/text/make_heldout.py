@@ -3,7 +3,9 @@
 Source: Jane Austen's six novels (public domain), from the Debian package r-cran-janeaustenr, of which nothing is
 trained on. Chosen by their text alone: 6 to 14 words, no name, no number, and only words that the novels use at least
 150 times, so that what is measured is the speech and not the recogniser's vocabulary. The fifty fragments are what
-stands between two commas: 2 to 6 such words, without a stop and without a capital.
+stands between two commas: 2 to 6 such words, without a stop and without a capital. The hundred long
+sentences have 100 to 200 letters, and words that the novels use at least 30 times; the twenty paragraphs have 100 to
+300 words, of which at most one in 25 is a name or rare.
 """
 
 from __future__ import annotations
@@ -22,15 +24,21 @@ from pathlib import Path
 from cosydit.certify.recognition import HELDOUT
 
 FRAGMENTS = Path(__file__).parent / "fragments.txt"
+LONG = Path(__file__).parent / "long.txt"
+PARAGRAPHS = Path(__file__).parent / "paragraphs.txt"
 PACKAGE = "r-cran-janeaustenr"
 WORD_LIST_PACKAGE = "wamerican"
-COUNT, FRAGMENT_COUNT = 100, 50
+COUNT, FRAGMENT_COUNT, LONG_COUNT, PARAGRAPH_COUNT = 100, 50, 100, 20
 SEED = 20240
 MIN_WORDS, MAX_WORDS = 6, 14
 MIN_FRAGMENT_WORDS, MAX_FRAGMENT_WORDS = 2, 6
-MIN_USES = 150
+LONG_LETTERS, PARAGRAPH_WORDS = range(100, 201), range(100, 301)
+MIN_USES, LONG_MIN_USES, PARAGRAPH_MIN_USES = 150, 30, 5
+RARE_SHARE = 0.04
 
 _SENTENCE = re.compile(r"(?:(?<=[.?!] )|^ ?)[A-Z][a-z ,']*[.?!]")
+_LONG = re.compile(r"(?:(?<=[.?!] )|^ ?)[A-Z][A-Za-z ,;:']*[.?!]")
+_PARAGRAPH = re.compile(r"^ ?[A-Z][A-Za-z ,;:'.?!-]*[.?!]$")
 _FRAGMENT = re.compile(r"(?<=, )[a-z][a-z ']*(?=,)")
 _WORD = re.compile(r"[A-Za-z']+")
 _TWICE = re.compile(r"\b(\w+) (?:\w+ )?\1\b")
@@ -46,6 +54,16 @@ def heldout_fragments() -> list[str]:
     return FRAGMENTS.read_text("utf-8").splitlines()
 
 
+def heldout_long() -> list[str]:
+    """Read the committed long sentences, one a line."""
+    return LONG.read_text("utf-8").splitlines()
+
+
+def heldout_paragraphs() -> list[str]:
+    """Read the committed paragraphs, one a line."""
+    return PARAGRAPHS.read_text("utf-8").splitlines()
+
+
 def choose(novels: Sequence[str], known_words: set[str]) -> list[str]:
     """Draw the sentences out of the novels' texts (paragraphs divided by blank lines)."""
     uses = _uses(novels)
@@ -59,6 +77,38 @@ def choose_fragments(novels: Sequence[str], known_words: set[str], sentences: Se
     candidates = {fragment for novel in novels for fragment in _candidates(novel, _FRAGMENT)}
     found = [each for each in sorted(candidates) if _is_short(each, uses, known_words) and each not in spoken]
     return random.Random(SEED).sample(found, FRAGMENT_COUNT)
+
+
+def choose_long(novels: Sequence[str], known_words: set[str]) -> list[str]:
+    """Draw the long sentences; no word of one follows itself."""
+    uses = _uses(novels)
+    found = {
+        each.strip() for novel in novels for each in _candidates(novel, _LONG) if len(each.strip()) in LONG_LETTERS
+    }
+    kept = [
+        each for each in sorted(found) if not _TWICE.search(each) and not _rare(each, uses, known_words, LONG_MIN_USES)
+    ]
+    return random.Random(SEED).sample(kept, LONG_COUNT)
+
+
+def choose_paragraphs(novels: Sequence[str], known_words: set[str]) -> list[str]:
+    """Draw the paragraphs, without speech in quotes."""
+    uses, found = _uses(novels), set[str]()
+    for paragraph in (each.strip() for novel in novels for each in _candidates(novel, _PARAGRAPH)):
+        words = len(_WORD.findall(paragraph))
+        if (
+            words in PARAGRAPH_WORDS
+            and len(_rare(paragraph, uses, known_words, PARAGRAPH_MIN_USES)) <= RARE_SHARE * words
+        ):
+            found.add(paragraph)
+    return random.Random(SEED).sample(sorted(found), PARAGRAPH_COUNT)
+
+
+def _rare(text: str, uses: Counter[str], known: set[str], least: int) -> list[str]:
+    """Return the words of a text that are names, or used less often."""
+    words = _WORD.findall(text)
+    small = [words[0].lower(), *words[1:]]
+    return [word for word in small if word != "I" and not (word in known and uses[word] >= least)]
 
 
 def _uses(novels: Sequence[str]) -> Counter[str]:
@@ -125,7 +175,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = set((root / "usr/share/dict/american-english").read_text("utf-8").split())
     sentences = choose(novels, words)
     fragments = choose_fragments(novels, words, sentences)
-    for path, lines in ((args.out, sentences), (args.fragments_out, fragments)):
+    long, paragraphs = choose_long(novels, words), choose_paragraphs(novels, words)
+    chosen = ((args.out, sentences), (args.fragments_out, fragments), (LONG, long), (PARAGRAPHS, paragraphs))
+    for path, lines in chosen:
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return 0
 

@@ -120,6 +120,16 @@ def test_every_last_segment_ends_in_a_mark() -> None:
         assert stream.prepare(segment).text.endswith(end)
 
 
+@pytest.mark.parametrize(
+    ("segment_letters", "spoken"), [(None, "By then it was late, "), (200, "By then it was late. ")]
+)
+def test_a_cut_within_a_sentence_gives_an_llm_of_whole_texts_a_stop(segment_letters: int | None, spoken: str) -> None:
+    front_end = TextFrontEnd({}, lambda text: "en", segment_letters=segment_letters)
+    stream = front_end.open(ENGLISH, SHORT)
+    first, *_ = stream.push("By then it was late, and we went home. Then")
+    assert stream.prepare(first).text == spoken
+
+
 def test_a_request_can_switch_normalisation_off() -> None:
     (spoken,) = speak("the 5", TextOptions(normalization=Normalization.OFF))
     assert (spoken.text, spoken.language) == ("the 5.", "en")

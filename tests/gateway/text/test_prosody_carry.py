@@ -20,6 +20,13 @@ def test_an_utterance_goes_on_from_the_voice_and_then_from_what_was_said() -> No
     assert continued == Utterance("Three.", "Voice. One. Two. ", (9, 1, 2, 3))
 
 
+def test_only_as_much_is_carried_as_leaves_an_llm_of_short_texts_room_for_the_new_one() -> None:
+    carry = ProsodyCarry(CarryLimits(max_letters=16)).after("One. ", [1, 2]).after("Two. ", [3])
+    asked = [carry.continued(Utterance(text, "", ())) for text in ("Three.", "Seventeen.", "Seventeen eighteen.")]
+    assert [each.reference_text for each in asked] == ["One. Two. ", "Two. ", ""]
+    assert [each.reference_tokens for each in asked] == [(1, 2, 3), (3,), ()]
+
+
 def test_nothing_is_carried_into_the_first_segment() -> None:
     utterance = Utterance("One.", "Voice. ", (9,))
     assert ProsodyCarry(LIMITS).continued(utterance) == utterance

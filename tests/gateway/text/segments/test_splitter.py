@@ -69,6 +69,16 @@ def test_the_first_segment_of_live_text_ends_at_a_clause_and_later_ones_are_long
     assert all(spoken_length(segment.text) >= LIVE_TEXT.later.min_sentence for segment in later[:-1])
 
 
+@pytest.mark.parametrize("letters", [None, 200])
+def test_a_sentence_that_fits_is_whole_and_a_longer_one_is_cut_behind_its_strongest_last_mark(
+    letters: int | None,
+) -> None:
+    clause = "and then they all went on along the river until it was dark, "
+    sentences = [f"One, {clause * 2}so they slept. ", f"Two, {clause * 4}so they slept."]
+    cut = split_text("".join(sentences), finder(), WHOLE_TEXT.capped(letters))
+    assert [segment.text for segment in cut] == [sentences[0], f"Two, {clause * 3}", f"{clause}so they slept."]
+
+
 def test_a_segment_leaves_as_soon_as_the_character_behind_it_is_there() -> None:
     splitter = IncrementalSplitter(finder(), EAGER)
     assert splitter.push("Hello there. ") == []
@@ -170,5 +180,5 @@ def test_a_bound_too_short_for_the_look_ahead_is_refused() -> None:
 def test_capped_bounds_let_sentences_end_segments_sooner_and_never_later() -> None:
     assert WHOLE_TEXT.capped(None) is WHOLE_TEXT
     capped = WHOLE_TEXT.capped(90)
-    assert (capped.later.min_sentence, capped.later.min_clause, capped.later.max_length) == (30, 60, 160)
+    assert (capped.later.min_sentence, capped.later.min_clause, capped.later.max_length) == (30, 90, 160)
     assert LIVE_TEXT.capped(1000) == LIVE_TEXT
