@@ -102,7 +102,8 @@ def speak_over_http(
         ):
             _check_http(response)
             _hear_samples(response, meter)
-            warnings = [response.headers.get(name) for name in ("x-language-warning", "x-speech-warning")]
+            kinds = ("language", "voice", "speech")
+            warnings = [response.headers.get(f"x-{kind}-warning") for kind in kinds]
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ClientError(f"{url}: {error!r}; is the gateway running there? see its log") from error
     return replace(meter.timing(), warning="; ".join(filter(None, warnings)) or None)

@@ -79,14 +79,10 @@ def run(args: argparse.Namespace) -> int:
     ) as err:
         return complain("say", err)
     _print_result(result, args.out)
-    if result.foreign:
-        from gateway.speech.speech_job import language_warning
+    from gateway.speech.speech_job import warnings_of
 
-        print(f"warning: {language_warning(result.foreign)}", file=sys.stderr)
-    if result.guard_notes:
-        from gateway.speech.speech_job import guard_warning
-
-        print(f"warning: {guard_warning(result.guard_notes)}", file=sys.stderr)
+    for warning in warnings_of(result).values():
+        print(f"warning: {warning}", file=sys.stderr)
     return 0
 
 
