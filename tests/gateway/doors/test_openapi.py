@@ -75,7 +75,7 @@ def test_every_field_of_a_body_is_described() -> None:
     for name in ("SpeechBody", "ElevenLabsSpeechBody", "VoiceObject", "VoiceSettings"):
         fields = api["components"]["schemas"][name]["properties"]
         assert fields and all(field.get("description") for field in fields.values()), name
-    assert api["components"]["schemas"]["SpeechBody"]["required"] == ["model", "input", "voice"]
+    assert api["components"]["schemas"]["SpeechBody"]["required"] == ["input"]
     assert api["components"]["schemas"]["SpeechBody"]["properties"]["sample_rate"]["type"] == "integer"
 
 
