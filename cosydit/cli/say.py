@@ -17,6 +17,7 @@ from cosydit.cli.stack_options import (
     complain,
     gpu_shared,
     stack_options,
+    wav_path,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ FEW_STREAMS = {"BLS_INSTANCE_NUM": "1", "TRITON_MAX_BATCH_SIZE": "1", "max_strea
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("say", help="speak a text into a WAV file, through both services")
     parser.add_argument("text", help="text to speak")
-    parser.add_argument("--out", type=Path, default=Path("speech.wav"), help="WAV file to write (default %(default)s)")
+    parser.add_argument("--out", type=wav_path, default="speech.wav", help="WAV file to write (default %(default)s)")
     parser.add_argument("--voice", default="default", help="name of a voice of the checkpoint (default %(default)s)")
     parser.add_argument("--seed", type=int, help="seed that repeats the same speech; drawn and printed if left out")
     add_stack_options(parser)
