@@ -158,8 +158,8 @@ def voice_in_base64(ref_audio: str, transcript: str) -> InlineVoice:
     return prompt_voice(audio, transcript)
 
 
-def wav_of_pcm16(pcm: bytes, sample_rate_hz: int) -> bytes:
-    """Make a WAV file of signed 16-bit little endian mono samples.
+def wav_of_pcm16(pcm: bytes, sample_rate_hz: int, channels: int = 1) -> bytes:
+    """Make a WAV file of signed 16-bit little endian samples, those of several channels in turn.
 
     Raises:
         InvalidVoicePromptError: no whole number of samples, or an odd rate.
@@ -172,7 +172,7 @@ def wav_of_pcm16(pcm: bytes, sample_rate_hz: int) -> bytes:
         raise InvalidVoicePromptError(f"{got}; send all bytes of the last sample too", param="voice")
     file = io.BytesIO()
     with wave.open(file, "wb") as wav:
-        wav.setnchannels(1)
+        wav.setnchannels(channels)
         wav.setsampwidth(PCM16_BYTES)
         wav.setframerate(sample_rate_hz)
         wav.writeframes(pcm)
