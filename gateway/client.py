@@ -84,7 +84,7 @@ def speak_over_http(
     """Speak `text` through POST /v1/audio/speech.
 
     Args:
-        url: the gateway, e.g. http://127.0.0.1:8080.
+        url: the gateway, e.g. http://127.0.0.1:8080; http:// may be left out.
         timeout_s: longest silence of the server.
 
     Raises:
@@ -98,11 +98,12 @@ def speak_over_http(
     try:
         with (
             httpx.Client(timeout=timeout_s, trust_env=False) as http,
-            http.stream("POST", f"{url.rstrip('/')}/v1/audio/speech", json=body, headers=headers) as response,
+            http.stream("POST", f"{_with_scheme(url)}/v1/audio/speech", json=body, headers=headers) as response,
         ):
             _check_http(response)
             _hear_samples(response, meter)
-            warnings = [response.headers.get(name) for name in ("x-language-warning", "x-speech-warning")]
+            kinds = ("language", "voice", "speech")
+            warnings = [response.headers.get(f"x-{kind}-warning") for kind in kinds]
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ClientError(f"{url}: {error!r}; is the gateway running there? see its log") from error
     return replace(meter.timing(), warning="; ".join(filter(None, warnings)) or None)
@@ -164,18 +165,21 @@ def speak_over_triton_http(
     Raises:
         ClientError: refused, failed, broken off, or not reachable; a model that streams takes no plain HTTP.
     """
-    base = url if "://" in url else f"http://{url}"
     tensors = _drop_in_tensors(text, reference, reference_text)
     meter = _Meter(clock, on_audio)
     try:
         with httpx.Client(timeout=timeout_s, trust_env=False) as http:
             body = {"inputs": [_json_input(name, value) for name, value in tensors.items()]}
-            answer = http.post(f"{base.rstrip('/')}/v2/models/{model}/infer", json=body)
+            answer = http.post(f"{_with_scheme(url)}/v2/models/{model}/infer", json=body)
             document = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise ClientError(f"{url}: {error!r}; is Triton running there? see its log") from error
     meter.hear(to_pcm16(_waveform_of(url, document)))
     return meter.timing()
+
+
+def _with_scheme(url: str) -> str:
+    return (url if "://" in url else f"http://{url}").rstrip("/")
 
 
 def _waveform_of(url: str, document: Any) -> FloatArray:

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import threading
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from cosydit.cli.stack_options import wav_path
 from servicekit.extras import install_command
 from token2wav_service.contract import DROP_IN_MODEL
 
@@ -29,10 +30,24 @@ API_KEY_VARIABLE = "COSYDIT_API_KEY"
 """Environment variable of the API key: on the command line the list of processes would show it."""
 
 
+_DEFAULT_DOOR = "http"
+
+
+def with_default_door(words: Sequence[str]) -> list[str]:
+    """Return a command line of which a `client` that names no door uses the gateway's."""
+    command = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
+    behind = [*words[command + 1 : command + 2], ""][0]
+    if list(words[command : command + 1]) != ["client"] or not behind.startswith("--") or behind == "--help":
+        return list(words)
+    return [*words[: command + 1], _DEFAULT_DOOR, *words[command + 1 :]]
+
+
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("client", help="speak one text through a running gateway or Triton")
-    doors = parser.add_subparsers(dest="door", required=True, metavar="DOOR")
+    doors = parser.add_subparsers(
+        dest="door", required=True, metavar="DOOR", help=f"where to speak (default {_DEFAULT_DOOR})"
+    )
     http = doors.add_parser(
         "http", help=f"use the gateway's POST /v1/audio/speech; {API_KEY_VARIABLE} may hold its key"
     )
@@ -48,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     grpc.add_argument("--reference-text", default=None, help="transcript of the reference")
     for door in (http, grpc):
         door.add_argument("--text", required=True, help="text to speak")
-        door.add_argument("--out", type=Path, required=True, help="WAV file to write (mono, 16 bit, 24 kHz)")
+        door.add_argument("--out", type=wav_path, required=True, help="WAV file to write (mono, 16 bit, 24 kHz)")
         door.add_argument(
             "--play", choices=("yes", "no"), default="no", help="play the audio as it comes (aplay or ffplay)"
         )
@@ -72,7 +87,7 @@ def _add_triton_http(doors: argparse._SubParsersAction[argparse.ArgumentParser])
     plain.add_argument("--reference-audio", dest="reference_wav", type=Path, help="audio file of the voice to clone")
     plain.add_argument("--reference-text", help="transcript of the reference")
     plain.add_argument("--target-text", dest="text", required=True, help="text to speak")
-    plain.add_argument("--output-audio", dest="out", type=Path, default=Path("output.wav"), help="WAV file to write")
+    plain.add_argument("--output-audio", dest="out", type=wav_path, default="output.wav", help="WAV file to write")
     plain.add_argument(
         "--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="longest silence of the server in seconds"
     )

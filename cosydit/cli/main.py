@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+from cosydit.cli.client import with_default_door
 from servicekit.extras import missing_extra
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    args = build_parser().parse_args(argv)
+    args = _parsed(sys.argv[1:] if argv is None else argv)
     level = logging.INFO if args.verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -60,6 +61,16 @@ def _run(argv: Sequence[str] | None) -> int:
         logger.info("cosydit %s failed", args.command, exc_info=True)
         print(f"cosydit {args.command}: {error}", file=sys.stderr)
         return 1
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    parser = build_parser()
+    args, unknown = parser.parse_known_args(with_default_door(words))
+    if unknown:
+        is_text = not any(word.startswith("-") for word in unknown)
+        hint = "; put a text of several words in quotes" if is_text else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return args
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -17,6 +17,7 @@ from cosydit.cli.stack_options import (
     complain,
     gpu_shared,
     stack_options,
+    wav_path,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ FEW_STREAMS = {"BLS_INSTANCE_NUM": "1", "TRITON_MAX_BATCH_SIZE": "1", "max_strea
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("say", help="speak a text into a WAV file, through both services")
     parser.add_argument("text", help="text to speak")
-    parser.add_argument("--out", type=Path, default=Path("speech.wav"), help="WAV file to write (default %(default)s)")
+    parser.add_argument("--out", type=wav_path, default="speech.wav", help="WAV file to write (default %(default)s)")
     parser.add_argument("--voice", default="default", help="name of a voice of the checkpoint (default %(default)s)")
     parser.add_argument("--seed", type=int, help="seed that repeats the same speech; drawn and printed if left out")
     add_stack_options(parser)
@@ -79,14 +80,10 @@ def run(args: argparse.Namespace) -> int:
     ) as err:
         return complain("say", err)
     _print_result(result, args.out)
-    if result.foreign:
-        from gateway.speech.speech_job import language_warning
+    from gateway.speech.speech_job import warnings_of
 
-        print(f"warning: {language_warning(result.foreign)}", file=sys.stderr)
-    if result.guard_notes:
-        from gateway.speech.speech_job import guard_warning
-
-        print(f"warning: {guard_warning(result.guard_notes)}", file=sys.stderr)
+    for warning in warnings_of(result).values():
+        print(f"warning: {warning}", file=sys.stderr)
     return 0
 
 

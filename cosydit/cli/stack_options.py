@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -139,6 +140,27 @@ def complain(command: str, error: BaseException) -> int:
     hint = missing_extra(error) if isinstance(error, ImportError) else None
     print(f"cosydit {command}: {hint or error}", file=sys.stderr)
     return 1
+
+
+_OTHER_FORMATS = (".aac", ".flac", ".m4a", ".mp3", ".ogg", ".opus", ".pcm", ".raw", ".webm")
+
+
+def wav_path(text: str) -> Path:
+    """Read the name of a WAV file that a command will write, before it does anything.
+
+    Raises:
+        argparse.ArgumentTypeError: no such file can be written.
+    """
+    path = Path(text)
+    if path.suffix.lower() in _OTHER_FORMATS:
+        raise argparse.ArgumentTypeError(f"got {text}, and a WAV file is written; name it {path.with_suffix('.wav')}")
+    if path.is_dir() or not path.name:
+        raise argparse.ArgumentTypeError(f"got {text}, which is a directory; name a file in it")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"got {text}, and there is no directory {path.parent}; make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"got {text}, and nothing can be written into {path.parent}; name another")
+    return path
 
 
 def _name_value(text: str) -> tuple[str, str]:

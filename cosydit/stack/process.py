@@ -68,6 +68,8 @@ class ServiceProcess:
         self._group: int | None = None
         """Id of the process group while it may have members."""
         self._mark = ""
+        self._log_begins = 0
+        """Bytes of the log that earlier runs wrote."""
 
     @property
     def pid(self) -> int:
@@ -94,6 +96,7 @@ class ServiceProcess:
         guard.watch(mark)  # before the start: a kill between the two must leave nothing
         self._mark = mark
         with self.spec.log_path.open("ab") as log:
+            self._log_begins = log.tell()
             self._process = subprocess.Popen(
                 self.spec.command,
                 env={**os.environ, **(self.spec.env or {}), MARK_VARIABLE: mark_below(mark, os.environ)},
@@ -172,7 +175,9 @@ class ServiceProcess:
         self.stop()
 
     def _log_tail(self) -> str:
-        lines = self.spec.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        with self.spec.log_path.open("rb") as log:
+            log.seek(self._log_begins)
+            lines = log.read().decode("utf-8", "replace").splitlines()[-LOG_TAIL_LINES:]
         return f"; the end of {self.spec.log_path}:\n" + "\n".join(lines)
 
 

@@ -72,6 +72,9 @@ SPEECH_HEADERS = {
     "x-seed": "The seed that the speech tokens were drawn with.",
     "x-sample-rate": "Samples a second of the audio.",
     "x-ignored-fields": "Names of fields of the body that changed nothing; only there if any did.",
+    "x-language-warning": "The text is in a language that the checkpoint does not declare; only there if it is.",
+    "x-voice-warning": "What may be wrong with the voice's recording or transcript; only there if anything is.",
+    "x-speech-warning": "How the speech left its text; only there if that shows before the answer begins.",
 }
 _AUDIO = tuple(dict.fromkeys(kind.media_type for kind in OPENAI_FORMATS.values()))
 _TEXT = ("text/plain",)

@@ -52,6 +52,25 @@ def guard_warning(notes: Sequence[GuardNote]) -> str:
     return "; ".join(f"the speech {_TROUBLES[note.trouble]} ({note.outcome.value})" for note in notes)
 
 
+def warnings_of(*results: SpeechResult) -> dict[str, str]:
+    """Return what the speech of one answer warns of so far, by `language`, `voice` and `speech`; ASCII."""
+    languages = dict.fromkeys(each for result in results for each in result.foreign)
+    voices = dict.fromkeys(result.voice_warning for result in results if result.voice_warning)
+    notes = [note for result in results for note in result.guard_notes]
+    told = {
+        "language": language_warning(list(languages)) if languages else "",
+        "voice": "; ".join(voices),
+        "speech": guard_warning(notes),
+    }
+    return {kind: warning for kind, warning in told.items() if warning}
+
+
+def warning_field(*results: SpeechResult) -> dict[str, str]:
+    """Return the same as the field `warning` of a message; empty if there is nothing to warn of."""
+    warnings = warnings_of(*results)
+    return {"warning": "; ".join(warnings.values())} if warnings else {}
+
+
 class SpeechJob:
     """One request on its way: keeps the accounts, decides nothing. A context manager that notes the end."""
 

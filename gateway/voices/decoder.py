@@ -1,7 +1,9 @@
 """Decodes one recording in a process of its own, with limits: `python decoder.py DEMUXER SECONDS`.
 
-    standard input: the file ─► standard output: {"rate_hz": ..., "announced_s": ...}\n and 16-bit mono samples
+    standard input: the file ─► standard output: {"rate_hz": ..., "channels": ..., "announced_s": ...}\n and samples
                                               or {"refused": why}\n
+
+The samples have 16 bits and one channel, or two of a file with more: who mixes them down sees whether they cancel.
 
 A file may say anything of itself, and FFmpeg believes it: a header of 2 GHz took 2.7 GB and 20 s. Here the kernel ends
 what takes too much, and whatever was taken goes back with the process. Imports nothing of ours, so that it starts soon.
@@ -13,7 +15,7 @@ import io
 import json
 import resource
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import av
@@ -44,7 +46,7 @@ def limit_process() -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def decoded(audio: bytes, demuxer: str, max_seconds: float) -> tuple[int, float | None, bytes]:
+def decoded(audio: bytes, demuxer: str, max_seconds: float) -> tuple[dict[str, Any], bytes]:
     """Decode the first track of sound.
 
     Args:
@@ -53,7 +55,7 @@ def decoded(audio: bytes, demuxer: str, max_seconds: float) -> tuple[int, float 
         max_seconds: longer recordings are refused as soon as so much is decoded.
 
     Returns:
-        Its sample rate, the seconds that the file announces if it does, and 16-bit mono samples.
+        The header and the samples of the answer.
 
     Raises:
         RefusedError: it holds no sound that can be used.
@@ -69,8 +71,9 @@ def decoded(audio: bytes, demuxer: str, max_seconds: float) -> tuple[int, float 
         if stream.codec_context is None or not stream.rate:
             raise RefusedError("holds sound that nothing here can decode")
         rate_hz = _checked_rate(stream.rate, stream.channels)
-        resampler = av.AudioResampler(format="s16", layout="mono", rate=rate_hz)
-        pcm, limit = bytearray(), int(max_seconds * rate_hz) * _SAMPLE_BYTES
+        channels = min(stream.channels, 2)
+        resampler = av.AudioResampler(format="s16", layout="stereo" if channels == 2 else "mono", rate=rate_hz)
+        pcm, limit = bytearray(), int(max_seconds * rate_hz) * _SAMPLE_BYTES * channels
         for frame in file.decode(stream):
             _checked_rate(frame.sample_rate, len(frame.layout.channels))
             pcm += _resampled(resampler, frame)
@@ -78,7 +81,7 @@ def decoded(audio: bytes, demuxer: str, max_seconds: float) -> tuple[int, float 
                 raise RefusedError(f"is longer than {max_seconds:.0f} s; cut it to its clearest 3 to 10 seconds")
         pcm += _resampled(resampler, None)
         announced_s = None if file.duration is None else file.duration / _US_PER_S
-    return rate_hz, announced_s, bytes(pcm)
+    return {"rate_hz": rate_hz, "channels": channels, "announced_s": announced_s}, bytes(pcm)
 
 
 def _checked_rate(rate_hz: int, channels: int) -> int:
@@ -91,7 +94,10 @@ def _checked_rate(rate_hz: int, channels: int) -> int:
 
 def _resampled(resampler: av.AudioResampler, frame: av.AudioFrame | None) -> bytes:
     try:
-        return b"".join(bytes(each.planes[0])[: each.samples * _SAMPLE_BYTES] for each in resampler.resample(frame))
+        return b"".join(
+            bytes(each.planes[0])[: each.samples * _SAMPLE_BYTES * len(each.layout.channels)]
+            for each in resampler.resample(frame)
+        )
     except ValueError as error:
         raise RefusedError("changes its sample rate or channels on the way; send one recording") from error
 
@@ -103,8 +109,8 @@ def main() -> int:
 
     pcm = b""
     try:
-        rate_hz, announced_s, pcm = decoded(sys.stdin.buffer.read(), sys.argv[1], float(sys.argv[2]))
-        header = json.dumps({"rate_hz": rate_hz, "announced_s": announced_s})
+        found, pcm = decoded(sys.stdin.buffer.read(), sys.argv[1], float(sys.argv[2]))
+        header = json.dumps(found)
     except RefusedError as error:
         header = json.dumps({"refused": str(error)})
     except av.FFmpegError as error:

@@ -5,6 +5,8 @@ Whether the recording itself will do (readable, long enough, not silent) is for 
 
 from __future__ import annotations
 
+import base64
+import binascii
 import io
 import re
 import unicodedata
@@ -13,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from gateway.audio.pcm import PCM16_BYTES
 from gateway.core import InlineVoice
-from gateway.errors import InvalidRequestError, InvalidVoicePromptError, UploadTooLargeError
+from gateway.errors import InvalidRequestError, InvalidVoicePromptError, UnsupportedOptionError, UploadTooLargeError
 from gateway.voices.directory import VOICE_ID
 
 MAX_NAME_CHARACTERS = 64
@@ -139,8 +141,25 @@ def prompt_voice(audio: bytes, transcript: str) -> InlineVoice:
     return InlineVoice(audio, transcript.strip())
 
 
-def wav_of_pcm16(pcm: bytes, sample_rate_hz: int) -> bytes:
-    """Make a WAV file of signed 16-bit little endian mono samples.
+def voice_in_base64(ref_audio: str, transcript: str) -> InlineVoice:
+    """Make a voice from an audio file in base64, bare or as a `data:` URL.
+
+    Raises:
+        UnsupportedOptionError: it is an address.
+        InvalidRequestError: it is not base64; and see `prompt_voice`.
+    """
+    scheme, colon, rest = ref_audio.partition(":")
+    if colon and scheme != "data":
+        raise UnsupportedOptionError("ref_audio is an address; send the recording itself in base64", param="ref_audio")
+    try:
+        audio = base64.b64decode(rest.partition(",")[2] if colon else ref_audio, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidVoicePromptError("ref_audio is not base64; send a file's bytes in base64") from error
+    return prompt_voice(audio, transcript)
+
+
+def wav_of_pcm16(pcm: bytes, sample_rate_hz: int, channels: int = 1) -> bytes:
+    """Make a WAV file of signed 16-bit little endian samples, those of several channels in turn.
 
     Raises:
         InvalidVoicePromptError: no whole number of samples, or an odd rate.
@@ -153,7 +172,7 @@ def wav_of_pcm16(pcm: bytes, sample_rate_hz: int) -> bytes:
         raise InvalidVoicePromptError(f"{got}; send all bytes of the last sample too", param="voice")
     file = io.BytesIO()
     with wave.open(file, "wb") as wav:
-        wav.setnchannels(1)
+        wav.setnchannels(channels)
         wav.setsampwidth(PCM16_BYTES)
         wav.setframerate(sample_rate_hz)
         wav.writeframes(pcm)

@@ -89,8 +89,9 @@ def _as_wav(audio: bytes, container: Container) -> bytes:
     header = json.loads(line)
     if "refused" in header:
         raise InvalidVoicePromptError(f"the {container.name} recording {header['refused']}, {_INSTEAD}")
-    _check_is_whole(len(pcm) / PCM16_BYTES / header["rate_hz"], header["announced_s"], container)
-    return wav_of_pcm16(pcm, header["rate_hz"])
+    channels, rate_hz = header["channels"], header["rate_hz"]
+    _check_is_whole(len(pcm) / PCM16_BYTES / channels / rate_hz, header["announced_s"], container)
+    return wav_of_pcm16(pcm, rate_hz, channels)
 
 
 def _check_is_whole(seconds: float, announced_s: float | None, container: Container) -> None:

@@ -19,7 +19,7 @@ import {
 } from "./options.js";
 import { Player } from "./player.js";
 import { showSpoken } from "./spoken.js";
-import { apiKey, readSettings, ServerError, speak, speechFile, UNAUTHORIZED } from "./server.js";
+import { apiKey, readSettings, sentence, ServerError, speak, speechFile, UNAUTHORIZED } from "./server.js";
 import { Take } from "./take.js";
 import { Trace } from "./trace.js";
 import { VoiceDialog } from "./voice-dialog.js";
@@ -56,12 +56,13 @@ async function play(order = readOrder(), isPreview = false) {
   try {
     const sounding = openSound();
     sounding.catch(() => {}); // told below, unless the server's refusal comes first
-    const { rateHz, seed, words, blocks } = await speak(playedBodyOf(order), request.signal);
+    const { rateHz, seed, words, warnings, blocks } = await speak(playedBodyOf(order), request.signal);
     Object.assign(take, { rateHz, words });
     page.order = { ...order, seed };
     if (!isPreview) showCommand();
     await sounding;
     await hear(take, blocks, request.signal, "playing");
+    warn(warnings);
     if (!isPreview && take.samples) history.add(page.order, take, figuresOf(take, page.player));
   } catch (error) {
     if (error.name !== "AbortError" && page.take === take) giveUp(error, () => play(order, isPreview));
@@ -85,6 +86,7 @@ async function playAgain(entry) {
 function begin(take, order) {
   stop();
   fail("");
+  warn([]);
   const request = new AbortController();
   Object.assign(page, { take, order, request, player: null });
   setBusy(true);
@@ -218,6 +220,7 @@ async function welcome(voice) {
   await load(voice.name);
   byId("voice").focus();
   say("created", () => ({ name: voice.name }));
+  warn(voice.warning ? [voice.warning] : []);
 }
 
 async function load(wanted = byId("voice").value || kept().voice) {
@@ -238,6 +241,9 @@ function say(words, values = () => ({})) {
   page.sayAgain = () => (byId("status").textContent = t(words, values()));
   page.sayAgain();
 }
+
+/** Shows what the server warns of. */
+const warn = (warnings) => (byId("warning").textContent = warnings.map(sentence).join(" "));
 
 const fail = (text) => (byId("error").textContent = text);
 

@@ -61,14 +61,16 @@ export async function deleteVoice(id) {
 
 /**
  * Asks for speech; `body` is JSON with response_format pcm, stream_format sse and word_timestamps. Returns {rateHz, seed,
- * words, blocks}, where `blocks` yields Int16Arrays as they arrive, and `words` grows on the way: [{word, start_ms, end_ms}].
+ * words, warnings, blocks}, where `blocks` yields Int16Arrays as they arrive, and two grow on the way: `words` by
+ * {word, start_ms, end_ms}, and `warnings` of the server about what is heard.
  * Aborting `signal` ends the request, and with it the work on the server.
  */
 export async function speak(body, signal) {
   const response = await post(body, signal);
   const rateHz = Number(response.headers.get("x-sample-rate")) || DEFAULT_RATE_HZ;
-  const words = [];
-  return { rateHz, seed: response.headers.get("x-seed"), words, blocks: samplesOf(response.body, words) };
+  const [words, warnings] = [[], []];
+  const blocks = samplesOf(response.body, words, warnings);
+  return { rateHz, seed: response.headers.get("x-seed"), words, warnings, blocks };
 }
 
 /** Asks for a whole file of speech; `body` names its format. */
@@ -80,9 +82,10 @@ function post(body, signal) {
   return ask(SPEECH, { method: "POST", body, headers: { "content-type": "application/json" }, signal });
 }
 
-async function* samplesOf(body, words) {
+async function* samplesOf(body, words, warnings) {
   for await (const events of eventsOf(body)) {
     words.push(...events.flatMap((event) => event.words ?? []));
+    warnings.push(...events.flatMap((event) => event.warning ?? []));
     const audio = events.filter(({ type }) => type === "speech.audio.delta").map((event) => bytesOf(event.audio));
     if (audio.length) yield samplesIn(joined(audio)); // what came together stays together
     if (events.some(({ type }) => type === "speech.audio.done")) return;
@@ -157,7 +160,7 @@ async function errorOf(response) {
   return new ServerError(said + advice, status, code);
 }
 
-function sentence(text) {
+export function sentence(text) {
   const begun = text.charAt(0).toUpperCase() + text.slice(1);
   return /[.!?]$/.test(begun) ? begun : `${begun}.`;
 }

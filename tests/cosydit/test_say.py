@@ -13,6 +13,7 @@ import pytest
 
 from cosydit.cli import main as cli
 from cosydit.cli import say, spoken_file
+from cosydit.cli.client import with_default_door
 from cosydit.cli.spoken_file import SpeechProgress, written_whole
 from cosydit.stack import stack
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
@@ -37,6 +38,49 @@ def test_a_text_with_nothing_to_say_is_refused_before_anything_starts(
 ) -> None:
     assert cli.main(["say", text]) == 1
     assert "give at least one word" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_services")
+@pytest.mark.parametrize("command", [["say", "Hello.", "--out"], ["client", "--text", "Hello.", "--out"]])
+@pytest.mark.parametrize(
+    ("out", "reason"),
+    [
+        ("speech.mp3", "got speech.mp3, and a WAV file is written; name it speech.wav"),
+        ("nowhere/speech.wav", "got nowhere/speech.wav, and there is no directory nowhere"),
+        (".", "got ., which is a directory"),
+    ],
+)
+def test_a_file_that_cant_be_written_is_refused_by_the_name_that_was_typed(
+    command: list[str], out: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([*command, out])
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_services")
+@pytest.mark.parametrize("command", [["say"], ["client", "--out", "a.wav", "--text"]])
+def test_a_text_without_quotes_is_refused_with_how_to_give_it(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([*command, "Hello", "world."])
+    assert "unrecognized arguments: world.; put a text of several words in quotes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "whole"),
+    [
+        ("client --text Hi.", "client http --text Hi."),
+        ("--verbose client --text Hi.", "--verbose client http --text Hi."),
+        ("client grpc --text Hi.", "client grpc --text Hi."),
+        ("client --help", "client --help"),
+        ("client", "client"),
+        ("say client --seed 1", "say client --seed 1"),
+    ],
+)
+def test_a_client_that_names_no_door_uses_the_gateways(words: str, whole: str) -> None:
+    assert with_default_door(words.split()) == whole.split()
 
 
 @pytest.mark.slow

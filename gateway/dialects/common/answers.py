@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -27,7 +28,7 @@ from gateway.errors import (
     VoiceRateError,
 )
 from gateway.speech.request import SpeechResult
-from gateway.speech.speech_job import guard_warning, language_warning
+from gateway.speech.speech_job import warnings_of
 from servicekit.tasks import until_first
 from servicekit.timeouts import timeout
 
@@ -126,19 +127,15 @@ def error_metadata(error: BaseException) -> list[tuple[str, str]]:
     return [(RETRY_AFTER_KEY, str(math.ceil(seconds))), (GRPC_PUSHBACK_KEY, str(pushback_ms))]
 
 
-LANGUAGE_WARNING_KEY = "x-language-warning"
-GUARD_WARNING_KEY = "x-speech-warning"
-VOICE_WARNING_KEY = "x-voice-warning"
-
-
-def warning_headers(result: SpeechResult) -> dict[str, str]:
+def warning_headers(*results: SpeechResult) -> dict[str, str]:
     """Return what an answer warns of so far: an undeclared language, a voice's recording, speech off its text."""
-    warnings = {
-        LANGUAGE_WARNING_KEY: language_warning(result.foreign) if result.foreign else "",
-        VOICE_WARNING_KEY: result.voice_warning,
-        GUARD_WARNING_KEY: guard_warning(result.guard_notes),
-    }
-    return {key: warning for key, warning in warnings.items() if warning}
+    return {f"x-{kind}-warning": warning for kind, warning in warnings_of(*results).items()}
+
+
+def tell_warnings(context: Any, headers: Mapping[str, str]) -> None:
+    """Put `warning_headers` into a gRPC call's trailing metadata."""
+    if headers:
+        context.set_trailing_metadata(tuple(headers.items()))
 
 
 IGNORED_FIELDS_KEY = "x-ignored-fields"

@@ -27,6 +27,7 @@ from gateway.errors import GatewayError
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
+from gateway.speech.speech_job import warning_field
 from gateway.text import LIVE_TEXT, WHOLE_TEXT
 from servicekit.clock import Clock
 from servicekit.tasks import stop
@@ -180,7 +181,8 @@ class SpeakingContext:
                 self._state = ContextState.FINISHED
             if self.failure is not None:
                 await self._send(error_message(self.failure, self.id))
-            await self._send(final_message(self.progress, self.id))
+            warning = warning_field(*self._parts.session.results)
+            await self._send({**final_message(self.progress, self.id), **warning})
             await on_over(self)
         except SocketClosedError:
             logger.info("%s: the client left", self._parts.name)

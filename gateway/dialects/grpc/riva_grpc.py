@@ -16,7 +16,7 @@ from riva.proto import riva_tts_pb2
 
 from gateway.delivery.pacing import Delivery, Pacer, timed
 from gateway.delivery.turn_encoder import TurnEncoder
-from gateway.dialects.common.answers import ignored_headers, sent
+from gateway.dialects.common.answers import ignored_headers, sent, tell_warnings, warning_headers
 from gateway.dialects.grpc.riva_request import MODEL_NAME, RivaSpeech, read_request
 from gateway.errors import InvalidTextError, TextTooLongError
 from gateway.host import Host
@@ -68,6 +68,7 @@ class RivaServicer:
                     words += answer.words_of(piece)
                     self._check_size(len(audio))
             audio += await encoder.finish()
+        tell_warnings(context, warning_headers(result))
         return answer.last(bytes(audio), words, result)
 
     async def SynthesizeOnline(self, requests: AsyncIterator[Request], context: Any) -> None:
@@ -120,6 +121,7 @@ class _OnlineCall:
         self._delivery = Delivery(self._pacer)
         self._encoder: TurnEncoder | None = None
         self._before: tuple[SpeechRequest, SpeechResult] | None = None
+        self._warnings: dict[str, str] = {}
 
     async def speak(self, request: Request, wanted: RivaSpeech) -> None:
         """Speak one text to its end."""
@@ -139,6 +141,8 @@ class _OnlineCall:
                 if response.audio or response.meta.words:
                     await self._write(response)
         self._before = (wanted.speech, result)
+        self._warnings |= warning_headers(result)
+        tell_warnings(self._context, self._warnings)
 
     async def end(self) -> None:
         """Send the rest, and end when the listener will soon have played it all.

@@ -19,7 +19,7 @@ from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
 from gateway.delivery.pacing import Delivery, Pacer, timed
 from gateway.delivery.turn_encoder import TurnEncoder
-from gateway.dialects.common.answers import sent
+from gateway.dialects.common.answers import sent, tell_warnings, warning_headers
 from gateway.dialects.grpc.tts_config import GrpcSpeech, read_config
 from gateway.errors import InvalidRequestError, StalledReaderError, UnsupportedOptionError
 from gateway.host import Host
@@ -159,6 +159,7 @@ class _Answer:
             spoken_text="".join(result.spoken_text for result in results),
             time_to_first_audio_s=heard[0] if heard else None,
         )
+        tell_warnings(self._context, warning_headers(*results))
         await self._write(finished=finished)
 
     async def settle(self) -> None:

@@ -14,12 +14,15 @@ from enum import Enum
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
+from gateway.core import InlineVoice
 from gateway.dialects.common.parts import checked_json
 from gateway.dialects.common.text_fields import text_options_of
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.speech.request import SpeechRequest, decode_text, draw_seed
 from gateway.text import Normalization, TextOptions
 from gateway.text.styles import style_of
+from gateway.voices.draft import voice_in_base64
+from gateway.voices.profile import DEFAULT_VOICE
 from token2wav_service.contract import DEFAULT_PRIORITY
 
 logger = logging.getLogger(__name__)
@@ -51,12 +54,13 @@ class SpeechBody(BaseModel):
     OpenAI's."""
 
     model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
-    model: str
+    model: str | None = None
     """Any name: there is one model, and clients insist on names of their own."""
     input: str
     """The text; at most 100,000 characters (`--max-text-characters`)."""
-    voice: str | VoiceObject
-    """A name, an alias such as `alloy`, or an object with the `id` of a created voice."""
+    voice: str | VoiceObject | None = None
+    """A name, an alias such as `alloy`, or an object with the `id` of a created voice; by default the server's default
+    voice."""
     response_format: str | None = None
     """`mp3` (default), `opus`, `aac`, `flac`, `wav`, `pcm` (16 bit, one channel, no header), `mulaw` or `alaw` (as on
     telephones: one byte a sample, no header). Without the extra `audio` only `wav`, which is then the default, `pcm`,
@@ -87,6 +91,13 @@ class SpeechBody(BaseModel):
     """Words and what is spoken for them, such as `{"Xiaomi": "show me"}`; 500 at most."""
     lexicons: list[str] | None = None
     """Names of pronunciation dictionaries, applied in order; 8 at most."""
+    ref_audio: str | None = None
+    """A voice for this request only, instead of `voice`: an audio file as base64 or as a `data:` URL; addresses are
+    refused."""
+    ref_text: str | None = None
+    """Transcript of the recording."""
+    x_vector_only_mode: bool | None = None
+    """`true`: take only the timbre of the recording, whatever `ref_text` says."""
     style: str | None = None
     """Another name of `instructions`, which may be a word such as `happy` or `whisper`."""
     word_timestamps: bool | None = None
@@ -134,7 +145,7 @@ def read_request(raw: bytes, default: AudioFormat, request_id: str) -> OpenAISpe
     body = _parse(raw)
     speech = SpeechRequest(
         body.input,
-        body.voice if isinstance(body.voice, str) else body.voice.id,
+        _voice(body),
         draw_seed() if body.seed is None else body.seed,
         DEFAULT_PRIORITY if body.priority is None else body.priority,
         text_options=_text_options(body),
@@ -152,6 +163,12 @@ def read_request(raw: bytes, default: AudioFormat, request_id: str) -> OpenAISpe
         _ignored_fields(body),
         body.word_timestamps is True,
     )
+
+
+def _voice(body: SpeechBody) -> str | InlineVoice:
+    if body.ref_audio is not None:
+        return voice_in_base64(body.ref_audio, "" if body.x_vector_only_mode else body.ref_text or "")
+    return (body.voice.id if isinstance(body.voice, VoiceObject) else body.voice) or DEFAULT_VOICE
 
 
 def _text_options(body: SpeechBody) -> TextOptions:
@@ -180,5 +197,5 @@ def _parse(raw: bytes) -> SpeechBody:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = str(first["loc"][0]) if first["loc"] else None
-        message = f"{where or 'body'}: {first['msg']}; send JSON with model, input and voice"
+        message = f"{where or 'body'}: {first['msg']}; send JSON with input and, optional, voice"
         raise InvalidRequestError(message, param=where) from error

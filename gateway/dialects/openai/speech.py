@@ -23,7 +23,7 @@ from gateway.dialects.openai.request import OpenAISpeech
 from gateway.errors import GatewayError
 from gateway.host import Host
 from gateway.speech.request import SpeechResult
-from gateway.speech.speech_job import guard_warning
+from gateway.speech.speech_job import warning_field
 from gateway.speech.text_clock import TextClock, WordGatherer, WordTime
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
@@ -92,7 +92,7 @@ async def audio_events(host: Host, wanted: OpenAISpeech, result: SpeechResult) -
             yield _event({"type": "error", "error": error_object(error)})
         raise
     done = {"type": "speech.audio.done", "usage": usage.report(), "spoken_text": result.spoken_text}
-    yield _event(done | ({"warning": guard_warning(result.guard_notes)} if result.guard_notes else {}))
+    yield _event(done | warning_field(result))
 
 
 def _told(word: WordTime, speed: float) -> dict[str, Any]:

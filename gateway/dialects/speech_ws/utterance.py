@@ -30,6 +30,7 @@ from gateway.errors import GatewayError, TextTooLongError
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
+from gateway.speech.speech_job import warning_field
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)
@@ -132,7 +133,8 @@ class SpeakingUtterance:
         if not self._is_cancelled:
             self._speech = Interruptible(self._speak(), f"speak-{self._parts.session_id}-{self._parts.index}")
             await self._until_over(self._speech)
-        await self._send("session.done", total_sentences=self._cutter.count, progress=self._progress)
+        warning = warning_field(*self._session.results)
+        await self._send("session.done", total_sentences=self._cutter.count, progress=self._progress, **warning)
 
     async def _until_over(self, speech: Interruptible) -> None:
         error: GatewayError | None = None

@@ -5,8 +5,6 @@ Fields of their models that have no meaning here (`task_type`, `max_new_tokens`,
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -21,7 +19,6 @@ from gateway.dialects.common.text_fields import text_options_of
 from gateway.errors import (
     GatewayError,
     InvalidRequestError,
-    InvalidVoicePromptError,
     UnsupportedOptionError,
     public_text,
 )
@@ -30,7 +27,7 @@ from gateway.speech.text_clock import CharacterTime, WordGatherer
 from gateway.text import WHOLE_TEXT, Normalization, TextOptions
 from gateway.text.segments.splitter import CutBounds, SplitSettings
 from gateway.text.styles import style_of
-from gateway.voices.draft import prompt_voice
+from gateway.voices.draft import voice_in_base64
 from gateway.voices.profile import DEFAULT_VOICE
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
@@ -220,19 +217,7 @@ def _output(fields: ConfigFields) -> OutputFormat:
 def _voice(fields: ConfigFields) -> str | InlineVoice:
     if fields.ref_audio is None:
         return fields.voice or DEFAULT_VOICE
-    transcript = "" if fields.x_vector_only_mode else fields.ref_text or ""
-    return prompt_voice(_decoded(fields.ref_audio), transcript)
-
-
-def _decoded(ref_audio: str) -> bytes:
-    scheme, colon, rest = ref_audio.partition(":")
-    if colon and scheme != "data":
-        raise UnsupportedOptionError("ref_audio is an address; send the recording itself in base64", param="ref_audio")
-    encoded = rest.partition(",")[2] if colon else ref_audio
-    try:
-        return base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidVoicePromptError("ref_audio is not base64; send a file's bytes in base64") from error
+    return voice_in_base64(fields.ref_audio, "" if fields.x_vector_only_mode else fields.ref_text or "")
 
 
 def _language(given: str | None) -> str | None:

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from wyoming.audio import AudioChunk, AudioStart, AudioStop
+from wyoming.audio import AudioChunk, AudioStart
 from wyoming.event import Event
 from wyoming.info import Info
 from wyoming.ping import Ping, Pong
@@ -26,10 +26,10 @@ from wyoming.tts import SynthesizeStopped
 
 from gateway.audio.pcm import PCM16_BYTES, to_pcm16
 from gateway.core import FloatArray
-from gateway.dialects.wyoming.wire import ClientLeftError, EventStream, VoiceWish, read_text, read_voice
+from gateway.dialects.wyoming.wire import ClientLeftError, EventStream, SpeechStop, VoiceWish, read_text, read_voice
 from gateway.errors import GatewayError, InvalidRequestError, StalledReaderError, TextTooLongError
 from gateway.host import Host
-from gateway.speech.request import SpeechRequest
+from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.session import SpeechSession
 from gateway.text import TextOptions
 from gateway.voices.profile import DEFAULT_VOICE
@@ -51,6 +51,8 @@ class Speech:
     """Pieces of audio, each [N] float32 in +-1 at 24 kHz."""
     is_streamed: bool
     """Whether the text came in pieces."""
+    results: list[SpeechResult]
+    """How it was spoken; complete when its audio ends."""
 
 
 class WyomingConnection:
@@ -135,7 +137,9 @@ class WyomingConnection:
         elif kind == "ping":
             await self._events.send(Pong(Ping.from_event(event).text))
         elif kind == "synthesize" and self._open is None:
-            self._queue(Speech(self._whole(read_text(event), self._request(read_voice(event))), is_streamed=False))
+            result = SpeechResult()
+            audio = self._whole(read_text(event), self._request(read_voice(event)), result)
+            self._queue(Speech(audio, is_streamed=False, results=[result]))
         elif kind == "synthesize-start":
             self._start(read_voice(event))
         elif kind == "synthesize-chunk":
@@ -150,7 +154,7 @@ class WyomingConnection:
         request = self._request(wish)
         self._host.voices.check(request.voice)  # before the text comes; of a whole text, the pipeline's task
         session = SpeechSession(self._host.pipeline, request)
-        self._queue(Speech(_samples_of(session), is_streamed=True))
+        self._queue(Speech(_samples_of(session), is_streamed=True, results=session.results))
         self._open = session
 
     def _opened(self, kind: str) -> SpeechSession:
@@ -176,9 +180,9 @@ class WyomingConnection:
         self._set_idle(False)
         self._to_speak.put_nowait(speech)
 
-    async def _whole(self, text: str, request: SpeechRequest) -> AsyncGenerator[FloatArray]:
+    async def _whole(self, text: str, request: SpeechRequest, result: SpeechResult) -> AsyncGenerator[FloatArray]:
         asked = SpeechRequest(text, request.voice, text_options=request.text_options, request_id=request.request_id)
-        async with aclosing(self._host.pipeline.synthesize(asked)) as audio:
+        async with aclosing(self._host.pipeline.synthesize(asked, result)) as audio:
             async for chunk in audio:
                 yield chunk.samples
 
@@ -212,7 +216,7 @@ class WyomingConnection:
             self._is_speaking = False
         if not has_started:
             await self._events.send(AudioStart(**_FORMAT))
-        await self._events.send(AudioStop())
+        await self._events.send(SpeechStop(*speech.results))
         if speech.is_streamed:
             await self._events.send(SynthesizeStopped())
 

@@ -14,12 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
+from wyoming.audio import AudioStop
 from wyoming.error import Error
 from wyoming.event import Event, Eventable, async_read_event, async_write_event
 
 from gateway.dialects.common.answers import sent
 from gateway.dialects.common.parts import checked_json
 from gateway.errors import GatewayError, InvalidRequestError, StalledReaderError, TextTooLongError, public_text
+from gateway.speech.request import SpeechResult
+from gateway.speech.speech_job import warning_field
 from servicekit.timeouts import timeout
 
 _CLOSE_TIMEOUT_S = 2.0
@@ -174,6 +177,20 @@ class _BoundedReader:
 def _unreadable() -> InvalidRequestError:
     expected = 'a line of JSON such as {"type": "synthesize", "data": {"text": "Hello."}}'
     return InvalidRequestError(f"got what is no Wyoming event, expected {expected}")
+
+
+class SpeechStop(AudioStop):
+    """The end of a text's audio, with what there is to warn of; clients that know no warnings leave it alone."""
+
+    def __init__(self, *results: SpeechResult) -> None:
+        """Keep how the text was spoken."""
+        super().__init__()
+        self._warning = warning_field(*results)
+
+    def event(self) -> Event:
+        """Write it for the wire."""
+        stop = super().event()
+        return Event(stop.type, {**stop.data, **self._warning})
 
 
 _FORMATS = ("text", "ssml")

@@ -16,7 +16,7 @@ import pytest
 
 from cosydit.stack import run_file
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
-from cosydit.stack.process import ServiceProcess, ServiceSpec, stopped_by_signals
+from cosydit.stack.process import ServiceProcess, ServiceSpec, ServiceStartError, stopped_by_signals
 from cosydit.stack.stack import LocalStack, StackOptions
 from tests.workers import free_ports
 
@@ -129,6 +129,17 @@ def test_a_signal_that_was_to_be_ignored_stays_ignored() -> None:
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_an_error_shows_the_log_of_this_run_alone(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("an error of yesterday\n")
+    service = ServiceProcess(
+        ServiceSpec("broken", [sys.executable, "-c", "print('no GPU')"], "http://127.0.0.1:9/", log)
+    )
+    with service, pytest.raises(ServiceStartError, match=r"exited with status 0; the end of .*log:\nno GPU$"):
+        service.wait_ready(30.0)
+    assert log.read_text() == "an error of yesterday\nno GPU\n"
 
 
 def test_an_interrupted_stop_kills_what_would_not_end(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from gateway.host import HostLimits
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import Speaker, StreamSpeaker
 from gateway.telemetry.telemetry import Telemetry
+from gateway.text import TextFrontEnd
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import SystemClock
 from servicekit.timeouts import timeout
@@ -57,6 +58,7 @@ async def opened_wyoming(
     limits: HostLimits = UNPACED,
     access: Access | None = None,
     telemetry: Telemetry | None = None,
+    front_end: TextFrontEnd | None = None,
 ) -> AsyncIterator[Door]:
     """Start the door and stop it again; nothing may be left running behind it."""
     registry = VoiceRegistry(token2wav, voices)
@@ -64,7 +66,7 @@ async def opened_wyoming(
     speaker: Speaker = StreamSpeaker(llm, token2wav, registry, clock=SystemClock(), observer=observer)
     if access is not None:
         speaker = MeteredSpeaker(speaker, access, observer)
-    pipeline = SpeechPipeline(speaker, observer=observer)
+    pipeline = SpeechPipeline(speaker, front_end=front_end, observer=observer)
     host = make_host(pipeline, registry, clock=SystemClock(), limits=limits)
     async with serving_wyoming(host, settings, access, telemetry) as port:
         assert port is not None

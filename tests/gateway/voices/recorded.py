@@ -22,16 +22,18 @@ BIT_RATE_BPS = 96_000
 
 
 def recording(name: str, seconds: float = 2.0, channels: int = 1) -> bytes:
-    """Return a file of a sound that is like speech."""
+    """Return a file of a sound that is like speech; -2 channels are two in antiphase."""
     muxer, encoder = FORMATS[name]
     file = io.BytesIO()
-    layout = "stereo" if channels == 2 else "mono"
+    layout = "mono" if channels == 1 else "stereo"
     with av.open(file, "w", format=muxer) as container:
         stream = container.add_stream(encoder, rate=RATE_HZ)
         stream.layout, stream.bit_rate = layout, BIT_RATE_BPS
         samples = np.repeat(speech_like(int(seconds * SAMPLE_RATE_HZ)), RATE_HZ // SAMPLE_RATE_HZ)
         frame = av.AudioFrame.from_ndarray(
-            (np.tile(samples, (channels, 1)) * 32767).astype(np.int16), format="s16p", layout=layout
+            (np.array([[1], [np.sign(channels)]])[: abs(channels)] * samples * 32767).astype(np.int16),
+            format="s16p",
+            layout=layout,
         )
         frame.sample_rate = RATE_HZ
         fitting = av.AudioResampler(stream.format, layout, RATE_HZ, frame_size=stream.codec_context.frame_size or 960)

@@ -6,6 +6,7 @@ import io
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import soundfile
 from riva.proto import riva_tts_pb2
@@ -20,6 +21,7 @@ from tests.gateway.dialects.http.test_voices import voice_door
 from tests.gateway.doors.grpc_door import opened_grpc
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.voices.fakes import FakeVoiceMaker, draft, make_store
+from token2wav_service.features.audio import load_prompt_audio
 
 pytest.importorskip("av", reason="the audio extra is not installed")
 from tests.gateway.voices.recorded import FORMATS, RATE_HZ, matroska, recording, silent_film
@@ -33,9 +35,14 @@ ADDRESS = "object at 0x"
 @pytest.mark.parametrize("channels", [1, 2])
 async def test_a_recording_becomes_a_wav_file_of_the_same_sound(name: str, channels: int) -> None:
     samples, rate_hz = soundfile.read(io.BytesIO(await readable(recording(name, 2.0, channels))), dtype="float32")
-    assert (samples.ndim, rate_hz) == (1, RATE_HZ)
+    assert (samples.ndim, rate_hz) == (channels, RATE_HZ)
     assert len(samples) / rate_hz == pytest.approx(2.0, abs=0.15)
-    assert best_lag(samples[::2].copy(), speech_like(24_000), 4000)[1] > 0.9
+    assert best_lag(samples.reshape(len(samples), -1)[::2, 0].copy(), speech_like(24_000), 4000)[1] > 0.9
+
+
+async def test_channels_that_cancel_each_other_out_are_not_mixed_down_to_silence() -> None:
+    samples = load_prompt_audio(await readable(recording("webm", 2.0, -2)))
+    assert float(np.square(samples).mean()) > 0.5 * float(np.square(speech_like(48_000)).mean())
 
 
 @pytest.mark.parametrize("audio", [b"", b"RIFF....WAVE", b"fLaC", b"OggS", b"ID3", b"\xff\xfb\x90", b"not audio"])

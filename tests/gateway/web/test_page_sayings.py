@@ -85,3 +85,14 @@ async def test_words_light_up_while_they_are_heard(browser: Any, tmp_path: Path)
         await visit.page.get_by_role("button", name="Play again").click()
         await visit.shows("#status", "again")
         assert not await visit.page.is_visible("#spoken-words"), "what is played from memory has no times"
+
+
+async def test_what_the_server_warns_of_is_shown_until_the_next_take(browser: Any, tmp_path: Path) -> None:
+    english = CheckpointDeclaration(languages=("en",), tags=())
+    async with visited(browser, tmp_path, FakeLLM(speech_deltas(15)), declaration=english) as visit:
+        await visit.page.fill("#text", "今天天气很好。")
+        await played(visit)
+        await visit.shows("#warning", "The text is in zh, which the checkpoint does not declare")
+        await visit.page.fill("#text", "The weather is fine today.")
+        await played(visit)
+        assert await visit.page.text_content("#warning") == ""

@@ -86,7 +86,7 @@ async def test_a_reader_who_stands_still_is_given_up(voices: Voices, stream_form
         pytest.param({"normalize": "no"}, 400, "invalid_request", "normalize", id="normalize"),
         pytest.param({"seed": -1}, 400, "invalid_request", "seed", id="seed"),
         pytest.param({"input": 5}, 400, "invalid_request", "input", id="input is no string"),
-        pytest.param({"model": None}, 400, "invalid_request", "model", id="no model"),
+        pytest.param({"model": 5}, 400, "invalid_request", "model", id="model is no name"),
         pytest.param({"voice": ["anna"]}, 400, "invalid_request", "voice", id="voice is no name"),
     ],
 )

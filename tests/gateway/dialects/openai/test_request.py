@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 
 import pytest
 
 from gateway.audio import AudioFormat
+from gateway.core import InlineVoice
 from gateway.dialects.openai.request import OpenAISpeech, StreamFormat, default_format, read_request
 from gateway.errors import InvalidRequestError
 from gateway.text import Normalization
@@ -36,8 +38,29 @@ def test_times_are_found_out_only_where_they_are_asked_for() -> None:
     assert wanted_of(stream_format="sse", word_timestamps=True).speech.wants_times
 
 
+def test_a_body_needs_nothing_but_its_text() -> None:
+    for body in ({"input": "hello"}, {"input": "hello", "model": None, "voice": None}):
+        assert read_request(json.dumps(body).encode(), AudioFormat.MP3, "id-1").speech.voice == "default"
+
+
+def test_a_recording_that_comes_along_is_the_voice() -> None:
+    recording = base64.b64encode(b"RIFF-mine").decode()
+
+    for ref_audio in (recording, f"data:audio/wav;base64,{recording}"):
+        wanted = wanted_of(ref_audio=ref_audio, ref_text=" I am new. ")
+        assert (wanted.speech.voice, wanted.ignored_fields) == (InlineVoice(b"RIFF-mine", "I am new."), ())
+    timbre = wanted_of(ref_audio=recording, ref_text="I am new.", x_vector_only_mode=True)
+    assert timbre.speech.voice == InlineVoice(b"RIFF-mine", "")
+    for refused in ("https://example.com/me.wav", "not base64!", ""):
+        with pytest.raises(InvalidRequestError, match=r"ref_audio|empty"):
+            wanted_of(ref_audio=refused)
+
+
 def test_null_means_left_out() -> None:
     optional = [
+        "ref_audio",
+        "ref_text",
+        "x_vector_only_mode",
         "response_format",
         "speed",
         "stream_format",
