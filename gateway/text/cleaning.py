@@ -37,7 +37,7 @@ _SIGNS = {"´": "’", "‛": "‘", "‟": "“", "❛": "‘", "❜": "’", "
 _SIGNS |= {"‐": "-", "‑": "-", "‒": "-", "⁃": "-", "―": "—", "⁄": "/", "∕": "/", "∶": ":", "․": ".", "⁎": "*"}
 _SIGNS |= dict.fromkeys("⋅∙", "·")
 # Marks of Chinese and Japanese, and signs that the rules of a language know.
-_KEPT = "！（），．：；？～＜＞［＼］｛｜｝｟｠…‥ªº™℃℉№¼½¾\u0e33\u0eb3"
+_KEPT = "！（），．：；？～＜＞［＼］｛｜｝｟｠…‥″‴ªº™℃℉№¼½¾\u0e33\u0eb3"
 _KEPT_RANGES = ((0x2150, 0x215F), (0x3131, 0x318F))
 """Fractions, and the letters that Korean laughs with."""
 _RANGES = (

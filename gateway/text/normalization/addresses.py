@@ -32,13 +32,17 @@ _DOMAINS = (
 )
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?\.){1,6}"
 _PATH = r"(?:[/?#][A-Za-z0-9/%_.~:?#@!$&()*+,;=|-]{0,2000})?"
+_ASIAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
+"""Behind these characters an address begins, and before them it ends, without a blank."""
 _ADDRESS = re.compile(
-    rf"(?:(?P<scheme>https?://|ftp://)|(?<![\w@./-]))(?:"
-    rf"(?P<user>[A-Za-z0-9_%+-]{{1,64}}(?:\.[A-Za-z0-9_%+-]{{1,64}}){{0,4}})@(?P<mail>{_HOST}[A-Za-z]{{2,24}})(?![\w-])"
+    rf"(?:(?P<scheme>https?://|ftp://)|(?<![\w@./-])|(?<=[{_ASIAN}]))(?:"
+    rf"(?P<user>[A-Za-z0-9_%+-]{{1,64}}(?:\.[A-Za-z0-9_%+-]{{1,64}}){{0,4}})@(?P<mail>{_HOST}[A-Za-z]{{2,24}})(?![A-Za-z0-9_-])"
     rf"|(?P<host>(?:localhost|\d{{1,3}}(?:\.\d{{1,3}}){{3}}|{_HOST}[A-Za-z]{{2,24}}))(?P<port>:\d{{1,5}})?(?P<path>{_PATH}))"
 )
 _HAS_ADDRESS = re.compile(r"://|@|\w\.[A-Za-z]{2}|localhost:")
 _BARE = re.compile(rf"(?:www\.|(?:[a-z0-9_-]{{1,63}}\.){{1,5}}(?:{_DOMAINS})$)", re.IGNORECASE)
+_WITHOUT_BLANKS = ("zh", "ja")
+_BLANK_BESIDE = re.compile(rf" (?=[{_ASIAN}])|(?<=[{_ASIAN}]) ")
 _TRAILING = ".,;:!?)*|&=-"
 _MOST_HEARD = 60
 """Most characters of a path that are spoken; listeners do not follow more."""
@@ -57,6 +61,11 @@ def spoken_addresses(text: str, language: str | None) -> NormalizedText:
         return unchanged(text)
     words = dict(zip(_SIGNS, _WORDS.get(language or "", _ENGLISH), strict=True))
     pieces = list(_pieces(text, words))
+    if language in _WITHOUT_BLANKS:
+        pieces = [
+            (written, _BLANK_BESIDE.sub("", spoken)) if written != spoken else (written, spoken)
+            for written, spoken in pieces
+        ]
     alignment = Alignment(tuple(Span(len(written), len(spoken)) for written, spoken in pieces if written))
     return NormalizedText("".join(spoken for _, spoken in pieces), alignment)
 

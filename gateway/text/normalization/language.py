@@ -16,6 +16,8 @@ _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff
 _KANA = re.compile("[\u3040-\u30ff\uff66-\uff9f]")
 _HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]")
 _OTHER_WORD = re.compile("[^\\W\\d_\u1100-\u11ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff]+")
+_OTHER_TOKEN = re.compile(rf"(?:{_OTHER_WORD.pattern})(?:[.@/:_'’-]+(?:{_OTHER_WORD.pattern}))*")
+"""A word or an address, of scripts with letters."""
 _MIN_KANA_SHARE = 0.1
 """Least share of kana among Han and kana for Japanese; Chinese rarely has any, Japanese mostly a third."""
 _MIN_PROBABILITY = 0.9
@@ -183,12 +185,14 @@ _ASIAN = "\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff0
 _NOT_ASIAN_RUN = re.compile(f"[^{_ASIAN}“”…—]+")
 _ASIAN_RUN = re.compile(rf"(?:\d[\d.:%]{{0,20}})?[{_ASIAN}](?:[{_ASIAN}\d.:%“”$¥€£+-]*[{_ASIAN}\d%])?")
 _LATIN_WORD, _LOWER_WORD = re.compile("[A-Za-z]{2,}"), re.compile(r"(?<![A-Za-z\d.])[a-z]{2,}(?![A-Za-z])")
+_ASIAN_LANGUAGES = ("zh", "ja", "ko")
+_SENTENCE = re.compile(r".+?(?:[。！？]+|[.!?]+\s+|\Z)", re.DOTALL)
 _SENTENCE_END = re.compile(r"[.!?]\s*$")
 _NUMBER_FIRST, _NUMBER_LAST = re.compile(r"[^A-Za-z]*"), re.compile(r"(?<!\d)[^A-Za-z\s.!?]*\d[^A-Za-z.!?]*$")
 _FEW_WORDS = 2
 
 
-def language_runs(text: str, language: str | None, others: Collection[str]) -> Iterator[tuple[str, str | None]]:
+def language_runs(text: str, language: str | None, others: Collection[str]) -> list[tuple[str, str | None]]:
     """Cut a text where another language begins or ends, so that its numbers are read as the words beside them.
 
     Args:
@@ -196,16 +200,30 @@ def language_runs(text: str, language: str | None, others: Collection[str]) -> I
         language: most of the text's, a primary subtag of BCP 47.
         others: languages that may stand within it; only English and Chinese are told.
     """
-    is_asian = language in ("zh", "ja", "ko")
+    if language is None:
+        return [(text, None)]
+    runs = list[tuple[str, str | None]]()
+    for sentence in _SENTENCE.findall(text):
+        main = (
+            "zh" if "zh" in others and language not in _ASIAN_LANGUAGES and _east_asian(sentence) == "zh" else language
+        )
+        for run, its_language in _runs(sentence, main, others):
+            before = runs.pop()[0] if runs and runs[-1][1] == its_language else ""
+            runs += [(before + run, its_language)] if before + run else []
+    return runs
+
+
+def _runs(sentence: str, language: str, others: Collection[str]) -> Iterator[tuple[str, str]]:
+    is_asian = language in _ASIAN_LANGUAGES
     other, pattern, is_other = (_ENGLISH, _NOT_ASIAN_RUN, _is_english) if is_asian else ("zh", _ASIAN_RUN, _is_chinese)
     at = 0
-    for match in pattern.finditer(text) if other in others and language is not None else ():
+    for match in pattern.finditer(sentence) if other in others else ():
         start, end = _without_numbers_of_others(match) if is_asian else match.span()
-        if is_other(text, start, end):
-            yield from [(text[at:start], language)] if at < start else []
-            yield text[start:end], other
+        if is_other(sentence, start, end):
+            yield sentence[at:start], language
+            yield sentence[start:end], other
             at = end
-    yield from [(text[at:], language)] if at < len(text) else []
+    yield sentence[at:], language
 
 
 def _without_numbers_of_others(match: re.Match[str]) -> tuple[int, int]:
@@ -254,7 +272,7 @@ def _east_asian(text: str) -> str | None:
     """Tell Chinese, Japanese and Korean by their scripts, unless other words outnumber their characters."""
     han, kana, hangul = (len(script.findall(text)) for script in (_HAN, _KANA, _HANGUL))
     count = han + kana + hangul
-    if not count or count < len(_OTHER_WORD.findall(text)):
+    if not count or count < len(_OTHER_TOKEN.findall(text)):
         return None
     if hangul > han + kana:
         return "ko"

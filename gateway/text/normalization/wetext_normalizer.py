@@ -1,8 +1,8 @@
-"""Normalises Chinese, English and Japanese by the grammars of the library wetext; offline.
+"""Normalises English and Japanese by the grammars of the library wetext; offline.
 
 Needs the `text` extra. The library's grammars lose or escape a few characters, and its English one fails on some more;
-those are kept from it, and what it still fails on stays as it is. `load_normalizers` loads these and those of the
-languages that have number words only.
+those are kept from it, and what it still fails on stays as it is. `load_normalizers` loads these, our own Chinese rules
+and those of the languages that have number words only.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import re
 from collections.abc import Callable, Mapping
 
 from gateway.text.alignment import Alignment, align
+from gateway.text.chinese import ChineseNormalizer
 from gateway.text.english import english_forms, read_english
+from gateway.text.english.words import applied, rule
 from gateway.text.normalization.normalizer import NormalizedText, Normalizer, unchanged
 from gateway.text.normalization.numbers import NUMBER_STYLES, NumberNormalizer
 from servicekit.extras import install_command
 
 logger = logging.getLogger(__name__)
 
-WETEXT_LANGUAGES = ("zh", "en", "ja")
+WETEXT_LANGUAGES = ("en", "ja")
 _ENGLISH = "en"
 # Quotes and backslashes come back escaped, control characters not at all.
 _KEPT = r"[\x00-\x1f\x7f\"\\]+"
@@ -31,6 +33,20 @@ _KEPT_FROM_ENGLISH = (
 # takes 0.2 s to find that of a segment's worth of marks.
 _READ_ALOUD = re.compile(r"[^\W_]|[$€£¥₩%&@+=§°#©®™]")
 _WARM_UP = "1"
+_NUMBER = r"\d{1,9}(?:\.\d{1,4})?"
+_JAPANESE_DIGITS = dict(zip(range(ord("0"), ord("9") + 1), "〇一二三四五六七八九", strict=True))
+_ALONE = rf"(?<![\d.〒-])(?P<first>{_NUMBER})(?P<part>[%℃度年月日時分歳人円個回名cmkg]{{0,2}})"
+# Hyphens, which Japanese writes in names, scores and ranges; its grammar takes each for a minus.
+_JAPANESE = (
+    rule(r"(?<=[A-Za-z])[-‐](?=\d)", lambda _: ""),
+    rule(
+        rf"{_ALONE} ?- ?(?P<last>\d{{1,3}})(?=\s?(?:で[勝敗負引]|の[勝敗引]|と[勝敗]))",
+        lambda m: f"{m['first']}対{m['last']}",
+    ),
+    rule(rf"(?<=[目地号番]){_NUMBER}-(?=\d{{1,4}}(?![-\d]))", lambda m: f"{m[0][:-1]}の"),
+    rule(r"(?<=〒)\d{3}-\d{4}", lambda m: m[0].replace("-", "の").translate(_JAPANESE_DIGITS)),
+    rule(rf"{_ALONE}\s?[-–〜～~]\s?(?=(?!0\d){_NUMBER}(?![-\d]))", lambda m: f"{m['first']}{m['part']}から"),
+)
 
 
 class WeTextNormalizer:
@@ -51,7 +67,7 @@ class WeTextNormalizer:
         grammar(_WARM_UP)
         self._kept = re.compile(_KEPT_FROM_ENGLISH if language == _ENGLISH else _KEPT)
         self._read = read_english(grammar) if language == _ENGLISH else grammar
-        self._prepared = english_forms if language == _ENGLISH else str
+        self._prepared = english_forms if language == _ENGLISH else _japanese_forms
 
     def normalize(self, text: str) -> NormalizedText:
         """See `Normalizer`."""
@@ -90,18 +106,22 @@ class WeTextNormalizer:
             return f"{self._spoken(core[:middle])} {self._spoken(core[middle + 1 :])}"
 
 
+def _japanese_forms(text: str) -> str:
+    return applied(_JAPANESE, text)
+
+
 def load_normalizers() -> Mapping[str, Normalizer]:
     """Return normalisers by BCP 47 tag in lower case; loads grammars, so once per process.
 
-    Without wetext (the `text` extra), English and Japanese get number words only and Chinese nothing, which is logged.
+    Without wetext (the `text` extra), English and Japanese get number words only, which is logged.
     """
     normalizers: dict[str, Normalizer] = {language: NumberNormalizer(language) for language in NUMBER_STYLES}
+    normalizers["zh"] = ChineseNormalizer()
     try:
         normalizers |= {language: WeTextNormalizer(language) for language in WETEXT_LANGUAGES}
     except ImportError as error:
         logger.warning(
-            "text normalisation is reduced (%s): Chinese is spoken as written, English and Japanese get number words "
-            "only; for all of it: %s",
+            "text normalisation is reduced (%s): English and Japanese get number words only; for all of it: %s",
             *(error, install_command("text")),
         )
     return normalizers

@@ -18,10 +18,12 @@ from gateway.text import (
     SpokenSegment,
     TextFrontEnd,
     TextOptions,
+    load_text_front_end,
 )
 from gateway.text.normalization import wetext_normalizer
 from gateway.text.normalization.language import DeclaredLanguages
 from gateway.text.segments.endings import ended
+from servicekit.checkpoint_file import CheckpointDeclaration
 from tests.gateway.text.builders import SHORT, Shouting, texts_in_pieces
 
 SHOUTING = TextFrontEnd({"en": Shouting(), "pt-br": Shouting()}, lambda text: "en" if "the" in text else None)
@@ -53,6 +55,41 @@ def test_a_segment_is_normalised_and_knows_where_its_words_were_written() -> Non
     assert spoken.text == "I have FIVE of them."
     assert spoken.source_position(spoken.text.index("FIVE")) == len("The first one ends here. I have ")
     assert spoken.source_position(len(spoken.text)) == segment.end
+
+
+@pytest.fixture(scope="module")
+def official() -> TextFrontEnd:
+    pytest.importorskip("wetext", reason="the text extra is not installed")
+    return load_text_front_end(declaration=CheckpointDeclaration(languages=("zh", "en")))
+
+
+@pytest.mark.parametrize(
+    ("written", "spoken"),
+    [
+        ("Your code is 4207.", "Your code is four two zero seven."),
+        ("Room 302.", "Room three oh two."),
+        ("Meet me at 10:30.", "Meet me at ten thirty."),
+        ("Okay, see you at 7.", "Okay, see you at seven."),
+        ("OK, 20% off.", "OK, twenty percent off."),
+        ("Happy New Year 2025!", "Happy New Year twenty twenty five!"),
+        ("Done! I set a timer for 10 minutes.", "Done! I set a timer for ten minutes."),
+        ("40 litres/day", "forty litres"),
+        ("Leave New\u00a0York with 10\u00a0kg.", "Leave New York with ten kilograms."),
+        ("H₂O and CO₂, 10⁵", "H two O and CO two, ten to the power of five."),
+        ("we`re and we´re 5", "we're and we're five."),
+        ("很棒，花了$999。The battery lasts 3 days.", "很棒，花了九百九十九美元。The battery lasts three days."),
+        ("用iPhone 15 Pro Max拍照。It lasts 3 days.", "用iPhone 十五 Pro Max拍照。It lasts three days."),
+        ("发邮件到abc@qq.com。", "发邮件到abc艾特qq点com。"),
+        ("网址www.a.com", "网址a点com."),
+        ("２０２４年１０月，３５％", "二零二四年十月，百分之三十五。"),
+    ],
+)
+def test_an_official_checkpoints_text_is_read_in_the_words_of_its_languages(
+    official: TextFrontEnd, written: str, spoken: str
+) -> None:
+    stream = official.open(TextOptions(), WHOLE_TEXT)
+    segments = [*stream.push(written), *stream.flush()]
+    assert "".join(stream.prepare(segment).text for segment in segments).startswith(spoken)
 
 
 def test_a_text_that_tells_no_language_is_in_the_only_declared_one_or_in_english() -> None:
@@ -180,7 +217,7 @@ def test_without_wetext_the_gateway_says_so_and_goes_on(
     with caplog.at_level(logging.WARNING):
         loaded = wetext_normalizer.load_normalizers()
     assert "[text]'" in caplog.text
-    assert "zh" not in loaded
+    assert loaded["zh"].normalize("5月2日").text == "五月二日"
     assert loaded["en"].normalize("5 men").text == "five men"
 
 

@@ -31,7 +31,19 @@ def test_addresses_become_words(written: str, spoken: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("language", "spoken"), [("de", "a Punkt com"), ("zh", "a 点 com"), ("xx", "a dot com"), (None, "a dot com")]
+    ("written", "spoken"),
+    [
+        ("发到a_b@qq.com，谢谢", "发到a下划线b艾特qq点com，谢谢"),
+        ("访问www.a.com/x吧", "访问a点com斜杠x吧"),
+        ("邮箱ab@c.cn谢谢", "邮箱ab艾特c点C N谢谢"),
+    ],
+)
+def test_an_address_begins_and_ends_beside_chinese(written: str, spoken: str) -> None:
+    assert spoken_addresses(written, "zh").text == spoken
+
+
+@pytest.mark.parametrize(
+    ("language", "spoken"), [("de", "a Punkt com"), ("zh", "a点com"), ("xx", "a dot com"), (None, "a dot com")]
 )
 def test_the_words_are_the_languages(language: str | None, spoken: str) -> None:
     assert spoken_addresses("https://a.com", language).text == spoken

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.text.chinese import ChineseNormalizer
 from gateway.text.normalization.say_as import NotReadableError, said_as
 from gateway.text.normalization.wetext_normalizer import WeTextNormalizer
 
 pytest.importorskip("wetext", reason="the text extra is not installed")
 
-NORMALIZERS = {language: WeTextNormalizer(language) for language in ("en", "zh")}
+NORMALIZERS = {"en": WeTextNormalizer("en"), "zh": ChineseNormalizer()}
 
 
 def said(text: str, kind: str, language: str, form: str | None = None) -> str:
