@@ -37,13 +37,13 @@ from gateway.routing.options import llm_sources, token2wav_sources
 from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.speech.guard import GuardSettings
 from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.prosody_carry import CarryLimits
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.telemetry import exposition
 from gateway.telemetry.exposition import beating
 from gateway.telemetry.replicas import watch_replicas
 from gateway.telemetry.telemetry import Telemetry
 from gateway.text import load_text_front_end
-from gateway.text.prosody_carry import CarryLimits
 from gateway.token2wav.client import Token2WavClient
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry

@@ -19,10 +19,10 @@ from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.client import KEEPALIVE_EXPIRY_S
 from gateway.llm.wire import LLMWire
+from gateway.speech.prosody_carry import CarryLimits, ProsodyCarry
 from gateway.speech.request import MAX_SEED, STOP_FINISH
 from gateway.speech.speech_job import language_warning
-from gateway.text import WHOLE_TEXT, ProsodyCarry, TextFrontEnd, TextOptions
-from gateway.text.prosody_carry import CarryLimits
+from gateway.text import WHOLE_TEXT, TextFrontEnd, TextOptions
 from servicekit.clock import Clock
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from cosydit.stack.host import served_form
 from cosydit.stack.process import ServiceProcess, ServiceSpec
 from cosydit.stack.stack import default_work_dir
 from gateway.llm.wire import LLMWire
+from gateway.speech.prosody_carry import CarryLimits
 from gateway.text import Normalization, TextOptions, load_text_front_end
-from gateway.text.prosody_carry import CarryLimits
 from llm_service.prompt import LengthLimits
 from llm_service.speech_bounds import load_speech_bounds
 from llm_service.text_encoder import load_text_encoder

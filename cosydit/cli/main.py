@@ -18,6 +18,7 @@ SUBCOMMANDS = (
     "cosydit.cli.say",
     "cosydit.cli.serve",
     "cosydit.cli.client",
+    "cosydit.cli.text",
     "cosydit.cli.replay",
     "cosydit.bench.command",
     "cosydit.batch.command",

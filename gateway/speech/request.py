@@ -15,7 +15,8 @@ from gateway.chunking.policies import ChunkPolicy
 from gateway.core import InlineVoice, Sampling
 from gateway.errors import InvalidRequestError, InvalidTextError, TextTooLongError
 from gateway.speech.letter_times import LetterTimes
-from gateway.text import Normalization, ProsodyCarry, SpokenSegment, TextOptions
+from gateway.speech.prosody_carry import ProsodyCarry
+from gateway.text import Normalization, SpokenSegment, TextOptions
 from gateway.text.manner import PLAIN, Manner
 from gateway.text.pauses import check_breaks
 from gateway.voices.profile import DEFAULT_VOICE

@@ -41,6 +41,7 @@ from gateway.speech.guard import GuardSettings
 from gateway.speech.interleaved import ComingSegments, SegmentQueue
 from gateway.speech.mending import SegmentAsk, guarded
 from gateway.speech.observer import Observer
+from gateway.speech.prosody_carry import CarryLimits
 from gateway.speech.request import (
     DEFAULT_MAX_TEXT_CHARACTERS,
     GuardNote,
@@ -52,7 +53,6 @@ from gateway.speech.request import (
 from gateway.speech.running_ahead import Ahead, running_ahead
 from gateway.speech.speech_job import Push, SpeechJob
 from gateway.text import SpokenSegment
-from gateway.text.prosody_carry import CarryLimits
 from gateway.voices.registry import ReadyVoice, VoiceRegistry
 from llm_service.aligner import Aligner
 from servicekit.clock import Clock, SystemClock

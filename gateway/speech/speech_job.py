@@ -15,8 +15,9 @@ from gateway.speech.leading_silence import LeadingSilence
 from gateway.speech.letter_times import LetterTimes
 from gateway.speech.observer import StreamObserver
 from gateway.speech.pauses import PauseWeaver
+from gateway.speech.prosody_carry import ProsodyCarry
 from gateway.speech.request import MAX_SEED, STOP_FINISH, GuardNote, SpeechRequest, SpeechResult, SpokenSpan, draw_seed
-from gateway.text import ProsodyCarry, SpokenSegment
+from gateway.text import SpokenSegment
 from gateway.voices.registry import ReadyVoice
 from llm_service.aligner import Aligner
 from servicekit.clock import Clock

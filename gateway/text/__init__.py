@@ -2,7 +2,6 @@
 
 from gateway.text.front_end import SpokenSegment, TextFrontEnd, TextStream, load_text_front_end, plain_front_end
 from gateway.text.options import Normalization, TextOptions
-from gateway.text.prosody_carry import ProsodyCarry
 from gateway.text.segments.splitter import INTERLEAVED_TEXT, LIVE_TEXT, WHOLE_TEXT, Segment
 
 __all__ = [
@@ -10,7 +9,6 @@ __all__ = [
     "LIVE_TEXT",
     "WHOLE_TEXT",
     "Normalization",
-    "ProsodyCarry",
     "Segment",
     "SpokenSegment",
     "TextFrontEnd",

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from gateway.errors import LexiconNotFoundError, UnsupportedOptionError
 from gateway.text.alignment import Alignment, Span
+from gateway.text.changes import noted
 from gateway.text.cleaning import CleaningReader
 from gateway.text.markup.markdown import MarkupReader
 from gateway.text.markup.ssml import SsmlReader
@@ -248,16 +249,16 @@ class TextFrontEnd:
         language = language or self._guessed(bare, earlier_language)
         spoken = segment.bare or unchanged(segment.text)
         if lexicons:
-            spoken = _after(spoken, self._with_aliases(spoken.text, lexicons))
+            spoken = _after(spoken, self._with_aliases(spoken.text, lexicons), "pronunciation")
             yield
         if options.normalization is Normalization.ON:
-            spoken = _after(spoken, spoken_addresses(spoken.text, language))
+            spoken = _after(spoken, spoken_addresses(spoken.text, language), "addresses")
             yield
             normalized = yield from self._normalizing(spoken.text, options, language)
             spoken = _after(spoken, normalized)
         if not goes_on:
             is_whole = segment.is_last or self._segment_letters is not None
-            spoken = _after(spoken, ended(spoken.text, language, is_last=is_whole))
+            spoken = _after(spoken, ended(spoken.text, language, is_last=is_whole), "end of the segment")
         is_speakable = self._tags.is_speakable(spoken.text)
         foreign = self.foreign(bare, options) if is_speakable else None
         instruction = self._instruction(segment, options, language)
@@ -476,8 +477,10 @@ def plain_front_end(segment_letters: int | None = None, styles: StyleRule | None
     return TextFrontEnd({}, lambda text: None, segment_letters=segment_letters, styles=styles)
 
 
-def _after(earlier: NormalizedText, later: NormalizedText) -> NormalizedText:
-    """Return what became of a text in two steps."""
+def _after(earlier: NormalizedText, later: NormalizedText, step: str = "") -> NormalizedText:
+    """Return what became of a text in two steps; the later one is noted if it has a name."""
     if earlier.text == later.text:
         return earlier
+    if step:
+        noted(step, earlier.text, later.text)
     return NormalizedText(later.text, earlier.alignment.then(later.alignment))

@@ -29,10 +29,10 @@ from gateway.core import (
 from gateway.llm.wire import LLMWire
 from gateway.speech.guard import GuardMode, GuardSettings
 from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.prosody_carry import CarryLimits
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.text import load_text_front_end
-from gateway.text.prosody_carry import CarryLimits
 from gateway.voices.registry import VoiceRegistry, load_voices
 from llm_service.aligner import load_aligner
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine

@@ -13,9 +13,9 @@ from gateway.errors import ConfigError
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.wire import LLMWire, PromptForm
 from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.prosody_carry import CarryLimits
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.text import plain_front_end
-from gateway.text.prosody_carry import CarryLimits
 from gateway.text.styles import StyleRule
 from gateway.token2wav.client import Token2WavClient
 from gateway.voices.directory import VoiceDirectory

@@ -164,6 +164,7 @@ STREETS = (
         rf"(?:{any_of([*STREET_WORDS, *STREET_WORDS.values()])})\b)",
         _house,
     ),
+    rule(r"(?<!\w)(?P<short>Apt|Ste|Rm|Fig|Vol)(?= #?\d)", lambda m: BEFORE_NUMBERS[m["short"]]),
     # `in order ID 90210` names no state.
     rule(
         rf"(?<=[a-z])(?:, |(?! (?:ID|IN|OR|ME|HI|OK)\b) )(?P<state>{any_of(_STATES)}),? "
@@ -184,7 +185,7 @@ ABBREVIATIONS = (
     rule(r"(?<![\w.])ext\.? (?P<number>\d{1,6})(?!\w)", lambda m: f"extension {digits(m['number'])}"),
 )
 ROMAN_NUMERALS = (
-    rule(rf"(?P<name>\b(?:{_KINGS})) (?!I\b(?! of\b| and [A-Z]|\s*(?:[.,;:!?)]|$))){_ROMAN}", _king),
+    rule(rf"(?P<name>\b(?:{_KINGS})) (?!I\b(?! of\b| and [A-Z]|\s*(?:[.,;:!?)—]|--|$))){_ROMAN}", _king),
     rule(rf"(?P<name>\b(?:{_NUMBERED})) {_ROMAN}", _numbered),
     rule(rf"(?P<name>\b(?:Scene|scene|chapter|part|page|section|step)) {_ROMAN_SMALL}", _numbered),
 )

@@ -160,7 +160,7 @@ TELEPHONES_AND_CODES = (
     ),
     rule(
         rf"(?<!\w)(?i:(?P<name>(?:{_CODES})(?: number| no\.| code)?(?: is|:)? ?))#? ?"
-        rf"(?P<code>\d{{2,20}})(?!\w|[.,:/-]\d){_NO_AMOUNT}",
+        rf"(?P<code>\d{{3}}[ -]\d{{3}}|\d{{2,20}})(?!\w|[.,:/-]\d){_NO_AMOUNT}",
         _code,
     ),
     rule(

@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from gateway.text.changes import noted
 from gateway.text.english import abbreviations, codes, dates, formulas, money, quantities, units
 from gateway.text.english.words import applied
 from gateway.text.segments.lists import list_markers
@@ -72,7 +73,7 @@ def english_forms(text: str) -> str:
     Args:
         text: at most a segment.
     """
-    text = _with_items(text)
+    text = noted("forms.with_items", text, _with_items(text))
     if formulas.MAY_BE_FORMULA.search(text):
         text = applied(formulas.LATEX, text)
     has_number = _HAS_NUMBER.search(text) is not None

@@ -88,6 +88,7 @@ SPECIAL_FRACTIONS = (
 )
 RANGES = (
     rule(rf"{START}(?P<first>{NUMBER})% ?[-–—] ?(?={NUMBER}%)", lambda m: f"{m['first']} to "),
+    rule(rf"{START}(?P<first>{NUMBER}k) ?[-–—] ?(?={NUMBER}k\b)", lambda m: f"{m['first']} to "),
     rule(
         rf"{START}(?P<first>{NUMBER}) ?[-–—] ?(?P<last>{NUMBER})(?=%|°|[a-zA-Z]|\W|$)"
         rf"(?P<unit>(?= ?{MEASURE}(?![\w/-])))?(?![-–—/:]\w|[.,]\d| ?=|\w{{0,24}}-\w{{0,24}}\d)",
@@ -99,10 +100,6 @@ RANGES = (
     ),
 )
 FRACTIONS = (
-    rule(
-        r"(?<![\w.,:/$€£-])(?P<before>)(?P<top>\d{1,3})/(?P<bottom>\d{1,3})(?= ?mmHg)",
-        lambda m: f"{cardinal(m['top'])} over {cardinal(m['bottom'])}",
-    ),
     rule(r"(?<![\w.,:/$€£-])(?P<before>)(?P<top>\d{1,2}\.\d{1,2})/(?P<bottom>\d{1,3})(?![\w/-]|[.,:]\d)", _out_of),
     rule(
         rf"(?P<before>\b(?i:{_RATED})(?: of| is|:| at| an?)? )"
@@ -122,6 +119,12 @@ NUMBERS = (
         r"(?<![\w.,:/-])(?P<first>\d{1,3})-(?P<second>\d{1,3})-(?P<third>\d{1,3})(?![\w-])",
         lambda m: " ".join(cardinal(m[part]) for part in ("first", "second", "third")),
     ),
+    rule(
+        r"(?<![\w./])(?P<first>\d{1,9})/(?P<second>\d{1,9})/(?P<third>\d{1,9})(?![\w/])",
+        lambda m: " slash ".join(cardinal(m[part]) for part in ("first", "second", "third")),
+    ),
+    rule(r"(?<!\w)@(?=\d)", lambda _: "at "),
+    rule(r"(?<=\d)@(?!\w)", lambda _: " at"),
     rule(r"(?<![\w.,])#(?P<amount>\d{1,6})(?!\w|[.,]\d)", lambda m: f"number {cardinal(m['amount'])}"),
     rule(r"(?<![\w.,])(?P<amount>\d{1,3}(?:,\d{3})+(?:\.\d+)?)(?![\w]|[.,]\d)", _amount),
     rule(

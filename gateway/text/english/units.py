@@ -34,7 +34,7 @@ _UNITS |= {
         *(("", "square", "²"), ("", "cubic", "³"), ("sq ", "square", ""), ("sq. ", "square", ""), ("cu ", "cubic", "")),
     )
 }
-_PER_WORDS = {"d": "day", "yr": "year", "wk": "week", "mo": "month", "sqft": "square foot"}
+_PER_WORDS = {"s²": "second squared", "d": "day", "yr": "year", "wk": "week", "mo": "month", "sqft": "square foot"}
 _PERIODS = (
     "second|minute|hour|day|night|week|month|quarter|year|person|people|user|seat|head|pound|ounce|gallon|liter|litre"
     "|mile|kilometer|unit|item|piece|word|page|token|request|student|child|d|sqft"
@@ -42,7 +42,7 @@ _PERIODS = (
 _PLURALS = {"foot": "feet", "inch": "inches"}
 MEASURE = f"(?:{any_of(_UNITS)})"
 """A unit's short form, as a pattern."""
-PER = rf"/(?P<per>{_PERIODS}|{MEASURE})(?![\w/²³])"
+PER = rf"/(?P<per>s²|{_PERIODS}|{MEASURE})(?![\w/²³])(?:\.(?= [a-z]))?"
 """What an amount is counted by, as a pattern: `/month`."""
 _SINGLE_AFTER_A = (
     r"(?= (?:bulb|drip|run|race|line|cable|monitor|screen|display|angle|turn|drive|battery|motor|engine|walk|hike|swim"
@@ -92,7 +92,10 @@ def _height(match: re.Match[str]) -> str:
 def _inches(match: re.Match[str]) -> str:
     """Twelve inches, where the mark closes no quotation."""
     is_closing = match.string[: match.start()].count('"') % 2 and match["mark"] == '"'
-    return match[0] if is_closing else f"{cardinal(match['amount'])} inch{'es' * (match['amount'] != '1')}"
+    is_one = match["amount"] == "1" or match["article"]
+    return (
+        match[0] if is_closing else f"{match['article'] or ''}{cardinal(match['amount'])} inch{'' if is_one else 'es'}"
+    )
 
 
 def _by(match: re.Match[str]) -> str:
@@ -100,13 +103,14 @@ def _by(match: re.Match[str]) -> str:
 
 
 SIDES = (
+    rule(r"(?<![\w.,/-])(?P<first>\d{2,3})/(?=\d{2,3} ?mmHg)", lambda m: f"{cardinal(m['first'])} over "),
     rule(
         rf"{START}(?P<first>{NUMBER} ?{MEASURE}?) ?[x×] ?(?={NUMBER}(?: ?{MEASURE}(?![\w/])| ?[x×]))(?! \d+ =)",
         _by,
     ),
     rule(rf"{START}(?P<first>\d{{1,3}})[x×](?=\d{{1,3}}(?![\w.]| ?[=x×]))", _by),
 )
-"""Lengths of the sides of something."""
+"""Pairs of measures: the sides of something, the pressure of blood."""
 MEASURES = (
     rule(
         rf"{START}(?P<feet>\d{{1,2}})['’′] ?(?:(?P<inches>\d{{1,2}})(?:[\"”″]|''|(?!\w)))",
@@ -117,7 +121,7 @@ MEASURES = (
         r"(?= (?:monitor|screen|display|tv|TV|laptop|pizza|wheel|pipe|tall|wide|long))",
         lambda m: f"{cardinal(m['amount'])} inch",
     ),
-    rule(rf"{START}(?P<amount>{NUMBER})(?P<mark>[\"″])(?!\w)", _inches),
+    rule(rf"(?P<article>\b[Aa]n? )?{START}(?P<amount>{NUMBER})(?P<mark>[\"″])(?!\w)", _inches),
     rule(
         rf"{START}(?P<amount>{NUMBER})°(?= (?:angle|turn|rotation|view|bend|arc)\b)",
         lambda m: f"{cardinal(m['amount'])} degree",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gateway.text.changes import noted
 from gateway.text.normalization.numbers import NumberNormalizer
 
 _MOST_DIGITS = 33
@@ -31,6 +32,12 @@ class Rule:
     pattern: re.Pattern[str]
     words: Callable[[re.Match[str]], str]
 
+    @property
+    def name(self) -> str:
+        """Where the rule is found: module and function, or the line of a short one."""
+        module, name = self.words.__module__.rpartition(".")[2], self.words.__name__
+        return f"{module}:{self.words.__code__.co_firstlineno}" if name == "<lambda>" else f"{module}.{name.strip('_')}"
+
 
 def rule(pattern: str, words: Callable[[re.Match[str]], str], flags: int = 0) -> Rule:
     """Return a rule; see `applied`."""
@@ -40,7 +47,9 @@ def rule(pattern: str, words: Callable[[re.Match[str]], str], flags: int = 0) ->
 def applied(rules: tuple[Rule, ...], text: str) -> str:
     """Return the text with every form of the rules in words, one rule after the other."""
     for each in rules:
-        text = each.pattern.sub(each.words, text)
+        spoken = each.pattern.sub(each.words, text)
+        if spoken != text:
+            text = noted(each.name, text, spoken)
     return text
 
 

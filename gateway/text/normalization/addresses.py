@@ -36,7 +36,7 @@ _ASIAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
 """Behind these characters an address begins, and before them it ends, without a blank."""
 _ADDRESS = re.compile(
     rf"(?:(?P<scheme>https?://|ftp://)|(?<![\w@./-])|(?<=[{_ASIAN}]))(?:"
-    rf"(?P<user>[A-Za-z0-9_%+-]{{1,64}}(?:\.[A-Za-z0-9_%+-]{{1,64}}){{0,4}})@(?P<mail>{_HOST}[A-Za-z]{{2,24}})(?![A-Za-z0-9_-])"
+    rf"(?P<user>[A-Za-z0-9_%+-]{{1,64}}(?:\.[A-Za-z0-9_%+-]{{1,64}}){{0,4}})@(?P<mail>{_HOST}[A-Za-z]{{2,24}})(?![A-Za-z0-9_-])(?P<rest>(?:/[A-Za-z0-9_.-]{{1,60}}){{0,4}})"
     rf"|(?P<host>(?:localhost|\d{{1,3}}(?:\.\d{{1,3}}){{3}}|{_HOST}[A-Za-z]{{2,24}}))(?P<port>:\d{{1,5}})?(?P<path>{_PATH}))"
 )
 _HAS_ADDRESS = re.compile(r"://|@|\w\.[A-Za-z]{2}|localhost:")
@@ -84,7 +84,12 @@ def _pieces(text: str, words: dict[str, str]) -> Iterator[tuple[str, str]]:
 def _spoken(match: re.Match[str], words: dict[str, str]) -> tuple[str, str]:
     """Return an address in words and what was written of it; without words for what only looks like one."""
     if match["user"]:
-        return f"{_in_words(match['user'], words)} {words['@']} {_host(match['mail'], words)}", match[0]
+        rest = match["rest"].rstrip(_TRAILING)
+        written = match[0][: len(match[0]) - len(match["rest"]) + len(rest)]
+        return (
+            f"{_in_words(match['user'], words)} {words['@']} {_host(match['mail'], words)}{_path(rest, words)}",
+            written,
+        )
     host = match["host"]
     port = match["port"] or ""
     if not match["scheme"] and not _BARE.match(host) and not (host == "localhost" and port):

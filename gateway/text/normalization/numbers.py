@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from gateway.text.alignment import Alignment, Span
+from gateway.text.changes import noted
 from gateway.text.normalization.normalizer import NormalizedText, unchanged
 
 _NARROW_SPACES = "\u00a0\u202f"
@@ -81,7 +82,7 @@ class NumberNormalizer:
             return unchanged(text)
         pieces = list(self._pieces(text))
         alignment = Alignment(tuple(Span(len(written), len(spoken)) for written, spoken in pieces))
-        return NormalizedText("".join(spoken for _, spoken in pieces), alignment)
+        return NormalizedText(noted("numbers", text, "".join(spoken for _, spoken in pieces)), alignment)
 
     def words(self, number: int | Decimal) -> str | None:
         """Return a number's words; None if the library has none."""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from gateway.text.alignment import Alignment, align
+from gateway.text.changes import noted
 from gateway.text.chinese import ChineseNormalizer
 from gateway.text.english import english_forms, read_english
 from gateway.text.english.words import applied, rule
@@ -96,7 +97,7 @@ class WeTextNormalizer:
     def _spoken(self, core: str) -> str:
         """Return the text as the grammar reads it; of what it can't read, as much as it can."""
         try:
-            return self._read(core)
+            return noted("WeText's grammar", core, self._read(core))
         except (AssertionError, RuntimeError, LookupError) as error:
             # NOTE: the library asserts that its grammar reads a text, and there are texts it does not read.
             middle = core.find(" ", len(core) // 2)

@@ -25,8 +25,8 @@ from cosydit.cli import main as cli
 from cosydit.stack.checkpoint.make_checkpoint import make_random_checkpoint
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import InvalidTextError
+from gateway.speech.prosody_carry import CarryLimits
 from gateway.text import Normalization, TextOptions, load_text_front_end
-from gateway.text.prosody_carry import CarryLimits
 from llm_service.prompt import LengthLimits
 from llm_service.text_encoder import load_text_encoder
 from servicekit.clock import SystemClock

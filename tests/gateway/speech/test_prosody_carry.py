@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.core import Utterance
 from gateway.errors import ConfigError
-from gateway.text.prosody_carry import CarryLimits, ProsodyCarry
+from gateway.speech.prosody_carry import CarryLimits, ProsodyCarry
 
 LIMITS = CarryLimits(max_speech_tokens=10, max_text_characters=20)
 segments = st.lists(st.tuples(st.text(max_size=12), st.lists(st.integers(0, 6560), max_size=6)), max_size=8)
