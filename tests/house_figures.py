@@ -1,13 +1,14 @@
-"""Counts the figures of docs/decisions/house.md: `python tests/house_figures.py [ROOT]`.
+"""Prints the size of the product: `python tests/house_figures.py [ROOT]`. Reads files only; imports nothing of them.
 
-Reads Python files only; imports nothing of them. An import counts wherever it stands, inside a function too.
+The figures of one request's path need the gateway, and stand in `tests/gateway/test_request_path.py`.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 FLOORS = {
@@ -20,9 +21,11 @@ FLOORS = {
     "cosydit": 3,
     "benchmarks": 4,
 }
-SHORT_LINES = 60
-FLAT_FILES = 20
-"""A folder with more Python files than this is flat."""
+WHEEL = tuple(package for package in FLOORS if package != "benchmarks")
+ROUTING = "gateway/routing"
+LABORATORY = ("lab",)
+NO_PAGES = (".venv", "build", "carry", "CHANGELOG.md")
+"""Folders and files whose Markdown is no documentation."""
 
 Graph = dict[str, set[str]]
 
@@ -30,44 +33,44 @@ Graph = dict[str, set[str]]
 def main() -> None:
     """Write one figure a line."""
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1]).resolve()
-    files = sorted(path for package in FLOORS for path in (root / package).rglob("*.py"))
-    lines = {path: len(path.read_text().splitlines()) for path in files}
-    short = sum(count < SHORT_LINES for count in lines.values())
-    folders: dict[Path, int] = defaultdict(int)
-    for path in files:
-        folders[path.parent.relative_to(root)] += 1
-    flat = {str(folder): count for folder, count in folders.items() if count > FLAT_FILES}
-    imports = import_graph(root, files)
-    up = [(a, b) for a, targets in imports.items() for b in targets if floor(a) < floor(b)]
-    circles = [circle for circle in strong_components(imports) if len(circle) > 1]
-    lines_out = [
-        f"product files                          {len(files)}",
-        f"  below {SHORT_LINES} lines                       {short} ({100 * short / len(files):.1f} %)",
-        f"  median lines                         {sorted(lines.values())[len(files) // 2]}",
-        f"folders of more than {FLAT_FILES} files            {len(flat)} {flat or ''}",
-        f"imports that run up the floors         {len(up)}",
-        f"pairs of packages that import mutually {len(mutual_pairs(imports))}",
-        f"circles of files                       {len(circles)}",
-        *("    " + " ".join(sorted(circle)) for circle in circles),
-    ]
-    sys.stdout.write("\n".join(lines_out) + "\n")
+    for name, value in house_figures(root).items():
+        sys.stdout.write(f"{name:24} {value}\n")
 
 
-def import_graph(root: Path, files: list[Path]) -> Graph:
-    """Return which module imports which other module of ours."""
+def house_figures(root: Path) -> dict[str, int]:
+    """Return each figure by its name.
+
+    Lines are those of Python files. `routing_constants` counts the numbers that a module of the gateway's routing names,
+    `double_names` the public class names that more than one module of the wheel defines.
+    """
+    wheel = _files(root, *WHEEL)
+    routing = _files(root, ROUTING)
+    names = Counter(name for path in wheel for name in _public_classes(path))
+    imports = import_graph(root, _files(root, *FLOORS))
+    return {
+        "wheel_lines": _lines(wheel),
+        "wheel_files": len(wheel),
+        "benchmarks_lines": _lines(_files(root, "benchmarks")),
+        "test_lines": _lines(_files(root, "tests")),
+        "lab_lines": _lines(_files(root, *LABORATORY)),
+        "doc_words": sum(len(page.read_text("utf-8").split()) for page in _pages(root)),
+        "routing_lines": _lines(routing),
+        "routing_constants": sum(_numbers_named(path) for path in routing),
+        "double_names": sum(count > 1 for count in names.values()),
+        "imports_up_the_floors": sum(floor(a) < floor(b) for a, targets in imports.items() for b in targets),
+        "circles_of_files": sum(len(circle) > 1 for circle in strong_components(imports)),
+    }
+
+
+def import_graph(root: Path, files: Sequence[Path]) -> Graph:
+    """Return which module imports which other module of ours; an import counts wherever it stands."""
     names = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
-    return {name: set(_imported(path, name, set(names))) - {name} for name, path in names.items()}
+    return {name: set(_imported(path, set(names))) - {name} for name, path in names.items()}
 
 
 def floor(module: str) -> int:
     """Return the floor of the package that a module is in."""
     return FLOORS[module.partition(".")[0]]
-
-
-def mutual_pairs(imports: Graph) -> set[frozenset[str]]:
-    """Return the pairs of top-level packages that import each other."""
-    edges = {(a.partition(".")[0], b.partition(".")[0]) for a, targets in imports.items() for b in targets}
-    return {frozenset(edge) for edge in edges if edge[0] != edge[1] and edge[::-1] in edges}
 
 
 def strong_components(graph: Graph) -> list[set[str]]:
@@ -83,6 +86,47 @@ def strong_components(graph: Graph) -> list[set[str]]:
     return found
 
 
+def _files(root: Path, *folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (root / folder).rglob("*.py"))
+
+
+def _pages(root: Path) -> Iterator[Path]:
+    for path in root.rglob("*.md"):
+        if not set(NO_PAGES) & set(path.relative_to(root).parts):
+            yield path
+
+
+def _lines(files: Sequence[Path]) -> int:
+    return sum(len(path.read_text("utf-8").splitlines()) for path in files)
+
+
+def _public_classes(path: Path) -> Iterator[str]:
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name
+
+
+def _numbers_named(path: Path) -> int:
+    """Count the numbers of a module's constants, and the default numbers of its settings."""
+    count = 0
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            is_named = any(isinstance(leaf, ast.Name) for target in targets for leaf in ast.walk(target))
+            values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            if is_named and node.col_offset in (0, 4):
+                count += sum(_is_number(value) for value in values)
+    return count
+
+
+def _is_number(node: ast.expr) -> bool:
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return False
+    return isinstance(value, int | float) and not isinstance(value, bool) and value != 0
+
+
 def _reachable(graph: Graph, start: str) -> set[str]:
     seen: set[str] = set()
     stack = [start]
@@ -93,9 +137,9 @@ def _reachable(graph: Graph, start: str) -> set[str]:
     return seen
 
 
-def _imported(path: Path, name: str, known: set[str]) -> list[str]:
+def _imported(path: Path, known: set[str]) -> list[str]:
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names if alias.name in known]
         elif isinstance(node, ast.ImportFrom) and node.module:
