@@ -201,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 failures.append({**asdict(each), "error": str(error)})
     counts = Counter(f"{each.door} {each.audio_format}" for each in asked)
     figures = {"foreign_decode_failures": len(failures), "answers": len(asked)}
-    report = {"figures": figures, "answers": counts, "failures": failures}
+    report = {"figures": figures, "answers_of": counts, "failures": failures}
     write_json(args.out, {**report, "environment": describe_environment(vars(args))})
     print(json.dumps(figures))
     return 1 if failures else 0
