@@ -126,9 +126,9 @@ class Doors:
         with connect(f"ws{self._url.removeprefix('http')}/v1/audio/speech/stream", proxy=None) as socket:
             for message in (config, {"type": "input.text", "text": wanted.text}, {"type": "input.done"}):
                 socket.send(json.dumps(message))
-            while not isinstance(message := socket.recv(_TIMEOUT_S), bytes):
+            while not isinstance(heard := socket.recv(_TIMEOUT_S), bytes):
                 pass
-            return message
+            return heard
 
     def _own(self, wanted: Wanted) -> bytes:
         audio_format = speech_pb2.AudioFormat(encoding=f"AUDIO_ENCODING_{wanted.named}", sample_rate_hz=wanted.rate_hz)
