@@ -25,7 +25,8 @@ DEFAULT_MAX_CONTEXTS = 16
 them."""
 DEFAULT_MAX_MESSAGE_BYTES = 256 * 1024
 """Default bound of a message: far more text than may wait to be spoken, in any script."""
-DEFAULT_IDLE_TIMEOUT_S = 30.0
+DEFAULT_IDLE_TIMEOUT_S = 300.0
+"""Default for connections with turns of their own: an assistant may listen, or be busy with its tools, for minutes."""
 DEFAULT_SEND_TIMEOUT_S = 30.0
 """Default for WebSockets: shorter than the server's keepalive, which closes the connection without an error message."""
 

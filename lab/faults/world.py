@@ -159,7 +159,7 @@ class _Gateway:
         before = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         try:
             async with httpx.AsyncClient(timeout=10, trust_env=False, verify=False) as client:
-                form = {"consent": "yes", "name": "full", "ref_text": "a voice"}
+                form = {"consent": "yes", "name": "full"}
                 files = {"audio_sample": ("a.wav", b"RIFF" + bytes(1000), "audio/wav")}
                 with suppress(httpx.HTTPError):
                     await client.post(f"{self.doors.url}/v1/audio/voices", data=form, files=files)

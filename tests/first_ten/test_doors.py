@@ -203,6 +203,7 @@ async def test_a_wav_file_says_the_rate_that_was_asked_for(tmp_path: Path) -> No
         assert "8000 to 48000" in newcomer.file.decode()
 
 
+@pytest.mark.slow  # a recording is decoded in a process of its own
 @pytest.mark.parametrize("name", ["m4a", "webm"])
 async def test_a_recording_of_a_telephone_or_a_browser_becomes_a_voice(tmp_path: Path, name: str) -> None:
     pytest.importorskip("av", reason="the audio extra is not installed")
@@ -215,6 +216,7 @@ async def test_a_recording_of_a_telephone_or_a_browser_becomes_a_voice(tmp_path:
         assert await newcomer.says(voice="eva") == "200"
 
 
+@pytest.mark.slow
 async def test_a_file_that_is_no_recording_is_refused_in_plain_words(tmp_path: Path) -> None:
     (tmp_path / "me.m4a").write_bytes(b"\x00\x00\x00\x20ftypM4A " + UNREADABLE * 20)
     async with arrived(tmp_path) as newcomer:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from gateway.access.settings import AccessSettings, is_loopback
 from gateway.errors import ConfigError, InvalidRequestError
+from gateway.host import DEFAULT_IDLE_TIMEOUT_S
 from gateway.text import TextOptions
 
 DEFAULT_WYOMING_PORT = 10200
 """Port where Home Assistant expects a speech service."""
-DEFAULT_IDLE_TIMEOUT_S = 300.0
-"""Longest idle time of a connection: an assistant may be busy with its tools for minutes."""
 DEFAULT_MAX_EVENT_BYTES = 1024 * 1024
 
 
