@@ -18,7 +18,8 @@ from gateway.voices.registry import NamedVoice
 from servicekit.timeouts import timeout
 from tests.gateway.access.door import KEY, Door, keys, opened_door
 from tests.gateway.access.test_connections import WITH_KEY, connected
-from tests.gateway.doors.raw_http2 import HEALTH, STREAMING, frame, raw_http2
+from tests.gateway.doors.raw_http2 import HEALTH, STREAMING, raw_http2
+from tests.raw_clients import frame
 
 Voices = list[NamedVoice]
 Gone = Callable[[], bool]
