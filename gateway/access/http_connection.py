@@ -15,6 +15,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from gateway.access.connections import Connection, Connections
 
+_TURN_BYTES = 8 * 1024
 _FRAME_BYTES = 64
 """Bytes that a fragment of a message takes beside its data."""
 
@@ -134,6 +135,9 @@ class RefusableSocket(WebSocketsSansIOProtocol):
         super().__init__(**parts)
         self._owner = owner
         self._counted: Connection | None = None
+        self._unread = b""
+        self._is_reading = False
+        """Whether `_read` will be called again."""
         self._message_bytes = 0
         """Bytes of the frames of a message whose last one has not come."""
 
@@ -144,10 +148,22 @@ class RefusableSocket(WebSocketsSansIOProtocol):
         self._counted.on_drop = self.transport.abort
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """See `asyncio.Protocol`; what came is read in several turns: it may be thousands of tiny frames."""
+        self._unread += data
+        if not self._is_reading:
+            self._read()
+
+    def _read(self) -> None:
+        data, self._unread = self._unread[:_TURN_BYTES], self._unread[_TURN_BYTES:]
         super().data_received(data)
         if self._counted is not None:
-            self._counted.hold(len(self.conn.reader.buffer) + self._message_bytes)
+            self._counted.hold(len(self._unread) + len(self.conn.reader.buffer) + self._message_bytes)
+        self._is_reading = bool(self._unread) and not self.transport.is_closing()
+        if self._is_reading:
+            self.transport.pause_reading()
+            self.loop.call_soon(self._read)
+        elif not self.read_paused:
+            self.transport.resume_reading()
 
     def handle_cont(self, event: Any) -> None:
         """Take a further frame of a message."""

@@ -26,6 +26,9 @@ from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE
 SERVER_NAME = "grpc"
 """Name of the server's own socket in its folder."""
 _ALPN = "h2"
+_TURN = memoryview(bytearray(16 * 1024))
+"""Takes what a caller sends, in one turn of the event loop: more could be thousands of tiny frames. It is used by all
+callers, as what has come in it is taken at once."""
 
 
 @asynccontextmanager
@@ -67,7 +70,7 @@ def _tls_context(tls: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-class _Caller(asyncio.Protocol):
+class _Caller(asyncio.BufferedProtocol):
     """One connection of a caller, and its way to the server."""
 
     def __init__(self, folder: Path, connections: Connections, callers: set[_Caller]) -> None:
@@ -82,7 +85,7 @@ class _Caller(asyncio.Protocol):
         self._connecting: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
+        """See `asyncio.BufferedProtocol`."""
         self.transport = cast(asyncio.Transport, transport)
         self.transport.pause_reading()
         self.counted = self._connections.of(transport)
@@ -90,9 +93,14 @@ class _Caller(asyncio.Protocol):
         self._callers.add(self)
         self._connecting = asyncio.create_task(self._connect())
 
-    def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See `asyncio.BufferedProtocol`."""
+        return _TURN
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See `asyncio.BufferedProtocol`."""
         assert self.server is not None and self.counted is not None
+        data = bytes(_TURN[:nbytes])
         self.streams.requests.feed(data)
         self.server.write(data)
         if self.streams.requests.are_begun:
@@ -106,17 +114,17 @@ class _Caller(asyncio.Protocol):
         self.counted.hold(self.streams.unfinished_bytes)
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
+        """See `asyncio.BufferedProtocol`."""
         if self.server is not None:
             self.server.pause_reading()
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
+        """See `asyncio.BufferedProtocol`."""
         if self.server is not None:
             self.server.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
+        """See `asyncio.BufferedProtocol`."""
         self._callers.discard(self)
         if self._connecting is not None:
             self._connecting.cancel()

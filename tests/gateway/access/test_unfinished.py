@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from gateway.access.settings import AccessSettings, WireLimits
-from gateway.doors.http2 import Streams
+from gateway.doors.http2 import Frames, Streams
 from gateway.voices.registry import NamedVoice
 from servicekit.timeouts import timeout
 from tests.gateway.access.door import KEY, Door, keys, opened_door
 from tests.gateway.access.test_connections import WITH_KEY, connected
-from tests.gateway.doors.raw_http2 import HEALTH, STREAMING, frame, raw_http2
+from tests.gateway.doors.raw_http2 import HEALTH, STREAMING, raw_http2
+from tests.raw_clients import frame
 
 Voices = list[NamedVoice]
 Gone = Callable[[], bool]
@@ -67,6 +69,11 @@ def ws_many_frames(door: Door) -> AbstractAsyncContextManager[Gone]:
     size = PART // 30
     frames = [ws_frame(0 if number else 1, size, size) for number in range(30)]
     return begun(door.ports["HTTP"], UPGRADE, b"".join(frames))
+
+
+def ws_tiny_frames(door: Door) -> AbstractAsyncContextManager[Gone]:
+    frame = b"\x00\x80\0\0\0\0"
+    return begun(door.ports["HTTP"], UPGRADE, b"\x01" + frame[1:] + frame * (PART // len(frame)))
 
 
 def wyoming_event(door: Door) -> AbstractAsyncContextManager[Gone]:
@@ -148,3 +155,20 @@ def test_bytes_of_unfinished_messages_are_counted_however_they_are_cut() -> None
     assert together.are_open
     together.answers.feed(frame(1, 5, 1, b"trailers"))
     assert not together.are_open
+
+
+@pytest.mark.parametrize(
+    ("begin", "reader", "most"),
+    [(ws_tiny_frames, (WebSocketsSansIOProtocol, "data_received"), 8192), (grpc_message, (Frames, "feed"), 16384)],
+    ids=["WebSocket", "gRPC"],
+)
+async def test_what_comes_at_once_is_read_in_several_turns(
+    voices: Voices, begin: Begin, reader: tuple[type, str], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read of 256 KiB may be tens of thousands of tiny frames."""
+    read, sizes = getattr(*reader), list[int]()
+    monkeypatch.setattr(*reader, lambda self, data: (sizes.append(len(data)), read(self, data)))
+    async with opened_door(voices) as door, begin(door), timeout(PATIENCE_S):
+        while sum(sizes) < PART:
+            await asyncio.sleep(0.01)
+    assert max(sizes) <= most

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from servicekit.timeouts import timeout
+from tests.raw_clients import PREFACE, SETTINGS, frame, literal
 
 HEALTH = "/grpc.health.v1.Health/Check"
 SYNTHESIZE = "/tts_api.tts.v1.TextToSpeechService/Synthesize"
 STREAMING = "/tts_api.tts.v1.TextToSpeechService/StreamingSynthesize"
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
+_DATA, _HEADERS, _RST_STREAM, _PING, _WINDOW_UPDATE = 0, 1, 3, 6, 8
 _ACK, _END_STREAM, _END_HEADERS = 1, 1, 4
 _INITIAL_WINDOW, _MAX_FRAME = 65535, 16384
 
@@ -34,14 +34,14 @@ class RawHttp2:
         self._room = defaultdict[int, int](lambda: self._initial)
         self._changed = asyncio.Condition()
         self._calls = 0
-        writer.write(_PREFACE + frame(_SETTINGS, 0, 0))
+        writer.write(PREFACE + frame(SETTINGS, 0, 0))
 
     def call(self, path: str, headers: Sequence[tuple[str, str]] = ()) -> int:
         """Begin a call and send nothing; return its stream."""
         stream, self._calls = 2 * self._calls + 1, self._calls + 1
         fields = ((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "localhost"))
         grpc = (("content-type", "application/grpc"), ("te", "trailers"))
-        block = b"".join(_literal(name.encode(), value.encode()) for name, value in (*fields, *grpc, *headers))
+        block = b"".join(literal(name.encode(), value.encode()) for name, value in (*fields, *grpc, *headers))
         self.writer.write(frame(_HEADERS, _END_HEADERS, stream, block))
         return stream
 
@@ -79,12 +79,12 @@ class RawHttp2:
             self.is_closed = True
 
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == _SETTINGS and not flags & _ACK:
+        if kind == SETTINGS and not flags & _ACK:
             for at in range(0, len(payload), 6):
                 name, value = struct.unpack(">HI", payload[at : at + 6])
                 if name == 4:  # the windows that streams begin with
                     self._initial = value
-            self.writer.write(frame(_SETTINGS, _ACK, 0))
+            self.writer.write(frame(SETTINGS, _ACK, 0))
         elif kind == _WINDOW_UPDATE:
             self._room[stream] += int.from_bytes(payload, "big")
         elif kind == _PING and not flags & _ACK:
@@ -105,13 +105,3 @@ async def raw_http2(port: int) -> AsyncIterator[RawHttp2]:
         writer.transport.abort()
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """Make a frame."""
-    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
-
-
-def _literal(name: bytes, value: bytes) -> bytes:
-    """Write a header of HPACK, neither indexed nor compressed (RFC 7541, 6.2.2); both are shorter than 127 bytes."""
-    return b"\x00" + bytes((len(name),)) + name + bytes((len(value),)) + value
