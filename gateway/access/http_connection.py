@@ -25,6 +25,8 @@ class _Awaited(Enum):
 
     HEAD = "head"
     BODY = "body"
+    REST = "rest"
+    """The rest of a body whose request is answered already: nobody reads it, however fast it comes."""
     NOTHING = "nothing"
     """Nothing is awaited: a request is being answered, or the next may come; uvicorn bounds that time."""
 
@@ -95,7 +97,7 @@ class BoundedProtocol(H11Protocol):
         is_asked = self.cycle is not None and not self.cycle.response_complete
         self._owner.set_idle(self._counted, not is_asked)
         if self.cycle is not None and self.cycle.more_body:
-            self._await(_Awaited.BODY)
+            self._await(_Awaited.BODY if is_asked else _Awaited.REST)
         else:
             if is_asked or without_request is _Awaited.NOTHING:
                 self._unfinished = 0
@@ -117,6 +119,8 @@ class BoundedProtocol(H11Protocol):
         limits, now_s = self._limits, self.loop.time()
         if self._awaited is _Awaited.HEAD:
             due_s = self._since_s + limits.head_s
+        elif self._awaited is _Awaited.REST:
+            due_s = self._since_s + limits.body_grace_s
         elif self.flow.read_paused:
             due_s = now_s + limits.body_grace_s  # we are slow, not the peer
         else:

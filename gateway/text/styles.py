@@ -177,8 +177,8 @@ def audio_tag_at(text: str, at: int) -> AudioTag | None:
 
 
 def audio_tags(text: str) -> Iterator[AudioTag]:
-    """Yield the audio tags of a text."""
-    return map(_tag_of, _AUDIO_TAG.finditer(text))
+    """Yield the different audio tags of a text, in order; a text may repeat one ten thousand times."""
+    return map(_tag_of, {found["words"]: found for found in _AUDIO_TAG.finditer(text)}.values())
 
 
 def _tag_of(found: re.Match[str]) -> AudioTag:

@@ -80,7 +80,7 @@ def _as_wav(audio: bytes, container: Container) -> bytes:
     command = [sys.executable, "-I", decoder.__file__, container.demuxer, str(MAX_PROMPT_SECONDS)]
     try:
         done = subprocess.run(command, input=audio, capture_output=True, timeout=_TIMEOUT_S, check=True)
-    except subprocess.SubprocessError as error:
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         stderr = (error.stderr or b"")[-_MAX_LOGGED:].decode("utf-8", "replace")
         logger.warning("decoding a recording was ended: %s %s", error, stderr)
         got = f"the {container.name} recording takes too much memory or time to decode"

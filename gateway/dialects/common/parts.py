@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from gateway.errors import InvalidRequestError, TextTooLongError
+from gateway.errors import InvalidRequestError, TextTooLongError, UploadTooLargeError
+from gateway.voices.draft import MAX_PROMPT_BYTES
 
 MAX_VALUES = 2000
 """Most values of one message; 500 words with their pronunciations are 1500 fields of protobuf."""
@@ -42,6 +43,7 @@ def check_protobuf(data: bytes, kind: Descriptor, max_string_bytes: int) -> None
     Raises:
         InvalidRequestError: it has too many values.
         TextTooLongError: a string is too long.
+        UploadTooLargeError: a field of bytes, which are recordings, is too long.
     """
     left, messages = MAX_VALUES, [(memoryview(data), kind)]
     while messages:
@@ -54,12 +56,19 @@ def check_protobuf(data: bytes, kind: Descriptor, max_string_bytes: int) -> None
             size, at = _size(view, at, tag & 7)
             field = kind.fields_by_number.get(tag >> 3)
             if tag & 7 == _BYTES and field is not None:
-                if field.type == FieldDescriptor.TYPE_STRING and size > max_string_bytes:
-                    got = f"{field.name} has {size} bytes, the limit is {max_string_bytes}"
-                    raise TextTooLongError(f"{got}; send less", param=field.name)
+                _check_size(field, size, max_string_bytes)
                 if field.message_type is not None:
                     messages.append((view[at : at + size], field.message_type))
             at += size
+
+
+def _check_size(field: FieldDescriptor, size: int, max_string_bytes: int) -> None:
+    if field.type == FieldDescriptor.TYPE_STRING and size > max_string_bytes:
+        got = f"{field.name} has {size} bytes, the limit is {max_string_bytes}"
+        raise TextTooLongError(f"{got}; send less", param=field.name)
+    if field.type == FieldDescriptor.TYPE_BYTES and size > MAX_PROMPT_BYTES:
+        got = f"{field.name} has {size} bytes, the limit of a recording is {MAX_PROMPT_BYTES}"
+        raise UploadTooLargeError(f"{got}; send 3 to 10 seconds of speech", param=field.name)
 
 
 def _size(view: memoryview, at: int, wire_type: int) -> tuple[int, int]:

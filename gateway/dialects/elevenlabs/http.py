@@ -27,7 +27,7 @@ from gateway.dialects.elevenlabs.wire import (
 )
 from gateway.errors import GatewayError
 from gateway.host import Host
-from gateway.speech.request import SpeechRequest, decode_text
+from gateway.speech.request import SpeechRequest, check_text, decode_text
 
 PATH = "/v1/text-to-speech/{voice}"
 _JSON = "application/json"
@@ -115,6 +115,7 @@ class SpeechEndpoint:
         media_type = self._media_type or wanted.output.audio_format.media_type
         headers = {"content-type": media_type, "request-id": name, "cache-control": "no-store"}
         host = self._host()
+        check_text(speech.text, host.pipeline.settings.max_text_characters)
         headers |= ignored_headers(host.pipeline.front_end.ignored(speech.text_options, speech.text))
         return StreamedAnswer(
             self._make(host, wanted),

@@ -68,12 +68,10 @@ class GenerationConfig(BaseModel):
 
 
 class LexiconLocatorFields(BaseModel):
-    """A pronunciation dictionary."""
+    """A pronunciation dictionary; a `version_id` has no meaning here, because a file is its only version."""
 
     pronunciation_dictionary_id: str
     """The name of one of the operator's dictionaries: its file's name without the ending."""
-    version_id: str | None = None
-    """Has no meaning here: a file is its only version."""
 
 
 class VoiceSettings(BaseModel):

@@ -108,12 +108,13 @@ def _parted(name: str, has_voice: HasVoice) -> tuple[str, str]:
 
 
 def _read_prompt(prompt: riva_tts_pb2.ZeroShotData) -> InlineVoice:
-    if not prompt.audio_prompt or _FILE_BEGINS.match(prompt.audio_prompt) or container_of(prompt.audio_prompt):
-        return prompt_voice(prompt.audio_prompt, prompt.transcript)
+    audio = prompt.audio_prompt
+    if not audio or _FILE_BEGINS.match(audio) or container_of(audio):
+        return prompt_voice(audio, prompt.transcript)
     if prompt.encoding not in (riva_audio_pb2.LINEAR_PCM, riva_audio_pb2.ENCODING_UNSPECIFIED):
         got = "zero_shot_data.audio_prompt is no audio file and not LINEAR_PCM either"
         raise UnsupportedOptionError(f"{got}; send a WAV file", param="zero_shot_data")
-    return prompt_voice(wav_of_pcm16(prompt.audio_prompt, prompt.sample_rate_hz), prompt.transcript)
+    return prompt_voice(wav_of_pcm16(audio, prompt.sample_rate_hz), prompt.transcript)
 
 
 def _language(request: riva_tts_pb2.SynthesizeSpeechRequest) -> str | None:

@@ -111,6 +111,19 @@ async def test_a_second_head_on_one_connection_has_its_deadline_too(voices: Voic
             assert b"200 OK" in await asyncio.wait_for(_end(reader), PATIENCE_S)
 
 
+async def test_a_body_that_goes_on_after_the_answer_is_closed_however_fast_it_comes(voices: Voices) -> None:
+    head = HEAD.replace(b"100000", b"30000000") + b"\r\n"
+    async with opened_door(voices, wire(body_timeout_s=0.2)) as door:
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.ports["HTTP"])
+        writer.write(head)
+        assert b"401" in await asyncio.wait_for(reader.readline(), PATIENCE_S)
+        with pytest.raises(ConnectionError):
+            for _ in range(200):
+                writer.write(bytes(8192))
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+
 async def test_a_body_that_keeps_to_the_rate_may_take_its_time(voices: Voices) -> None:
     async with opened_door(voices, wire(body_timeout_s=0.3)) as door:
 

@@ -31,6 +31,7 @@ from gateway.dialects.openai import request as openai_request
 from gateway.dialects.speech_ws import wire as speech_wire
 from gateway.dialects.wyoming.wire import EventStream
 from gateway.errors import GatewayError
+from gateway.voices.draft import MAX_PROMPT_BYTES
 
 MAX_BYTES = 1024 * 1024
 MANY = 20_000
@@ -179,6 +180,8 @@ def test_a_grpc_message_of_many_or_long_values_is_refused_before_it_is_parsed(re
     for path in fields_of(request_class.DESCRIPTOR):
         if path[-1].type == FieldDescriptor.TYPE_STRING:
             messages.append(within(path, b"a" * (MAX_BYTES + 1)))
+        if path[-1].type == FieldDescriptor.TYPE_BYTES:
+            messages.append(within(path, bytes(MAX_PROMPT_BYTES + 1)))
         messages.append(within(path[:-1], within(path[-1:], b"") * parts.MAX_VALUES))
     for message in messages:
         assert isinstance(parse(message), grpc_errors._Refused)

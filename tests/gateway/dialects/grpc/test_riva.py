@@ -212,12 +212,6 @@ def test_the_language_that_clients_send_unasked_is_not_forced_on_other_scripts(
             id="mu-law prompt",
         ),
         pytest.param(
-            order(zero_shot_data=prompt(b"RIFF" + bytes(10 * 1024 * 1024))),
-            "INVALID_ARGUMENT",
-            "limit",
-            id="large prompt",
-        ),
-        pytest.param(
             order(zero_shot_data=prompt(transcript="x" * 2001)), "INVALID_ARGUMENT", "2001", id="long transcript"
         ),
         pytest.param(order(language_code="e"), "INVALID_ARGUMENT", "language", id="language"),
