@@ -24,7 +24,7 @@ from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer, endpoint_of, op
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY, Operation, ServerStatus
 from token2wav_service.engine.meter import Measurements
-from token2wav_service.engine.voices import BoundedPool
+from token2wav_service.engine.voices import STOP_TIMEOUT_S, BoundedPool
 from token2wav_service.errors import EngineStoppedError, InvalidRequestError, StreamAbortedError, Token2WavError
 from token2wav_service.python_backend.inputs import RequestInputs
 from token2wav_service.python_backend.responder import PbUtils, Responder, text_tensor
@@ -175,7 +175,7 @@ class Token2WavModel:
     def finalize(self) -> None:
         """Stop the engine, which answers everything that waits, then the threads."""
         self._stopping.set()
-        self._watcher.join()
+        self._watcher.join(STOP_TIMEOUT_S)
         self._decoders.shutdown()
         self._engine.stop()
         self._metrics.stop()
