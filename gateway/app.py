@@ -155,7 +155,7 @@ async def open_with_ports(
                 settings = replace(_grpc_settings(config, config.grpc_port), shares_port=worker is not None)
                 await doors.enter_async_context(serving_grpc(host, settings, access, telemetry))
             if config.wyoming is not None:
-                wyoming = replace(config.wyoming, shares_port=worker is not None)
+                wyoming = replace(config.wyoming, grace_s=config.graces.wyoming_s, shares_port=worker is not None)
                 await doors.enter_async_context(serving_wyoming(host, wyoming, access, telemetry))
         except ConfigError as error:
             on_failed(error)
@@ -286,4 +286,5 @@ def _grpc_settings(config: GatewayConfig, port: int) -> GrpcSettings:
         tls=config.access.tls,
         max_calls=wire.max_connections,
         message_s=wire.body_timeout_s,
+        grace_s=config.graces.grpc_s,
     )

@@ -48,14 +48,32 @@ DEFAULT_MAX_BODY_BYTES = 1024 * 1024
 DEFAULT_DRAIN_TIMEOUT_S = 60.0
 HTTP_GRACE_S = 10
 """Seconds that answers may take to be sent once the doors close; `shutdown` has ended streams before."""
-CLOSING_S = HTTP_GRACE_S + DEFAULT_GRACE_S + WyomingSettings.grace_s
-"""Most seconds that all doors take to close."""
 _UNBOUNDED = 0
 _KEEP = "keep"
 _AUTO = "auto"
 MIN_CORES, MAX_AUTO, MAX_PROCESSES = 8, 4, 64
 _MS = 1000.0
 _WARN, _REFUSE, _IGNORE = "warn", "refuse", "ignore"
+
+
+@dataclass(frozen=True)
+class Graces:
+    """Seconds that the doors give to answers under way when they close; together they take the sum at most."""
+
+    http_s: float
+    grpc_s: float
+    wyoming_s: float
+
+    @classmethod
+    def within(cls, drain_timeout_s: float) -> Graces:
+        """Return the usual ones, none of which is longer than what streams get before."""
+        usual = (HTTP_GRACE_S, DEFAULT_GRACE_S, WyomingSettings.grace_s)
+        return cls(*(min(grace_s, drain_timeout_s) for grace_s in usual))
+
+    @property
+    def all_s(self) -> float:
+        """Sum of all."""
+        return self.http_s + self.grpc_s + self.wyoming_s
 
 
 @dataclass(frozen=True)
@@ -121,6 +139,11 @@ class GatewayConfig:
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
     """Seconds after that in which streams under way may end."""
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+
+    @property
+    def graces(self) -> Graces:
+        """How long the doors take to close."""
+        return Graces.within(self.drain_timeout_s)
 
     @property
     def sampling_probe(self) -> ProbeMode:
@@ -201,7 +224,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
 def longest_stop_s(argv: Sequence[str]) -> float:
     """Return the seconds from a stop signal on after which a gateway with this command line has closed its doors."""
     args = _parser().parse_args(argv)
-    return float(args.drain_delay_s + args.drain_timeout_s + CLOSING_S)
+    return float(args.drain_delay_s + args.drain_timeout_s + Graces.within(args.drain_timeout_s).all_s)
 
 
 def metrics_port(argv: Sequence[str]) -> int | None:

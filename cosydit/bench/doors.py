@@ -19,6 +19,7 @@ from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 from cosydit.bench.types import BenchmarkError, SpeechInput
 from gateway.audio.pcm import PCM16_BYTES
 from gateway.core import FloatArray
+from servicekit.timeouts import timeout
 from token2wav_service.contract import DROP_IN_MODEL, SAMPLE_RATE_HZ
 
 _FINAL = "triton_final_response"
@@ -187,7 +188,8 @@ def _open_channel(url: str) -> Any:
 
 async def _in_time(answer: Any, options: DoorOptions) -> Any:
     try:
-        return await asyncio.wait_for(answer, options.timeout_s)
+        async with timeout(options.timeout_s):
+            return await answer
     except asyncio.TimeoutError as error:
         raise BenchmarkError(f"{options.url}: no answer within {options.timeout_s} s; is it overloaded?") from error
     except grpc.aio.AioRpcError as error:

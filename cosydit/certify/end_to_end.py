@@ -33,6 +33,7 @@ from cosydit.stack.host import find_host, for_host, with_served_form
 from cosydit.stack.stack import PORT_COUNT, LocalStack, Ports, StackOptions
 from llm_service.vocab import SPEECH_TOKENS_PER_SECOND
 from servicekit.gpu_host import AUTO
+from servicekit.timeouts import timeout
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 AREA = "end-to-end"
@@ -178,7 +179,8 @@ async def _spoken(door: Door, started: RunningStack, text: str) -> tuple[float, 
                 first_s = time.perf_counter() - began
             pieces.append(pcm)
 
-    await asyncio.wait_for(listen(), TIMEOUT_S)
+    async with timeout(TIMEOUT_S):
+        await listen()
     total_s = time.perf_counter() - began
     if not any(pieces):
         raise CheckFailedError("the answer ended without any audio; see the services' logs")

@@ -8,9 +8,11 @@ import logging
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
 
 from cosydit.cli.client import with_default_door
 from servicekit.extras import missing_extra
+from servicekit.process import run_and_leave
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +76,11 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+def command() -> NoReturn:
+    """Run the command line and end this process; taking a large process down piece by piece takes seconds."""
+    run_and_leave(main)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command."""
     parser = argparse.ArgumentParser(prog="cosydit", description=__doc__.partition(":")[0] if __doc__ else None)
@@ -93,4 +100,4 @@ def _version() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

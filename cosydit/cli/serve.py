@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+DRAIN_TIMEOUT_S = 0.7
+"""Seconds that streams may go on when `serve` is stopped: whoever stops it waits in front of it."""
 _ALL_ADDRESSES = ("", "0.0.0.0", "::")
 
 
@@ -130,7 +132,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _gateway_options(args: argparse.Namespace, host: Host) -> list[str]:
     """Return the gateway's arguments; what was asked for comes later and wins."""
-    options = [*_wyoming_options(args.gateway_wyoming_port), *_processes_option(args.gateway_processes, host)]
+    options = ["--drain-timeout-s", str(DRAIN_TIMEOUT_S)]
+    options += [*_wyoming_options(args.gateway_wyoming_port), *_processes_option(args.gateway_processes, host)]
     if args.created_voices_dir is not None:
         options += ["--created-voices-dir", str(args.created_voices_dir)]
     return [*options, *args.gateway_options]

@@ -4,8 +4,9 @@
     stop  ──► "MARK forget"
     the parent is gone ──► SIGTERM to all services ──► after `GRACE_S`: SIGKILL
 
-A process that starts services has one guardian. A service is found by its process group, and on Linux also by a mark
-in the environment, which whatever it starts inherits: Triton, for example, has a session of its own.
+A process that starts services has one guardian; one that was killed is replaced. A service is found by its process
+group, and on Linux also by a mark in the environment, which whatever it starts inherits: Triton, for example, has a
+session of its own.
 """
 
 from __future__ import annotations
@@ -102,8 +103,7 @@ class Guard:
             with contextlib.suppress(BrokenPipeError):
                 self._write(line)
                 return
-        self._start()
-        self._write("".join(f"{mark} {group}\n" for mark, group in self._watched.items()))
+        self._renew()
 
     def _write(self, lines: str) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -122,6 +122,21 @@ class Guard:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        threading.Thread(target=self._replace, args=(self._process,), name="guardian", daemon=True).start()
+
+    def _replace(self, process: subprocess.Popen[bytes]) -> None:
+        """Start another guardian when one has ended that should live."""
+        process.wait()
+        while True:
+            time.sleep(_POLL_INTERVAL_S)
+            with self._lock, contextlib.suppress(OSError):
+                if self._process is process and self._owner == os.getpid():
+                    self._renew()
+                return
+
+    def _renew(self) -> None:
+        self._start()
+        self._write("".join(f"{mark} {group}\n" for mark, group in self._watched.items()))
 
 
 guard = Guard()

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.1
 PROBE_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 10.0
+"""Seconds for an answer of a service under full load."""
 LOG_TAIL_LINES = 25
 DEFAULT_STOP_TIMEOUT_S = 40.0
 HURRY_TIMEOUT_S = 5.0
@@ -53,6 +56,8 @@ class ServiceSpec:
     """Variables added to our own environment."""
     stop_timeout_s: float = DEFAULT_STOP_TIMEOUT_S
     """Seconds that the process may take to end when asked to, before it is asked to hurry, and then killed."""
+    lives: Callable[[], bool] | None = None
+    """Asks the service once, for seconds, whether it still works; None: it is not asked."""
 
 
 class ServiceProcess:
@@ -191,10 +196,23 @@ def busy_ports(ports: Iterable[int]) -> list[int]:
     return busy
 
 
-def answers_ok(url: str) -> bool:
+def answers(url: str, timeout_s: float = ANSWER_TIMEOUT_S) -> bool:
+    """Ask once whether somebody behind a URL answers at all: an error, and a connection that is closed, are answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except urllib.error.URLError as error:
+        return not isinstance(error.reason, TimeoutError | ConnectionRefusedError)
+    except (OSError, http.client.HTTPException) as error:
+        return not isinstance(error, TimeoutError)
+
+
+def answers_ok(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
     """Ask once whether a URL answers 200."""
     try:
-        with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as response:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:
             return int(response.status) == HTTP_OK
     except (OSError, http.client.HTTPException):
         # NOTE: if nobody listens on an ephemeral port, the probe may connect to itself and read its own request.

@@ -1,8 +1,8 @@
-"""Keeps a machine's services running: starts a service again that has ended, and says so.
+"""Keeps a machine's services running: starts a service again that has ended or hangs, and says so.
 
-    running ──ends──► waiting (backoff) ──► starting ──ready──► running
-                          ▲                    │ ends, or is not ready in time
-                          └────────────────────┘
+    running ──ends, or is killed: no answer──► waiting (backoff) ──► starting ──ready──► running
+                                                  ▲                    │ ends, or is not ready in time
+                                                  └────────────────────┘
 
 The stack ends only when no service of a kind can be brought back: each has failed to become ready several times.
 """
@@ -10,6 +10,7 @@ The stack ends only when no service of a kind can be brought back: each has fail
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from servicekit.clock import Clock, SystemClock
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5
+ASK_INTERVAL_S = 5.0
+FAILURES_TO_END = 3
+"""Number of questions in a row that a service does not answer, after which it hangs."""
 
 
 class Service(Protocol):
@@ -119,6 +123,7 @@ class _Watched:
         self._since_s = clock.now()
         self._restarts = 0
         self._failed_starts = 0
+        self._life = _Life(service.spec.lives, clock)
 
     @property
     def is_lost(self) -> bool:
@@ -139,6 +144,10 @@ class _Watched:
         if self._service.returncode is not None:
             self._note_end()
             self._wait()
+        elif self._life.is_over():
+            spec = self._service.spec
+            logger.error("%s (pid %d) does not answer; killing it; see %s", spec.name, self._service.pid, spec.log_path)
+            self._wait()
         elif self._waited_s() >= self._policy.settled_s:
             self._restarts = 0
 
@@ -150,6 +159,7 @@ class _Watched:
         elif self._is_ready(spec.ready_url):
             logger.info("%s is ready again (pid %d)", spec.name, self._service.pid)
             self._failed_starts = 0
+            self._life = _Life(spec.lives, self._clock)
             self._enter(_State.RUNNING)
         elif self._waited_s() >= self._policy.ready_timeout_s:
             logger.error("%s is not ready after %.0f s; see %s", spec.name, self._waited_s(), spec.log_path)
@@ -186,3 +196,26 @@ class _Watched:
 
     def _waited_s(self) -> float:
         return self._clock.now() - self._since_s
+
+
+class _Life:
+    """Asks a service again and again whether it still works, in threads: a question takes seconds if it hangs."""
+
+    def __init__(self, lives: Callable[[], bool] | None, clock: Clock) -> None:
+        self._lives = lives
+        self._clock = clock
+        self._asked_s = clock.now()
+        self._failures = 0
+        self._asking: threading.Thread | None = None
+
+    def is_over(self) -> bool:
+        """Ask if it is time and no question is open; tell whether too many had no answer."""
+        is_open = self._asking is not None and self._asking.is_alive()
+        if self._lives is not None and not is_open and self._clock.now() - self._asked_s >= ASK_INTERVAL_S:
+            self._asked_s = self._clock.now()
+            self._asking = threading.Thread(target=self._ask, args=(self._lives,), name="lives", daemon=True)
+            self._asking.start()
+        return self._failures >= FAILURES_TO_END
+
+    def _ask(self, lives: Callable[[], bool]) -> None:
+        self._failures = 0 if lives() else self._failures + 1

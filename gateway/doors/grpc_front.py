@@ -22,6 +22,7 @@ from gateway.access.connections import Connection, Connections, Listener
 from gateway.access.settings import TlsFiles
 from gateway.doors.http2 import Streams
 from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE
+from servicekit.tasks import cancel
 
 SERVER_NAME = "grpc"
 """Name of the server's own socket in its folder."""
@@ -127,7 +128,7 @@ class _Caller(asyncio.BufferedProtocol):
         """See `asyncio.BufferedProtocol`."""
         self._callers.discard(self)
         if self._connecting is not None:
-            self._connecting.cancel()
+            cancel(self._connecting)
         if self.server is not None:
             self.server.close()
 

@@ -18,7 +18,7 @@ from collections.abc import MutableMapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from gateway.config import CLOSING_S, GatewayConfig
+from gateway.config import GatewayConfig
 from gateway.errors import ConfigError
 from gateway.processes.hub import Hub
 from gateway.processes.link import open_link
@@ -151,7 +151,7 @@ class _Parent:
         self._stopping.set()
         if number == signal.SIGTERM and self._stops == 1:
             return self._drain()
-        asyncio.get_running_loop().call_later(CLOSING_S + MARGIN_S, self._kill)
+        asyncio.get_running_loop().call_later(self._config.graces.all_s + MARGIN_S, self._kill)
         self._was_interrupted = self._was_interrupted or number == signal.SIGINT
         if self._stops > 2 or not self._hub.workers:
             self._kill()
@@ -165,7 +165,7 @@ class _Parent:
         for process in self._running.values():
             _send(process, signal.SIGTERM)
         drain_s = self._config.drain_delay_s + self._config.drain_timeout_s
-        asyncio.get_running_loop().call_later(drain_s + CLOSING_S + MARGIN_S, self._kill)
+        asyncio.get_running_loop().call_later(drain_s + self._config.graces.all_s + MARGIN_S, self._kill)
 
     def _kill(self) -> None:
         for process in self._running.values():

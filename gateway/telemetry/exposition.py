@@ -126,7 +126,7 @@ def metrics_port(registry: CollectorRegistry, heartbeat: Pulse, host: str, port:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join()
+        thread.join(PEER_TIMEOUT_S)
 
 
 MAX_CONNECTIONS = 32

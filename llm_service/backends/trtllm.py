@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import tempfile
 from importlib import metadata
@@ -20,7 +18,6 @@ from llm_service.backends.base import (
 from llm_service.config import LLMBackend, ServerConfig
 from llm_service.errors import ConfigError
 from llm_service.huggingface_layout import has_speech_form
-from servicekit.files import write_text
 
 PROGRAM = "trtllm-serve"
 TENSORRT = "tensorrt"
@@ -96,14 +93,16 @@ def serve_options(stream_interval: int | None, version: str | None) -> str:
 
 
 def _options_file(config: ServerConfig) -> Path:
-    """Return the file of options: the one that is there, or one in the folder for temporary files, named by content."""
+    """Return the file of options: the one that is there, or a new one in the folder for temporary files."""
     text = serve_options(config.stream_interval, _installed_version())
     if text == TRTLLM_SERVE_OPTIONS.read_text(encoding="utf-8"):
         return TRTLLM_SERVE_OPTIONS
-    name = f"cosydit-trtllm-{hashlib.sha256(text.encode()).hexdigest()[:12]}-{os.getuid()}.yml"
-    path = Path(tempfile.gettempdir()) / name
-    write_text(path, text)
-    return path
+    # NOTE: no name that others of this machine could have taken before.
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", prefix="cosydit-trtllm-", suffix=".yml", delete=False
+    ) as file:
+        file.write(text)
+    return Path(file.name)
 
 
 def _installed_version() -> str | None:

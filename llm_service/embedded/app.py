@@ -223,9 +223,10 @@ def create_app(server: SpeechLMServer, door: Door = nullcontext) -> FastAPI:
 
     @app.get("/health", response_model=None)
     async def health() -> Response:
-        if server.loop.is_running:
+        if server.loop.is_running and not server.loop.hangs:
             return JSONResponse({"status": "ready", "model": server.model_name})
-        return JSONResponse(error_body("the engine is not running; see the log", "service_unavailable"), 503)
+        got = "hangs" if server.loop.is_running else "is not running"
+        return JSONResponse(error_body(f"the engine {got}; see the log", "service_unavailable"), 503)
 
     @app.get("/metrics", response_model=None)
     async def metrics() -> Response:

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 OnOutput = Callable[[GenerationOutput], None]
 
+LONGEST_TURN_S = 30.0
+"""Seconds after which an engine that has not ended its step hangs: a step takes a second at most, on a slow CPU."""
 STOP_TIMEOUT_S = 30.0
 FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
 
@@ -86,6 +88,8 @@ class EngineLoop:
         self._is_running = False
         self._first_token = BucketCounts(FIRST_TOKEN_BUCKETS_S)  # the engine thread's own
         self._stats = engine.stats()
+        self._turn_began_s: float | None = None
+        """When the turn under way began; None: the thread waits for work."""
         self._thread = threading.Thread(target=self._run, name="speech-lm-engine", daemon=True)
 
     def start(self) -> None:
@@ -106,6 +110,12 @@ class EngineLoop:
         """Tell whether requests can be taken."""
         with self._condition:
             return self._is_running and not self._inbox.is_stopping
+
+    @property
+    def hangs(self) -> bool:
+        """Tell whether the engine has been at one step for far longer than any takes."""
+        began_s = self._turn_began_s
+        return began_s is not None and self._clock.now() - began_s > LONGEST_TURN_S
 
     def stats(self) -> EngineStats:
         """Return the counters after the latest step; what waits is counted as it is now.
@@ -191,11 +201,13 @@ class EngineLoop:
             inbox, self._inbox = self._inbox, _Inbox(is_stopping=self._inbox.is_stopping)
         if inbox.is_stopping:
             return False
+        self._turn_began_s = self._clock.now()
         self._take(inbox)
         outputs = self._engine.step() if self._engine.idle_s() == 0 else []
         self._stats = self._engine.stats()
         for output in outputs:
             self._deliver(output)
+        self._turn_began_s = None
         return True
 
     def _take(self, inbox: _Inbox) -> None:

@@ -24,7 +24,7 @@ COMPOSE = DEPLOY / "compose"
 GUIDE = ROOT / "docs/docker.md"
 ENVIRONMENT = ("--env-file", "env.example")
 GPU_PROFILES = ("gpu2", "gpu3")
-SPANS = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://jaeger:4318"}
+SPANS = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://jaeger:4318", "GRAFANA_PASSWORD": "of this test"}
 """What observability.yaml asks for."""
 COMBINATIONS = [
     pytest.param((), id="one-gpu"),

@@ -18,7 +18,7 @@ from servicekit.process import return_freed_memory
 from token2wav_service.contract import ServerStatus
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.meter import Measurements
-from token2wav_service.engine.voices import BoundedPool
+from token2wav_service.engine.voices import STOP_TIMEOUT_S, BoundedPool
 from token2wav_service.errors import (
     DeviceLostError,
     EngineStoppedError,
@@ -111,7 +111,7 @@ class EngineLoop:
             self._stopping = True
             self._wake.notify_all()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(STOP_TIMEOUT_S)
         self._voice_workers.shutdown()
 
     def register_voice(
@@ -208,7 +208,7 @@ class EngineLoop:
             with self._wake:
                 self._stopping = True
             self._done.put(None)
-            self._messenger.join()
+            self._messenger.join(STOP_TIMEOUT_S)
             self._end_all()
         if error is not None and self._on_fatal is not None:
             _call(self._on_fatal, error)

@@ -30,6 +30,8 @@ from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voi
 VOICE_NICENESS = 10
 """Of the threads that make voices, on Linux: audio gets nine tenths of a CPU that both want. Not more, as a thread that
 hardly runs would hold the interpreter's lock for long."""
+STOP_TIMEOUT_S = 30.0
+"""Seconds to wait for a thread that is told to end; one that hangs is left behind, and its process ends."""
 MAX_VOICE_FILE_BYTES = 1024 * 1024
 """Three times what the longest prompt's features need."""
 

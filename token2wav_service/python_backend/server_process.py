@@ -52,6 +52,17 @@ def read_drain_flag(environment: Mapping[str, str]) -> Callable[[], bool]:
     return Path(path).exists if path else lambda: False
 
 
+END_FLAG = "ended"
+"""Name of the file, beside that of `DRAIN_FLAG_VARIABLE`, that says that the server has answered all requests."""
+
+
+def note_end(environment: Mapping[str, str]) -> None:
+    """Tell the launcher, if there is one, that a model of its server has ended: Triton ends none before all answers."""
+    path = environment.get(DRAIN_FLAG_VARIABLE)
+    if path:
+        Path(path).with_name(END_FLAG).touch()
+
+
 logger = logging.getLogger(__name__)
 
 

@@ -20,6 +20,7 @@ from types import FrameType
 
 from servicekit.gpu_host import mps_problem
 from servicekit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
+from servicekit.process import run_and_leave
 from servicekit.tracing import ENDPOINT_VARIABLE, endpoint_of
 from token2wav_service.serving.assemble import assemble, format_table, parse_pairs
 from token2wav_service.serving.process.command import (
@@ -178,4 +179,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_leave(main)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from token2wav_service.contract import ErrorCode
 from token2wav_service.engine.meter import Measurements
+from token2wav_service.engine.voices import STOP_TIMEOUT_S
 from token2wav_service.python_backend.responder import PbUtils
 
 logger = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class EngineMetrics:
     def stop(self) -> None:
         """Publish once more, so that the last values are final, and end the thread."""
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(STOP_TIMEOUT_S)
 
     def refresh(self) -> None:
         """Publish the current values once; only what changed crosses to the server."""

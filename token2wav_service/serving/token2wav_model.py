@@ -24,11 +24,11 @@ from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer, endpoint_of, op
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY, Operation, ServerStatus
 from token2wav_service.engine.meter import Measurements
-from token2wav_service.engine.voices import BoundedPool
+from token2wav_service.engine.voices import STOP_TIMEOUT_S, BoundedPool
 from token2wav_service.errors import EngineStoppedError, InvalidRequestError, StreamAbortedError, Token2WavError
 from token2wav_service.python_backend.inputs import RequestInputs
 from token2wav_service.python_backend.responder import PbUtils, Responder, text_tensor
-from token2wav_service.python_backend.server_process import read_drain_flag, read_parameters, server_ender
+from token2wav_service.python_backend.server_process import note_end, read_drain_flag, read_parameters, server_ender
 from token2wav_service.serving.metrics import EngineMetrics, FailureCounts, StatsLike
 from token2wav_service.serving.stream_trace import NO_TRACE, SERVICE, StreamTrace, begin_trace
 from token2wav_service.types import (
@@ -89,6 +89,7 @@ class Token2WavModel:
         decode_audio: Callable[[bytes], FloatArray],
         *,
         is_draining: Callable[[], bool] = lambda: False,
+        on_end: Callable[[], None] = lambda: None,
         tracer: Tracer = NULL_TRACER,
         lease_poll_interval_s: float = LEASE_POLL_INTERVAL_S,
         metrics_interval_s: float = METRICS_INTERVAL_S,
@@ -99,6 +100,7 @@ class Token2WavModel:
             pb_utils: the module `triton_python_backend_utils`.
             decode_audio: an audio file's bytes to [N] mono float32 at 16 kHz; raises InvalidPromptError.
             is_draining: tells whether the server is to stop when its streams have ended, and takes no new ones.
+            on_end: called when everything is over.
             tracer: of the streams whose callers trace them; closed with the model.
             lease_poll_interval_s: how often callers are asked whether they are still there; many less often.
             metrics_interval_s: how often the engine's counters are published.
@@ -107,6 +109,7 @@ class Token2WavModel:
         self._engine = engine
         self._decode_audio = decode_audio
         self._is_draining = is_draining
+        self._on_end = on_end
         self._tracer = tracer
         self._lease_poll_interval_s = lease_poll_interval_s
         self._leases: dict[str, _Lease] = {}
@@ -144,7 +147,14 @@ class Token2WavModel:
         config = Token2WavConfig.from_mapping(read_parameters(model_config_json))
         tracer = open_tracer(SERVICE, endpoint_of())
         engine = build_engine_loop(config, SystemClock(), server_ender())
-        return cls(pb_utils, engine, load_prompt_audio, is_draining=read_drain_flag(os.environ), tracer=tracer)
+        return cls(
+            pb_utils,
+            engine,
+            load_prompt_audio,
+            is_draining=read_drain_flag(os.environ),
+            on_end=partial(note_end, os.environ),
+            tracer=tracer,
+        )
 
     def execute(self, requests: list[Any]) -> None:
         """Hand every request to the engine and return; never blocks on computation, never raises."""
@@ -165,13 +175,14 @@ class Token2WavModel:
     def finalize(self) -> None:
         """Stop the engine, which answers everything that waits, then the threads."""
         self._stopping.set()
-        self._watcher.join()
+        self._watcher.join(STOP_TIMEOUT_S)
         self._decoders.shutdown()
         self._engine.stop()
         self._metrics.stop()
         for lease in self._take_leases():
             lease.responder.fail(EngineStoppedError("the server stopped while the stream was open: open it again"))
         self._tracer.close()
+        self._on_end()
 
     def _dispatch(self, inputs: RequestInputs, responder: Responder) -> None:
         if responder.is_cancelled():

@@ -41,6 +41,7 @@ from gateway.dialects.elevenlabs.wire import (
 )
 from gateway.errors import GatewayError, InvalidRequestError, public_text
 from gateway.host import Host
+from servicekit.tasks import stop
 
 logger = logging.getLogger(__name__)
 
@@ -284,6 +285,5 @@ def _guarded(context: SpeakingContext, step: Callable[[], None]) -> None:
 async def _settled(contexts: Iterable[SpeakingContext], seconds: float) -> None:
     waiting = [asyncio.ensure_future(context.settle()) for context in contexts]
     if waiting:
-        _, late = await asyncio.wait(waiting, timeout=seconds)
-        for each in late:
-            each.cancel()
+        await asyncio.wait(waiting, timeout=seconds)
+        await stop(*waiting)

@@ -62,6 +62,7 @@ def test_further_servers_hold_token2wav_alone(tmp_path: Path) -> None:
     assemble_repository(options)
     assert [model.name for model in options.replica_repository.iterdir()] == ["token2wav_dit"]
     assert len(list(options.repository.iterdir())) == 4
+    assert "count: 1\n" in (options.repository / "cosyvoice2_dit" / "config.pbtxt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,11 @@ def test_the_gateway_may_take_as_long_to_stop_as_it_is_told_to(
 ) -> None:
     spec = gateway_spec(dataclasses.replace(_options(tmp_path), gateway_options=asked))
     assert spec.stop_timeout_s == drain_s + HTTP_GRACE_S + DEFAULT_GRACE_S + WyomingSettings.grace_s + STOP_MARGIN_S
+
+
+def test_no_door_gives_answers_more_time_to_end_than_the_streams_had(tmp_path: Path) -> None:
+    spec = gateway_spec(dataclasses.replace(_options(tmp_path), gateway_options=("--drain-timeout-s", "0.5")))
+    assert spec.stop_timeout_s == 4 * 0.5 + STOP_MARGIN_S
 
 
 def test_threads_that_were_asked_for_are_left_alone(tmp_path: Path) -> None:

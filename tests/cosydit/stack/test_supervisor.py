@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from cosydit.stack.process import ServiceSpec
+from cosydit.stack.process import ServiceSpec, answers
 from cosydit.stack.supervisor import RestartPolicy, Supervisor
 
 pytestmark = pytest.mark.slow
 
+PATIENCE_S = 30.0
 POLICY = RestartPolicy(first_delay_s=1, longest_delay_s=4, ready_timeout_s=10, max_failed_starts=3, settled_s=60)
 
 
@@ -18,7 +22,8 @@ class FakeService:
     """Runs from the start on; `end` ends it, and `can_start` says whether it runs again when started."""
 
     def __init__(self, name: str) -> None:
-        self.spec = ServiceSpec(name, [name], f"ready of {name}", Path(f"{name}.log"))
+        self.lives = True
+        self.spec = ServiceSpec(name, [name], f"ready of {name}", Path(f"{name}.log"), lives=lambda: self.lives)
         self.pid = 1
         self.returncode: int | None = None
         self.can_start = True
@@ -64,6 +69,36 @@ class Watching:
                 return lost
             self._clock.now_s += 0.5
         return self._supervisor.look()
+
+
+def test_a_service_that_answers_no_question_is_killed_and_started_again() -> None:
+    watching = Watching(llm=1, gateway=1)
+    hung, other = watching["llm"][0], watching["gateway"][0]
+    hung.lives = False
+    ends_s = time.monotonic() + PATIENCE_S
+    while not hung.starts and time.monotonic() < ends_s:
+        assert watching.go_on(0.5) is None
+        time.sleep(0.001)
+        hung.lives = bool(hung.kills)
+    assert (hung.kills, hung.starts) == (1, 1)
+    assert watching.go_on(100) is None
+    assert (hung.starts, other.kills) == (1, 0)
+
+
+@pytest.mark.parametrize(("answer", "lives"), [(b"HTTP/1.1 503 Busy\r\n\r\n", True), (b"", True), (None, False)])
+def test_a_gateway_lives_that_gives_any_answer_or_hangs_up(answer: bytes | None, lives: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(answer or b"")
+
+        if answer is not None:
+            threading.Thread(target=serve, daemon=True).start()
+        asked = answers(f"http://127.0.0.1:{server.getsockname()[1]}/healthz", 0.5 if answer is None else PATIENCE_S)
+    assert asked is lives
 
 
 def test_a_service_that_ended_is_started_again_after_a_pause() -> None:

@@ -12,13 +12,15 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
 from llm_service.embedded.app import BODY_BYTES_PER_TOKEN, FIXED_BODY_BYTES, SpeechLMServer, create_app
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
-from llm_service.embedded.loop import EngineLoop
+from llm_service.embedded.loop import LONGEST_TURN_S, EngineLoop
 from llm_service.embedded.prompts import PromptReader
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.schema import ChatMessage
+from llm_service.embedded.types import GenerationOutput
 from llm_service.prompt import build_chat_messages, build_prompt, load_text_encoder
 from llm_service.vocab import END_IDS, SpeechTokenTextParser, speech_id_from_llm_id
 from servicekit.clock import SystemClock
@@ -233,6 +235,36 @@ def test_prompts_are_read_one_at_a_time_and_hold_nobody_up() -> None:
 
     assert asyncio.run(use()) == [200, 400, 400, 400]
     assert prompts.most_at_once == 1
+    server.close()
+
+
+def test_an_engine_that_hangs_in_a_step_is_not_healthy() -> None:
+    class Clock:
+        now_s = 0.0
+
+        def now(self) -> float:
+            return self.now_s
+
+    class Hanging(SpeechLMEngine):
+        def idle_s(self) -> float:
+            return 0.0
+
+        def step(self) -> list[GenerationOutput]:
+            is_hanging.set()
+            assert may_go_on.wait(WAIT_S)
+            return []
+
+    is_hanging, may_go_on, clock = threading.Event(), threading.Event(), Clock()
+    loop = EngineLoop(Hanging(None, EngineLimits(4, 300, 400), RepetitionGuard()), 8, clock)  # type: ignore[arg-type]
+    server = SpeechLMServer(loop, HeldPrompts(), MODEL_NAME, lambda: 0.0)  # type: ignore[arg-type]
+    loop.start()
+    assert is_hanging.wait(WAIT_S)
+    client = TestClient(create_app(server))
+    assert client.get("/health").status_code == 200
+    clock.now_s = LONGEST_TURN_S + 1
+    refused = client.get("/health")
+    assert (refused.status_code, "hangs" in refused.text) == (503, True)
+    may_go_on.set()
     server.close()
 
 

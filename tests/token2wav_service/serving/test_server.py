@@ -129,6 +129,32 @@ def test_a_model_that_does_not_load_is_a_start_error_with_the_log(tmp_path: Path
     assert process.returncode is not None
 
 
+SLOW_TO_END = """
+import os, time
+from token2wav_service.python_backend.server_process import note_end
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return []
+
+    def finalize(self):
+        note_end(os.environ)
+        time.sleep(600)
+"""
+
+
+@pytest.mark.servers
+def test_a_server_that_has_answered_everything_is_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository = broken_repository(tmp_path / "repo")
+    (repository / "broken" / "1" / "model.py").write_text(SLOW_TO_END)
+    with TritonProcess(options(repository), log_path=tmp_path / "log") as process:
+        process.wait_ready(WAIT_S)
+    assert process.returncode == -signal.SIGKILL
+    assert "did not stop" not in caplog.text + (tmp_path / "log").read_text()
+
+
 @pytest.mark.servers
 def test_shared_memory_is_private_and_a_killed_servers_leftovers_are_swept(tmp_path: Path) -> None:
     repository = broken_repository(tmp_path / "repo")

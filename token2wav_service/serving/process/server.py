@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 
 from servicekit.clock import Clock, SystemClock
-from token2wav_service.python_backend.server_process import DRAIN_FLAG_VARIABLE
+from token2wav_service.python_backend.server_process import DRAIN_FLAG_VARIABLE, END_FLAG
 from token2wav_service.serving.assemble import count_instances
 from token2wav_service.serving.process.command import MIB, SHM_REGION_BYTES, ServerOptions, server_command
 from token2wav_service.serving.process.installation import (
@@ -58,6 +58,7 @@ _DRAIN_FLAG = "draining"
 _PR_SET_PDEATHSIG = 1
 """Option of prctl, from linux/prctl.h."""
 _POLL_INTERVAL_S = 0.1
+_STOP_POLL_INTERVAL_S = 0.02
 _PROBE_TIMEOUT_S = 2.0
 _LOG_TAIL_LINES = 25
 
@@ -177,17 +178,26 @@ class TritonProcess:
             (self._work_dir / _DRAIN_FLAG).touch()
 
     def stop(self) -> None:
-        """Let the server finish and clean up; kill it and its models if it takes too long. Idempotent."""
+        """Let the server finish and clean up; kill it and its models if it takes too long. Idempotent.
+
+        When token2wav_dit has ended, all requests are answered. What Triton does then is killed: it waits in steps of a
+        second, and ends the processes of a model one after the other.
+        """
         if self._process is None:
             return
         timeout_s = self.options.exit_timeout_s + _STOP_MARGIN_S
+        deadline = self._clock.now() + timeout_s
         self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            logger.warning("tritonserver did not stop within %.0f s; killing it", timeout_s)
+        while self._process.poll() is None and not self._has_answered_all():
+            if self._clock.now() >= deadline:
+                logger.warning("tritonserver did not stop within %.0f s; killing it", timeout_s)
+                break
+            time.sleep(_STOP_POLL_INTERVAL_S)
         self._kill_session()
         self._clean_up()
+
+    def _has_answered_all(self) -> bool:
+        return self._work_dir is not None and (self._work_dir / END_FLAG).exists()
 
     def kill(self) -> None:
         """Kill the server and its models at once; `stop` cleans up after them."""
