@@ -1,9 +1,10 @@
 """How much faster this tree speaks on a CPU than an earlier commit: `python -m benchmarks.cpu_speed`.
 
 Checks the earlier commit out beside this one, starts both with their own `cosydit serve` (default settings, the bundled
-voice, other ports and working directories), and loads them in turn: one caller, then twelve who ask for the next
-sentence as soon as they have heard one. While one is measured, the other has nothing to do. Both speak the same texts
-with the same seeds. Then each speaks the held-out sentences to one caller, and a recogniser listens. Linux only.
+voice, other ports and working directories), and loads them in turn: one caller, with sentences of about 80 and of about
+190 letters, then twelve who ask for the next sentence as soon as they have heard one. While one is measured, the other
+has nothing to do. Both speak the same texts with the same seeds. Then each speaks the held-out sentences to one caller,
+and a recogniser listens. Linux only.
 """
 
 from __future__ import annotations
@@ -57,6 +58,13 @@ SENTENCES = (
     "In the morning the train was late, but nobody on the platform seemed to mind.",
 )
 """Sentences for one caller: 4 to 6 s each."""
+LONG_SENTENCES = (
+    "When the last of the guests had gone, and the lamps were out, she sat for a long time at the window, listening to "
+    "the rain on the leaves, and thought of all that had been said that evening.",
+    "He had always meant to go back to the village where he was born, but there was so much to do in the town, and the "
+    "road was so long, that one year went by, and then another, and he never did.",
+)
+"""About 190 letters each, for one caller."""
 SHORT_SENTENCES = (
     *(
         "The boat came home to the harbour at dawn.",
@@ -99,6 +107,7 @@ class Samples:
 
     rtf: list[float] = field(default_factory=list)
     ttfa_s: list[float] = field(default_factory=list)
+    long_ttfa_s: list[float] = field(default_factory=list)
     cpu_s_per_audio_s: list[float] = field(default_factory=list)
     """CPU seconds of all processes, one caller; a busy neighbour changes them less than the clock's."""
     many_audio_s_per_s: list[float] = field(default_factory=list)
@@ -150,6 +159,7 @@ def figures(measured: dict[str, Samples]) -> dict[str, float]:
     found = {
         "rtf_ratio": ratio("rtf"),
         "ttfa_ratio": ratio("ttfa_s"),
+        "ttfa_long_ratio": ratio("long_ttfa_s"),
         "xrt_12_callers_ratio": ratio("many_audio_s_per_s"),
         "cpu_ratio": ratio("cpu_s_per_audio_s"),
         "cpu_12_callers_ratio": ratio("many_cpu_s_per_audio_s"),
@@ -186,7 +196,7 @@ def _measure(args: argparse.Namespace, made: Path) -> dict[str, Samples]:
             service, urls[name] = _stack(name, root, made)
             stack.enter_context(service).wait_ready(READY_TIMEOUT_S)
             pids[name] = service.pid
-            _one_caller(urls[name], seed=0)
+            _one_caller(urls[name], SENTENCES, seed=0)
         for number in range(args.rounds):
             for name in (BEFORE, TODAY) if number % 2 == 0 else (TODAY, BEFORE):
                 each = measured[name]
@@ -203,9 +213,10 @@ def _measure(args: argparse.Namespace, made: Path) -> dict[str, Samples]:
 
 
 def _round(samples: Samples, url: str, pid: int, callers: int, number: int) -> None:
-    """Measure both loads once."""
+    """Measure both loads once, and one caller's long sentences."""
+    samples.long_ttfa_s += [each.ttfa_s for each in _one_caller(url, LONG_SENTENCES, 1 + number)]
     began_s = cpu_seconds(pid)
-    alone = _one_caller(url, 1 + number)
+    alone = _one_caller(url, SENTENCES, 1 + number)
     between_s = cpu_seconds(pid)
     clock_s = time.perf_counter()
     many = _many_callers(url, callers, 1 + number)
@@ -221,8 +232,8 @@ def _round(samples: Samples, url: str, pid: int, callers: int, number: int) -> N
     samples.many_stalled_share.append(sum(each.stalled_s > 0 for each in many) / len(many))
 
 
-def _one_caller(url: str, seed: int) -> list[Speech]:
-    return [_speak(url, text, seed) for text in SENTENCES]
+def _one_caller(url: str, texts: Sequence[str], seed: int) -> list[Speech]:
+    return [_speak(url, text, seed) for text in texts]
 
 
 def _many_callers(url: str, callers: int, seed: int) -> list[Speech]:

@@ -143,7 +143,8 @@ class AnswerGuard:
         sounding = sum(token_id not in self._silent for token_id in self.tokens)
         if len(self.tokens) < self._length.shortest or sounding < self._length.least_sounding:
             return Verdict(Trouble.SHORT, len(self.tokens))
-        return None
+        slowest = self._length.slowest
+        return None if slowest is None or len(self.tokens) <= slowest else Verdict(Trouble.LONG, len(self.tokens))
 
     def _silence_verdict(self, token_id: int) -> Verdict | None:
         self._silence = self._silence + 1 if token_id in self._silent else 0
@@ -160,19 +161,15 @@ class AnswerGuard:
         return Verdict(Trouble.LOOP, found[0]) if len(found) > self._most_grams else None
 
     def _length_verdict(self) -> Verdict | None:
-        if self._length is None or len(self.tokens) <= self._length.longest:
-            return None
-        return self._long(self._length)
+        length = self._length
+        return None if length is None or len(self.tokens) <= length.longest else self._long(length)
 
     def _long(self, length: SpeechLength) -> Verdict:
-        return Verdict(Trouble.LONG, self._likely_end(length))
-
-    def _likely_end(self, length: SpeechLength) -> int:
-        """Return where an answer that did not end has most likely said its text: the pause next to the usual length."""
+        """Judge an answer that did not end: most likely its text ends in the pause next to the usual length."""
         usual = min(length.usual, len(self.tokens))
         pauses = [at for at, token_id in enumerate(self.tokens) if token_id in self._silent]
         near = [at for at in pauses if usual <= at <= usual + SILENCE_TOKENS]
-        return near[0] if near else usual
+        return Verdict(Trouble.LONG, near[0] if near else usual)
 
 
 class HeldAnswer:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from gateway.core import Sampling, SpeechLM, SpeechTokenDelta, Utterance
 from gateway.llm.length import SpeechLength, usual_speech
-from gateway.speech.guard import LONG_FINISH, AnswerGuard, GuardMode, GuardSettings, HeldAnswer, Trouble, Verdict
+from gateway.speech.guard import LONG_FINISH, AnswerGuard, GuardMode, GuardSettings, HeldAnswer, Verdict
 from gateway.speech.interleaved import TakenText
 from gateway.speech.request import MAX_SEED, STOP_FINISH, GuardNote, GuardOutcome
 from servicekit.tasks import stop
@@ -157,9 +157,9 @@ class _Mending:
             note = None if first is None else GuardNote(first.trouble.value, GuardOutcome.MENDED)
             return note, SpeechTokenDelta(self._held.rest(tokens), self._finish_reason)
         last = self._held.rest(tokens, self.verdict.good_tokens)
-        if self.verdict.trouble is Trouble.SHORT:
-            return GuardNote(Trouble.SHORT.value, GuardOutcome.HEARD), SpeechTokenDelta(last, STOP_FINISH)
-        return GuardNote(self.verdict.trouble.value, GuardOutcome.CUT), SpeechTokenDelta(last, LONG_FINISH)
+        ended = self.verdict.good_tokens == len(tokens)  # by itself, so that nothing is to be cut
+        outcome, reason = (GuardOutcome.HEARD, STOP_FINISH) if ended else (GuardOutcome.CUT, LONG_FINISH)
+        return GuardNote(self.verdict.trouble.value, outcome), SpeechTokenDelta(last, reason)
 
 
 class _SegmentText:

@@ -187,11 +187,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+_RATIOS = ("rtf_ratio", "ttfa_ratio", "ttfa_long_ratio")
+
+
 def speed_ratios(path: Path) -> dict[str, Any]:
     """Read what `benchmarks.cpu_speed` wrote.
 
     Returns:
-        "figures": `rtf_ratio` and `ttfa_ratio`; "taken_from": the two commits and the time.
+        "figures": `rtf_ratio`, `ttfa_ratio` and `ttfa_long_ratio`; "taken_from": the two commits and the time.
 
     Raises:
         OSError: the file can't be read.
@@ -201,7 +204,7 @@ def speed_ratios(path: Path) -> dict[str, Any]:
     document = json.loads(path.read_text("utf-8"))
     environment = document["environment"]
     return {
-        "figures": {name: float(document["figures"][name]) for name in ("rtf_ratio", "ttfa_ratio")},
+        "figures": {name: float(document["figures"][name]) for name in _RATIOS},
         "taken_from": {
             "commit_before": document["commit_before"],
             "git_commit": environment["git_commit"],

@@ -18,10 +18,16 @@ from lab.train.text.generated import generated_sentence, varied_sentence
 from lab.train.text.make_heldout import (
     FRAGMENTS,
     HELDOUT,
+    LONG,
+    LONG_LETTERS,
     MIN_USES,
+    PARAGRAPH_WORDS,
+    PARAGRAPHS,
     choose,
     choose_fragments,
     heldout_fragments,
+    heldout_long,
+    heldout_paragraphs,
     read_novels,
 )
 from lab.train.text.mix import TextSources, planned
@@ -29,6 +35,8 @@ from lab.train.text.wordnet import DATA_FILES, MAX_CHARACTERS, as_sentence, read
 
 HELDOUT_SHA256 = "3782154c65a039e58e15ec5b263f5e07258a321fc405bf7b9263eb0ce2ec80ab"
 FRAGMENTS_SHA256 = "610f11a9a16e57b4cffa33df8a6aa0831c8324c06887c7973389f9468892c85e"
+LONG_SHA256 = "10659292860b9a66a6757e8d9bd9d2bf7d6c84951d0a897badb85f64422b7241"
+PARAGRAPHS_SHA256 = "e42f0a3e3a0ab4662b2acd8aefc0afaf6d5d1ea4f24abd866cf81a5b92420824"
 
 
 def test_the_heldout_sentences_are_those_that_were_chosen_before_training() -> None:
@@ -41,6 +49,16 @@ def test_the_heldout_fragments_have_no_stop_and_are_in_no_heldout_sentence() -> 
     fragments, spoken = heldout_fragments(), " ".join(heldout_sentences()).lower()
     assert len(fragments) == len(set(fragments)) == 50
     assert all(each.replace(" ", "").replace("'", "").isalpha() and each not in spoken for each in fragments)
+
+
+def test_the_long_heldout_texts_are_those_that_were_chosen() -> None:
+    texts = {LONG: heldout_long(), PARAGRAPHS: heldout_paragraphs()}
+    assert [hashlib.sha256(path.read_bytes()).hexdigest() for path in texts] == [LONG_SHA256, PARAGRAPHS_SHA256]
+    assert all(len(text) in LONG_LETTERS for text in texts[LONG]) and len(set(texts[LONG])) == 100
+    assert (
+        all(len(re.findall("[A-Za-z']+", text)) in PARAGRAPH_WORDS for text in texts[PARAGRAPHS])
+        and len(set(texts[PARAGRAPHS])) == 20
+    )
 
 
 def test_no_heldout_sentence_can_be_generated() -> None:

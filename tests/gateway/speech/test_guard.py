@@ -138,6 +138,7 @@ def test_the_least_that_sounds_follows_the_prompt_and_is_asked_for_where_silence
     reference = "The quick brown fox jumps."
     prompt = (1, 2, 3) * 20 + tuple(range(100, 126))
     assert usual_speech(TEXT, reference, prompt).least_sounding == 0
+    assert usual_speech(TEXT, reference, prompt).slowest is None
     assert usual_speech(TEXT, "", prompt, SILENT).least_sounding == 0
     least = usual_speech("<strong>Bring the blue folder.</strong>", reference, prompt, SILENT).least_sounding
     assert least == int(0.55 * 26 / 21 * 18), "of 21 and 18 letters"
@@ -250,6 +251,15 @@ async def test_speech_that_goes_on_ends_where_its_text_must_have_been_said() -> 
     assert heard.tokens == list(endless[: len(TEXT) * 2])[: len(heard.tokens)] and len(heard.tokens) >= len(TEXT)
     mended = await spoken(ScriptedLLM([(endless, "stop"), (GOOD, "stop")]))
     assert mended.notes == [GuardNote("long", GuardOutcome.MENDED)] and mended.finish_reason == "stop"
+
+
+async def test_speech_that_ends_later_than_its_voice_speaks_is_spoken_again_and_never_cut() -> None:
+    once, twice = tuple(range(100, 212)), tuple(range(100, 230))
+    assert await spoken(ScriptedLLM([(once, "stop")])) == Spoken(list(once), "stop", [])
+    mended = await spoken(ScriptedLLM([(twice, "stop"), (once, "stop")]))
+    assert mended == Spoken(list(once), "stop", [GuardNote("long", GuardOutcome.MENDED)])
+    stayed = await spoken(ScriptedLLM([(twice, "stop")]))
+    assert stayed == Spoken(list(twice), "stop", [GuardNote("long", GuardOutcome.HEARD)])
 
 
 async def test_silence_that_goes_on_is_cut_short() -> None:
