@@ -76,6 +76,7 @@ def official() -> TextFrontEnd:
         ("40 litres/day", "forty litres"),
         ("Leave New\u00a0York with 10\u00a0kg.", "Leave New York with ten kilograms."),
         ("H₂O and CO₂, 10⁵", "H two O and CO two, ten to the power of five."),
+        ("№ 5 grows by 3‰, 10⁻³", "number five grows by three per mille, ten to the power of minus three."),
         ("we`re and we´re 5", "we're and we're five."),
         ("很棒，花了$999。The battery lasts 3 days.", "很棒，花了九百九十九美元。The battery lasts three days."),
         ("用iPhone 15 Pro Max拍照。It lasts 3 days.", "用iPhone 十五 Pro Max拍照。It lasts three days."),
