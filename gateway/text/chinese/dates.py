@@ -95,7 +95,10 @@ def _score(match: re.Match[str]) -> str:
 
 DATES = (
     rule(rf"{_FREE}{_YEAR}(?P<sign>[-/.·]){_MONTH}(?P=sign){_DAY}(?P<named>[日号號])?{_END}", _date),
-    rule(rf"{_FREE}(?P<first>\d{{1,2}})(?P<sign>[-/.])(?P<last>\d{{1,2}})(?P=sign){_YEAR}{_END}", _american_date),
+    rule(
+        rf"{_FREE}(?P<first>\d{{1,2}})(?P<sign>[-/.])(?P<last>\d{{1,2}})(?P=sign)(?P<year>(?:19|20)\d\d){_END}",
+        _american_date,
+    ),
     rule(rf"{_FREE}{_YEAR}[-/]{_MONTH_2}{_END}", _date),
     rule(rf"{_FREE}{_YEAR}\.(?P<month>1[0-2]|0[1-9]){_END}(?![元万亿萬億%℃°A-Za-z个個])", _date),
     rule(rf"{_FREE}{_MONTH_2}[-/.]{_YEAR}{_END}", _date),
@@ -112,7 +115,7 @@ DATES = (
     ),
     rule(rf"{_FREE}\d{{1,2}}·\d{{1,2}}(?!\d)", lambda m: called(m[0].replace("·", ""))),
     rule(
-        rf"{_FREE}(?P<first>(?:19|20)\d\d)[-–—~～](?P<last>(?:19|20)\d\d){_END}(?!\s?[元人米个個名件万亿点分秒克吨公])",
+        rf"{_FREE}(?P<first>(?:19|20)\d\d){_RANGE}(?P<last>(?:19|20)\d\d){_END}(?!\s?[元人米个個名件万亿点分秒克吨公])",
         _years,
     ),
     rule(rf"{_FREE}(?P<first>[12]\d{{3}})年?(?:{_RANGE}|/)(?P<last>[12]\d{{3}})(?=年|{_OF_A_YEAR})", _years),

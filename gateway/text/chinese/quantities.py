@@ -50,7 +50,7 @@ _CLASSIFIERS = han(
     "县 校 轮 美元 欧元 英镑 港元 日元 笔 枚 节 餐 顿 针 阵 行 处 英 海里 光年 寸 尺 丈 磅 瓦 摄氏度 刻钟 季度 "
     "次 代人"
 )
-_NOT_COUNTED = r"分之|点\d|点几|次[元方]|次函数|次曲线|行[代程]|室外|国[道语]"
+_NOT_COUNTED = r"分之|点\d(?!\d?分)|点几|次[元方]|次函数|次曲线|行[代程]|室外|国[道语]"
 _COUNTED = rf"(?=\s?(?:(?!{_NOT_COUNTED})(?:{_CLASSIFIERS})|年(?![级級底初末春夏秋冬])))"
 _UNIT_CHARACTERS = (
     "年月日号號点點分时時周元块塊角毛米克斤吨噸升度岁歲人个個天名次页頁章节節级級楼樓层層位万萬亿億千百件台部条條寸倍"
@@ -183,9 +183,10 @@ SUMS = (
 )
 MINUS = (
     rule(rf"(?<=\d[{_UNIT_CHARACTERS}])\s?[-–—~～]\s?(?=[-−]?\d)", lambda _: "到"),
-    rule(rf"(?:(?<=\d(?:{_LONG_UNITS}))|(?<=\d[℃%]))\s?[-–—~～]\s?(?=[-−]?\d)", lambda _: "到"),
-    rule(rf"(?<![\w)）\]%℃°.])[-−](?=\d|[百千]分之)|(?<=[{_SHOWN_NEGATIVE}])[-−](?=\d)", lambda _: "负"),
+    rule(rf"(?:(?<=\d(?:{_LONG_UNITS}))|(?<=\d[℃%‰]))\s?[-–—~～]\s?(?=[-−]?\d)", lambda _: "到"),
+    rule(rf"(?<![\w)）\]%‰℃°.])[-−](?=\d|[百千]分之)|(?<=[{_SHOWN_NEGATIVE}])[-−](?=\d)", lambda _: "负"),
     rule(rf"(?<=[\u4e00-\u9fff])[-−](?=(?:{_N})\s?(?:℃|°|度|%|元|万|亿))", lambda _: "负"),
+    rule(r"(?<=\d)\s?[-–—~～]\s?(?=负\d)", lambda _: "到"),
     rule(r"(?<=[\u4e00-\u9fff])-(?=\d)", lambda _: " "),
     rule(r"(?<![A-Za-z\d)）\]%℃°.+])\+(?=\d)", lambda _: "正"),
     rule(r"(?<=[\d万萬亿億千百])\+(?![\w+])", lambda _: "加"),
@@ -197,7 +198,10 @@ MONEY = (
         _price,
     ),
     rule(rf"{_FREE}(?P<amount>{_N})(?:{_TO}(?P<last>{_N}))?{_SCALE}\s?(?P<sign>{_CURRENCY})(?![A-Za-z\d])", _price),
-    rule(rf"{_FREE}\d{{1,16}}\.\d{{0,8}}0(?=\s?(?:{_NAMED}))", lambda m: money(m[0])),
+    rule(
+        rf"{_FREE}(?:\d{{1,3}}(?:,\d{{3}})+|\d{{1,16}})\.\d{{0,8}}0(?=\s?(?:{_NAMED}))",
+        lambda m: money(m[0].replace(",", "")),
+    ),
 )
 MEASURES = (
     rule(

@@ -81,6 +81,8 @@ def official() -> TextFrontEnd:
         ("很棒，花了$999。The battery lasts 3 days.", "很棒，花了九百九十九美元。The battery lasts three days."),
         ("用iPhone 15 Pro Max拍照。It lasts 3 days.", "用iPhone 十五 Pro Max拍照。It lasts three days."),
         ("发邮件到abc@qq.com。", "发邮件到abc艾特qq点com。"),
+        ("COVID-19和B2B，MP3", "COVID十九和B to B，MP三"),
+        ("Lei Jun (雷军) is 55.", "Lei Jun (雷军) is fifty five."),
         ("网址www.a.com", "网址a点com."),
         ("２０２４年１０月，３５％", "二零二四年十月，百分之三十五。"),
     ],
