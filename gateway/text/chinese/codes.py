@@ -20,7 +20,7 @@ _PLACE = han("室 房 房间 教室 宿舍 寝室 会议室 包厢 包间 病房
 _HELP = "110|119|120|122|114"
 _CALLED_BEFORE = han("打 拨 拨打 致电 呼叫 电话 联系 找")
 _HELPERS = han("报警 急救 火警 电话 指挥中心 接警 查号 救护 热线 台")
-_SERVICES = r"100(?:10|86)|12306|1231[5-9]|12320|12333|12348|123[56]8|955\d\d|12580"
+_SERVICES = r"100(?:10|86)|12306|12123|1231[5-9]|12320|12333|12348|123[56]8|955\d\d|12580"
 # Hyphens behind these belong to the name; behind other words a hyphen before a number is a minus.
 _MODELS = han(
     "歼 轰 运 直 东风 长征 巨浪 红旗 米格 苏 图 神舟 天宫 嫦娥 波音 空客 枭龙 翼龙 鹰击 教 附件 表 图表 方案 型 "
@@ -79,7 +79,8 @@ NETWORKS_AND_VERSIONS = (
     rule(rf"{_FREE}\d{{1,3}}(?:\.\d{{1,3}}){{3}}{_END}", _address),
     rule(r"(?<![\d.])\d{1,4}(?:\.\d{1,4}){2,4}(?!\d|\.\d)", _version),
     rule(
-        r"(?<![A-Za-z])(?P<v>[vV])\.?(?P<digits>\d{1,4}(?:\.\d{1,6})?)(?![\d.])", lambda m: m["v"] + number(m["digits"])
+        r"(?<![A-Za-z\d])(?P<v>[vV])\.?(?P<digits>\d{1,4}(?:\.\d{1,6})?)(?![\d.])",
+        lambda m: m["v"] + number(m["digits"]),
     ),
 )
 TELEPHONES_AND_CODES = (
@@ -112,6 +113,7 @@ TELEPHONES_AND_CODES = (
     rule(rf"(?<=九八五[、/和及与，])211{_END}", _known),
 )
 MODELS = (
+    rule(rf"{_FREE}\d[vV]\d{_END}", lambda m: digits(m[0])),
     rule(r"(?<![A-Za-z0-9])([ABCFGOP])2([ABCFGOP])(?![A-Za-z0-9])", lambda m: f"{m[1]} to {m[2]}"),
     rule(r"(?<=[A-Za-z])(?P<name>\d{1,4})-(?P<rest>\d{3,6})", lambda m: f"{m['name']} {digits(m['rest'])}"),
     rule(r"(?<=[A-Za-z])(?P<name>\d{1,4}(?:\.\d{1,2})?)-(?=\d)", lambda m: f"{m['name']} "),
