@@ -18,6 +18,7 @@ from gateway.speech.pauses import PauseWeaver
 from gateway.speech.prosody_carry import ProsodyCarry
 from gateway.speech.request import MAX_SEED, STOP_FINISH, GuardNote, SpeechRequest, SpeechResult, SpokenSpan, draw_seed
 from gateway.text import SpokenSegment
+from gateway.text.cleaning import cleaned
 from gateway.voices.registry import ReadyVoice
 from llm_service.aligner import Aligner
 from servicekit.clock import Clock
@@ -118,8 +119,9 @@ class SpeechJob:
     def use(self, voice: ReadyVoice) -> None:
         self.result.voice_id, self.result.voice_warning = voice.registered.voice_id, voice.warning
         # NOTE: without a transcript the LLM can't continue from the prompt's tokens; token2wav alone gives the voice.
-        reference_tokens = voice.registered.prompt_speech_tokens if voice.transcript.strip() else ()
-        self._voice = Utterance("", voice.transcript, reference_tokens)
+        transcript = cleaned(voice.transcript)
+        reference_tokens = voice.registered.prompt_speech_tokens if transcript.strip() else ()
+        self._voice = Utterance("", transcript, reference_tokens)
 
     def begin_segment(self, segment: SpokenSegment) -> tuple[Utterance, int]:
         """Return the LLM's next segment and its seed."""

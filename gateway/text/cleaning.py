@@ -15,7 +15,6 @@ import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache
 
 from gateway.errors import InvalidRequestError
 from gateway.text.stretches import Stretch, TextReader
@@ -49,6 +48,8 @@ _RANGES = (
     (0x2F800, 0x2FA20),
 )
 """Where there are characters that NFKC changes; Hangul syllables are none of them."""
+_LONGEST = 6
+"""Most characters that stand for one, so that no text grows much: ㌖ has six, and Arabic has one of 18."""
 _SPACED_MARK = "<compat> 0020 "
 _ONE_STEP = ("<square>", "<wide>", "<narrow>")
 """Kinds of characters that are made of others, which mean more than what NFKC makes of those: ㎡ is m²."""
@@ -73,7 +74,8 @@ def _clean_character(character: str) -> str:
     if kind in _ONE_STEP:
         return "".join(chr(int(part, 16)) for part in parts)
     is_mark_alone = unicodedata.decomposition(character).startswith(_SPACED_MARK) and len(parts) > 1
-    return character if is_mark_alone else unicodedata.normalize("NFKC", character)
+    clean = unicodedata.normalize("NFKC", character)
+    return character if is_mark_alone or len(clean) > _LONGEST else clean
 
 
 def _tables() -> tuple[dict[str, str], str]:
@@ -153,7 +155,6 @@ def _certain(found: list[Change]) -> list[Change]:
     return [*before, (written[: tail.start()],) * 2] if tail.start() else before
 
 
-@lru_cache(maxsize=1024)
 def cleaned(text: str) -> str:
     """Return a whole text clean."""
     return "".join(clean for _, clean in changes(text))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from gateway.text.chinese.words import called, cardinal, counted, digits, han
+from gateway.text.chinese.words import called, cardinal, counted, digits, han, number
 from gateway.text.english.words import rule
 
-_FREE, _END = r"(?<![\d.:：/A-Za-z-])", r"(?![\d:：/]|[.-]\d)"
+_FREE, _END = r"(?<![\d./A-Za-z-])(?<!\d[:：])", r"(?![\d:：/]|[.-]\d)"
 _YEAR, _MONTH, _DAY = r"(?P<year>[12]\d{3})", r"(?P<month>1[0-2]|0?[1-9])", r"(?P<day>3[01]|[12]\d|0?[1-9])"
 _MONTH_2, _DAY_2 = r"(?P<month>1[0-2]|0[1-9])", r"(?P<day>3[01]|[12]\d|0[1-9])"
 _RANGE = r"\s?[-–—~～至到]\s?"
@@ -90,12 +90,15 @@ def _duration(match: re.Match[str]) -> str:
 
 
 def _score(match: re.Match[str]) -> str:
-    return f"{match.groupdict().get('before') or ''}{cardinal(match['first'])}比{cardinal(match['last'])}"
+    return f"{match.groupdict().get('before') or ''}{number(match['first'])}比{number(match['last'])}"
 
 
 DATES = (
     rule(rf"{_FREE}{_YEAR}(?P<sign>[-/.·]){_MONTH}(?P=sign){_DAY}(?P<named>[日号號])?{_END}", _date),
-    rule(rf"{_FREE}(?P<first>\d{{1,2}})(?P<sign>[-/.])(?P<last>\d{{1,2}})(?P=sign){_YEAR}{_END}", _american_date),
+    rule(
+        rf"{_FREE}(?P<first>\d{{1,2}})(?P<sign>[-/.])(?P<last>\d{{1,2}})(?P=sign)(?P<year>(?:19|20)\d\d){_END}",
+        _american_date,
+    ),
     rule(rf"{_FREE}{_YEAR}[-/]{_MONTH_2}{_END}", _date),
     rule(rf"{_FREE}{_YEAR}\.(?P<month>1[0-2]|0[1-9]){_END}(?![元万亿萬億%℃°A-Za-z个個])", _date),
     rule(rf"{_FREE}{_MONTH_2}[-/.]{_YEAR}{_END}", _date),
@@ -112,12 +115,13 @@ DATES = (
     ),
     rule(rf"{_FREE}\d{{1,2}}·\d{{1,2}}(?!\d)", lambda m: called(m[0].replace("·", ""))),
     rule(
-        rf"{_FREE}(?P<first>(?:19|20)\d\d)[-–—~～](?P<last>(?:19|20)\d\d){_END}(?!\s?[元人米个個名件万亿点分秒克吨公])",
+        rf"{_FREE}(?P<first>(?:19|20)\d\d){_RANGE}(?P<last>(?:19|20)\d\d){_END}(?!\s?[元人米个個名件万亿点分秒克吨公])",
         _years,
     ),
     rule(rf"{_FREE}(?P<first>[12]\d{{3}})年?(?:{_RANGE}|/)(?P<last>[12]\d{{3}})(?=年|{_OF_A_YEAR})", _years),
     rule(rf"{_FREE}(?P<first>[12]\d{{3}})[-/](?P<last>\d\d)(?=年|{_OF_A_YEAR})", _years),
     rule(rf"{_FREE}[12]\d{{3}}(?=\s?年(?!历史|歷史|文明)|{_OF_A_YEAR}|[Qq][1-4])", _year),
+    rule(r"(?<=《)[12]\d{3}(?!\d)", _year),
     rule(rf"{_FREE}0\d(?=年)|{_FREE}\d\d(?=年{_AFTER_2_DIGITS})", _year),
     rule(rf"{_FREE}{_LASTING_BEFORE}(?:49|[5-9]\d)(?=年{_LASTING_BEHIND})", _year),
     rule(rf"{_FREE}(?:[5-9][05]|00|05|10)(?=[后後](?!\w*[天年月日个時时分秒]))", _year),
@@ -143,6 +147,8 @@ TIMES = (
     rule(rf"{_FREE}(?P<first>\d{{1,2}}) ?- ?(?P<last>(?P=first)){_END}{_COUNTED_BEHIND}", _score),
     rule(rf"{_FREE}{_TIME}{_HALF}?{_RANGE}(?=\d{{1,2}}[:：]\d\d)", lambda m: f"{_clock(m)}到"),
     rule(rf"(?:(?<=到)|{_FREE}){_TIME}{_HALF}?{_END}", _clock),
-    rule(rf"{_FREE}(?P<first>\d{{1,6}}) ?[:：] ?(?P<last>\d{{1,6}}){_END}", _score),
+    rule(
+        rf"{_FREE}(?P<first>\d{{1,6}}(?:\.\d{{1,3}})?) ?[:：] ?(?P<last>\d{{1,6}}(?:\.\d{{1,3}})?)(?![\d:：/-])", _score
+    ),
     rule(rf"{_FREE}(?P<hour>1[0-2]|0?[1-9]) ?{_HALF}", _hour),
 )

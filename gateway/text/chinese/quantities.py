@@ -50,7 +50,7 @@ _CLASSIFIERS = han(
     "县 校 轮 美元 欧元 英镑 港元 日元 笔 枚 节 餐 顿 针 阵 行 处 英 海里 光年 寸 尺 丈 磅 瓦 摄氏度 刻钟 季度 "
     "次 代人"
 )
-_NOT_COUNTED = r"分之|点\d|点几|次[元方]|次函数|次曲线|行[代程]|室外|国[道语]"
+_NOT_COUNTED = r"分之|点\d(?!\d?分)|点几|次[元方]|次函数|次曲线|行[代程]|室外|国[道语]"
 _COUNTED = rf"(?=\s?(?:(?!{_NOT_COUNTED})(?:{_CLASSIFIERS})|年(?![级級底初末春夏秋冬])))"
 _UNIT_CHARACTERS = (
     "年月日号號点點分时時周元块塊角毛米克斤吨噸升度岁歲人个個天名次页頁章节節级級楼樓层層位万萬亿億千百件台部条條寸倍"
@@ -133,13 +133,12 @@ def _one_unit(written: str) -> str:
 
 
 def _first(match: re.Match[str]) -> str:
-    """Return the first number of a range; 2 of what is counted is 两."""
-    written = match["first"]
-    return (
-        "两到"
-        if written == "2" and re.match(rf"(?:{_N}){_COUNTED}", match.string[match.end() :])
-        else f"{number(written)}到"
-    )
+    """Return the first number of a range; 2 of what is counted is 两. What falls, or begins with 0, is a score."""
+    first, last, behind = match["first"], match["last"], match.string[match.end("last") :]
+    is_short = first.isdecimal() and last.isdecimal() and max(len(first), len(last)) <= len("10")
+    if is_short and not match["word"] and (int(first) > int(last) or first == "0") and not _AMOUNT_BEHIND.match(behind):
+        return f"{number(first)}比"
+    return "两到" if first == "2" and re.match(_COUNTED, behind) else f"{number(first)}到"
 
 
 def _number(match: re.Match[str]) -> str:
@@ -154,7 +153,7 @@ def _number(match: re.Match[str]) -> str:
 
 SIGNS = (
     rule(r"(?<=\d)．(?=\d)", lambda _: "."),
-    rule(r"(?<=\d)#(?=[楼樓栋棟座机線线])", lambda _: "号"),
+    rule(r"(?<=\d)#(?=[楼樓栋棟座机線线汽柴])", lambda _: "号"),
     rule(r"(?<=\d)[wW](?=\+|[粉人]|用户|阅读|播放)", lambda _: "万"),
     rule(rf"(?P<whole>\d{{1,6}})(?=[{''.join(_VULGAR)}])", lambda m: f"{m['whole']}又"),
     rule(f"[{''.join(_VULGAR)}]", lambda m: _VULGAR[m[0]]),
@@ -175,7 +174,7 @@ SUMS = (
     ),
     rule(rf"{_BEFORE}(?P<sign>[<>!=]=|[+=×*÷≠≈≥≤<>＜＞−±]){_BEHIND}", _operator),
     rule(
-        r"(?<=[\w)）])\s?(?P<sign>[=≈≥≤≠])\s?(?=[\w(（√-])|(?<![-=<>A-Za-z\d])(?P<only>[≈≥≤±<>＜＞])\s?(?=\d)",
+        r"(?<=[\w)）])\s?(?P<sign>[=≈≥≤≠×])\s?(?=[\w(（√-])|(?<![-=<>A-Za-z\d])(?P<only>[≈≥≤±<>＜＞])\s?(?=\d)",
         lambda m: _OPERATORS[m["sign"] or m["only"]],
     ),
     rule(r"(?<=[\w)）])\s?(?P<sign>[<>＜＞]=?)\s?(?=\d)", _operator),
@@ -183,9 +182,10 @@ SUMS = (
 )
 MINUS = (
     rule(rf"(?<=\d[{_UNIT_CHARACTERS}])\s?[-–—~～]\s?(?=[-−]?\d)", lambda _: "到"),
-    rule(rf"(?:(?<=\d(?:{_LONG_UNITS}))|(?<=\d[℃%]))\s?[-–—~～]\s?(?=[-−]?\d)", lambda _: "到"),
-    rule(rf"(?<![\w)）\]%℃°.])[-−](?=\d|[百千]分之)|(?<=[{_SHOWN_NEGATIVE}])[-−](?=\d)", lambda _: "负"),
+    rule(rf"(?:(?<=\d(?:{_LONG_UNITS}))|(?<=\d[℃%‰]))\s?[-–—~～]\s?(?=[-−]?\d)", lambda _: "到"),
+    rule(rf"(?<![\w)）\]%‰℃°.])[-−](?=\d|[百千]分之)|(?<=[{_SHOWN_NEGATIVE}])[-−](?=\d)", lambda _: "负"),
     rule(rf"(?<=[\u4e00-\u9fff])[-−](?=(?:{_N})\s?(?:℃|°|度|%|元|万|亿))", lambda _: "负"),
+    rule(r"(?<=\d)\s?[-–—~～]\s?(?=负\d)|(?<=\d/\d)\s?[-–—~～]\s?(?=\d{1,2}/\d)", lambda _: "到"),
     rule(r"(?<=[\u4e00-\u9fff])-(?=\d)", lambda _: " "),
     rule(r"(?<![A-Za-z\d)）\]%℃°.+])\+(?=\d)", lambda _: "正"),
     rule(r"(?<=[\d万萬亿億千百])\+(?![\w+])", lambda _: "加"),
@@ -197,7 +197,10 @@ MONEY = (
         _price,
     ),
     rule(rf"{_FREE}(?P<amount>{_N})(?:{_TO}(?P<last>{_N}))?{_SCALE}\s?(?P<sign>{_CURRENCY})(?![A-Za-z\d])", _price),
-    rule(rf"{_FREE}\d{{1,16}}\.\d{{0,8}}0(?=\s?(?:{_NAMED}))", lambda m: money(m[0])),
+    rule(
+        rf"{_FREE}(?:\d{{1,3}}(?:,\d{{3}})+|\d{{1,16}})\.\d{{0,8}}0(?=\s?(?:{_NAMED}))",
+        lambda m: money(m[0].replace(",", "")),
+    ),
 )
 MEASURES = (
     rule(
@@ -220,8 +223,8 @@ NUMBERS = (
         r"(?![\d/])",
         _fraction,
     ),
-    rule(rf"{_FREE}(?P<first>{_N}){_TO}(?=(?:{_N})(?![-/.]\d))", _first),
+    rule(rf"{_FREE}(?P<first>{_N})\s?(?:[-–—~～〜]|(?P<word>[至到]))\s?(?=(?P<last>{_N})(?![-/.]\d))", _first),
     rule(rf"(?<![\d.])2{_COUNTED}", lambda _: "两"),
-    rule(r"(?<![\d.])\.(?=\d)", lambda _: "0."),
+    rule(r"(?<![\d.A-Za-z])\.(?=\d)", lambda _: "0."),
     rule(_N, _number),
 )

@@ -101,7 +101,9 @@ EQUATIONS = (
     rule(r"√ ?(?=[\w(])", lambda _: "the square root of "),
 )
 SIGNS = (
-    rule(r"(?<![\w)\]}.,:])[-−–](?=[$€£¥₹]?\.?\d)", lambda _: "minus "),
+    rule(r"(?<![\w)\]}.,:^])[-−–](?=[$€£¥₹]?\.?\d)", lambda _: "minus "),
+    rule(r"№ ?(?=\d)", lambda _: "number "),
+    rule(r"(?<=\d) ?‰", lambda _: " per mille"),
     rule(r"(?<![\w)\]}.,:/])\+(?=\d)", lambda _: "plus "),
     rule(r"± ?(?=\d)", lambda _: "plus or minus "),
     rule(r"(?:(?<=\s)|^)[~≈] ?(?=[$€£]?\d)", lambda _: "about "),

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from gateway.errors import InvalidRequestError
+from gateway.text.cleaning import cleaned
 from gateway.text.manner import MAX_RATE, MIN_RATE, PLAIN, Manner, gain_of, rate_of
 from gateway.text.markup.xml import OpenDocument, XmlProblem
 from gateway.text.normalization.language import primary_language
@@ -177,6 +178,7 @@ class SsmlReader:
 
     def text(self, text: str, at: int) -> None:
         """See `XmlReader.text`."""
+        text = cleaned(text)
         within = self._stack[-1].name if self._stack else ""
         if within == "break" and text.strip():
             raise XmlProblem("<break> may hold no text; write <break/>")

@@ -272,7 +272,8 @@ def _east_asian(text: str) -> str | None:
     """Tell Chinese, Japanese and Korean by their scripts, unless other words outnumber their characters."""
     han, kana, hangul = (len(script.findall(text)) for script in (_HAN, _KANA, _HANGUL))
     count = han + kana + hangul
-    if not count or count < len(_OTHER_TOKEN.findall(text)):
+    # Codes and initials say nothing of the language: COVID-19和B2B.
+    if not count or count < sum(len(each) > 1 and not each.isupper() for each in _OTHER_TOKEN.findall(text)):
         return None
     if hangul > han + kana:
         return "ko"

@@ -12,11 +12,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gateway.errors import InvalidRequestError
 from gateway.text.alignment import Alignment, Span
+from gateway.text.cleaning import cleaned
 from gateway.text.normalization.normalizer import NormalizedText, unchanged
 from gateway.text.pronunciation.phonemes import phoneme_tags
 from gateway.text.segments.breaks import spoken_length
@@ -60,7 +61,15 @@ class AliasRule:
     @cached_property
     def spoken(self) -> str:
         """What the LLM gets for the word."""
-        return self.alias if self.alphabet is None else phoneme_tags(self.alias, self.alphabet)
+        return cleaned(self.alias) if self.alphabet is None else phoneme_tags(self.alias, self.alphabet)
+
+
+def _also_clean(rule: AliasRule) -> Iterator[AliasRule]:
+    """Yield a rule as it is, and for a clean text: a word's `’` is `'` there."""
+    yield rule
+    word = cleaned(rule.word)
+    if word != rule.word and 0 < len(word) <= MAX_WORD and not word.isspace():
+        yield replace(rule, word=word)
 
 
 class Lexicon:
@@ -68,7 +77,7 @@ class Lexicon:
 
     def __init__(self, rules: Iterable[AliasRule]) -> None:
         """Sort the rules for the lookup; of two for the same word the first counts."""
-        rules = tuple(rules)
+        rules = tuple(each for rule in rules for each in _also_clean(rule))
         self.in_phonemes = next((rule.word for rule in rules if rule.alphabet is not None), None)
         """The first word whose pronunciation is phonemes; None if there is none."""
         self._rules: dict[tuple[str, bool], list[tuple[int, AliasRule]]] = {}

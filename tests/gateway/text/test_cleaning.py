@@ -31,6 +31,7 @@ ODD = "e\u0301\u0302ｶﾞ²³⁵⁻¹`´’\u200b\u200d\u00a0\u3000ﬁ㎡ａ％
         pytest.param("H₂O, 10⁵, xⁿ, 10⁻³, x²", "H2O, 10^5, x^n, 10^-3, x²", id="raised and lowered"),
         pytest.param("as they said.¹ The claim² and 研究¹", "as they said. The claim and 研究", id="numbers of notes"),
         pytest.param("½ … ™ 5℃ √2 8÷2 5‰ ㅋㅋ กำ", "½ … ™ 5℃ √2 8÷2 5‰ ㅋㅋ กำ", id="signs that rules know"),
+        pytest.param("㌖ \ufdfa", "キロメートル \ufdfa", id="one for many, unless very many"),
         pytest.param("COVID‑19, 1⁄2, ３－５", "COVID-19, 1/2, 3-5", id="hyphens and slashes"),
         pytest.param("𝐇𝐞𝐥𝐥𝐨 s\u0336o\u0336 1\ufe0f\u20e3 Ⅳ", "Hello so 1 IV", id="letters in disguise"),
     ],

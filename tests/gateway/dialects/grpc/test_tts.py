@@ -92,7 +92,7 @@ async def test_faster_speech_is_shorter_and_its_times_too(voices: list[NamedVoic
 
 async def test_a_voice_prompt_speaks(voices: list[NamedVoice]) -> None:
     token2wav, llm = FakeToken2Wav(), FakeLLM(speech_deltas(10))
-    prompt = speech_pb2.VoicePrompt(audio=b"RIFFmine", transcript=" I am new. ")
+    prompt = speech_pb2.VoicePrompt(audio=b"RIFFmine", transcript=" I\u00a0am ne\u00adw. ")
     async with opened_grpc(llm, token2wav, voices) as door:
         await listen(door.tts.Synthesize(whole(voice=speech_pb2.Voice(prompt=prompt))))
     assert token2wav.registrations == [b"RIFFmine"]

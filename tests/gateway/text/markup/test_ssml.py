@@ -41,6 +41,7 @@ def words(text: str) -> str:
         ('A <sub alias="doctor">Dr.</sub> is in.', "A doctor is in."),
         ('Room <say-as interpret-as="digits">42</say-as>.', "Room four two."),
         ("R&amp;D &lt;3 &#65;", "R&D <3 A."),
+        ("New&#160;York, 7&#xAD;0", "New York, 70."),
         ("I have 5.", "I have FIVE."),
         ("<speak>A [breath] <strong>b</strong>.</speak>", "A [breath] <strong>b</strong>."),
         ("<speak>A<!-- not said --> b.</speak>", "A b."),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gateway.text.chinese import ChineseNormalizer
+from gateway.text.normalization.normalizer import Normalizer
 from gateway.text.normalization.say_as import NotReadableError, said_as
 from gateway.text.normalization.wetext_normalizer import WeTextNormalizer
 
 pytest.importorskip("wetext", reason="the text extra is not installed")
 
-NORMALIZERS = {"en": WeTextNormalizer("en"), "zh": ChineseNormalizer()}
+NORMALIZERS: dict[str, Normalizer] = {"en": WeTextNormalizer("en"), "zh": ChineseNormalizer()}
 
 
 def said(text: str, kind: str, language: str, form: str | None = None) -> str:
@@ -29,7 +30,7 @@ def said(text: str, kind: str, language: str, form: str | None = None) -> str:
         ("ordinal", "3rd", "third", "第三"),
         ("telephone", "+86 110-119", "plus eight six, one one zero, one one nine", "加八六，幺幺零，幺幺九"),
         ("time", "14:30", "fourteen thirty", "十四点三十分"),
-        ("time", "2:05 p.m.", "two oh five P M", "下午二点五分"),
+        ("time", "2:05 p.m.", "two oh five P M", "下午两点五分"),
         ("time", "8:00am", "eight A M", "上午八点整"),
         ("currency", "$3.50", "three dollars and fifty cents", "三点五零美元"),
         ("currency", "20 EUR", "twenty euros", "二十欧元"),

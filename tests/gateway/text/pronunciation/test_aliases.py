@@ -79,6 +79,14 @@ def test_what_is_spoken_is_aligned_with_what_was_written(text: str, lexicons: li
     assert result.alignment.spoken_length == len(result.text)
 
 
+def test_a_word_is_found_however_its_characters_are_written() -> None:
+    front_end = TextFrontEnd({}, lambda text: None)
+    rules = (AliasRule("l’Hôpital", "Low\u00a0pit"), AliasRule("cafe\u0301", "caff"))
+    stream = front_end.open(TextOptions(aliases=rules), WHOLE_TEXT)
+    (segment,) = [*stream.push("l’Hôpital, l`Ho\u0302pital, l'Hôpital, café."), *stream.flush()]
+    assert stream.prepare(segment).text == "Low pit, Low pit, Low pit, caff."
+
+
 def test_aliases_come_before_normalisation_and_leave_tags_alone() -> None:
     front_end = TextFrontEnd({"en": Shouting()}, lambda text: "en")
     options = TextOptions("en", aliases=(AliasRule("cinco", "5"), AliasRule("breath", "air"), AliasRule("b", "c")))
