@@ -204,8 +204,8 @@ def _ends_with(text: str, marks: str) -> bool:
 
 def _last_marker(before: str) -> ListMarker | None:
     """Return the number of the item that the text is in; None if it is in no list."""
-    *_, last = (None, *list_markers(before))
-    return last
+    markers = [*list_markers(before)]
+    return markers[-1] if markers else None
 
 
 def _is_at(marker: str, text: str, end: int, known: int | None) -> bool | None:
