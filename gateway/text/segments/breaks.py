@@ -37,7 +37,7 @@ _ZERO_WIDTH_JOINER = "\u200d"
 _EMOJI_SKIN_TONES = range(0x1F3FB, 0x1F400)
 _ANY_SENTENCE_START = "A"
 
-_TITLE_QUOTES = ("《》", "〈〉", "『』", "“”")
+_TITLE_QUOTES = (("《", "》"), ("〈", "〉"), ("『", "』"), ("“", "”"))
 _LONGEST_TITLE = 40
 """Characters of a quotation that is taken for a title; a longer one is somebody's speech."""
 _SCALE = re.compile(
