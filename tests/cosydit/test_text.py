@@ -48,9 +48,8 @@ def test_a_checkpoint_tells_the_languages_and_the_length_of_segments(
     (tmp_path / "checkpoint.json").write_text('{"languages": ["en"]}', encoding="utf-8")
     (tmp_path / "llm").mkdir()
     (tmp_path / "llm" / "speech_bounds.json").write_text('{"segment_letters": 60}', encoding="utf-8")
-    assert (
-        main(["text", "Room 5 is full of people now. Then we all went home again.", "--checkpoint", str(tmp_path)]) == 0
-    )
+    text = "Room 5 is full of people now. Then we all went home again."
+    assert main(["text", text, "--checkpoint", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "language en" in out
     assert "segment 2" in out

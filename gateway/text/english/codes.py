@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from gateway.text.english.words import cardinal, digits, groups, pairs, rule, two_digits, year
+from gateway.text.english.money import CURRENCY_CODES
+from gateway.text.english.words import any_of, cardinal, digits, groups, pairs, rule, two_digits, year
 
 _NOT_WITHIN = r"(?<![\w.,/:$€£#+-])"
 _NOT_ON = r"(?![\w/:-]|[.,]\d)"
@@ -152,7 +153,11 @@ TELEPHONES_AND_CODES = (
         _plan,
     ),
     rule(r"(?i:(?P<name>\b(?:text|txt|sms)\b[^.!?]{0,40} to ))(?P<code>\d{4,6})(?!\w|[.,:/-]\d)", _code),
-    rule(r"(?P<name>\b(?:ending|ends|end) (?:in|with) )(?P<code>\d{2,6})(?!\w|[.,:/-]\d)", _code),
+    rule(
+        r"(?P<name>\b(?i:card|account|number|phone|visa|iban)\b[^.!?]{0,20} (?:ending|ends|end) (?:in|with) )"
+        r"(?P<code>\d{2,6})(?!\w|[.,:/-]\d)",
+        _code,
+    ),
     rule(
         rf"(?<!\w)(?i:(?P<name>(?:{_CODES}|pnr)(?: number| no\.| code)?(?: is|:)? ))"
         r"(?P<letters>[A-Za-z]{1,3})(?P<code>\d{3,12})(?!\w|[.,:/-]\d)",
@@ -179,7 +184,11 @@ CALLED_IN_PAIRS = (
         lambda m: f"{m['name']} {pairs(m['a'])} {pairs(m['b'])}",
     ),
     rule(rf"(?<!\w)(?P<name>{_CALLED_IN_PAIRS}) (?P<number>[1-9]\d{{2,3}})(?![\w-]|[.,:/]\d)", _in_pairs),
-    rule(r"(?<![\w.])(?P<name>[A-Z]{2}) (?P<number>[1-9]\d{3})(?![\w-]|[.,:/]\d)(?<!AD \d{4})(?<!BC \d{4})", _in_pairs),
+    rule(
+        rf"(?<![\w.])(?!{any_of(CURRENCY_CODES)})(?P<name>[A-Z]{{2,3}}) (?P<number>[1-9]\d{{3}})"
+        r"(?![\w-]|[.,:/]\d)(?<!AD \d{4})(?<!BC \d{4})",
+        _in_pairs,
+    ),
     rule(r"(?<![\w-])FY ?(?P<year>(?:19|20)\d\d)(?!\w)", lambda m: f"FY {year(int(m['year']))}"),
     rule(r"(?<![\w-])(?P<letters>[A-Z]{1,3})(?P<number>\d{3,4})(?![\w-]|[.,:/]\d)", _model),
     rule(r"(?<=\d)\((?P<letter>M)\)(?!\w)", lambda m: f" {m['letter']}"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.text.english.sentences import ends_before_capital
+from gateway.text.english.sentences import begins_sentence, ends_before_capital, is_last
 from gateway.text.english.units import MEASURE
 from gateway.text.english.words import cardinal, digits, ordinal, rule, two_digits, year
 
@@ -136,7 +136,9 @@ def _lap(match: re.Match[str]) -> str:
 
 def _stop_of_half(match: re.Match[str]) -> str:
     """The stop of `p.m.` is its own within a sentence, and the sentence's too at its end."""
-    return "." if match["stop"] and not match["zone"] and ends_before_capital(match.string[match.end() :]) else ""
+    behind = match.string[match.end() :]
+    is_end = is_last(behind) or (ends_before_capital(behind) and not begins_sentence(match.string[: match.start()]))
+    return "." if match["stop"] and not match["zone"] and is_end else ""
 
 
 def _weekday(match: re.Match[str]) -> str:
@@ -172,7 +174,8 @@ DATES = (
     rule(rf"(?<!\w)(?P<weekday>{_SHORT_DAYS})\.(?=,? [A-Za-z\d])", _weekday),
     rule(
         rf"(?P<on>\b(?i:on|since|until|till|before|after|due|starting) |\b{_DAY_NAME},? \(?)"
-        r"(?P<month>1[0-2]|0?[1-9])/(?P<day>3[01]|[12]\d|0?[1-9])(?![\w/-]|[.,]\d| of\b)",
+        r"(?P<month>1[0-2]|0?[1-9])/(?P<day>3[01]|[12]\d|0?[1-9])(?![\w/-]|[.,]\d)"
+        rf"(?! (?:of|the|an?|people|cups?|hours?|minutes?|days?|years?|miles?|way|{MEASURE})\b)",
         lambda m: m["on"] + _day_of_year(m),
     ),
     rule(
@@ -180,6 +183,10 @@ DATES = (
         rf"0?{_DAY}(?:st|nd|rd|th)? (?:of )?{_MONTH}\b\.?(?:,? {_YEAR}\b)?"
         r"(?!\s\d{1,2}(?:st|nd|rd|th|,)?\b)",
         _british,
+    ),
+    rule(
+        rf"(?<!\w){_MONTH}\.? {_DAY}[-–](?P<last>[12]?\d|3[01])(?![\w%-]|[.,:/]\d)",
+        lambda m: f"{_month(m['month'])} {ordinal(int(m['day']))} to {ordinal(int(m['last']))}",
     ),
     rule(
         rf"(?<!\w){_MONTH}(?:\.? |-)0?{_DAY}(?:st|nd|rd|th)?{_NO_NUMBER}(?:,? {_YEAR}{_NO_NUMBER})?",

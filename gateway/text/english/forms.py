@@ -33,6 +33,7 @@ _MAY_BE_RANGE = re.compile(r"[a-z][-–][MTWFSJAOND]")
 _BEFORE_NUMBERS = (*abbreviations.STREETS, *abbreviations.ABBREVIATIONS, *abbreviations.ROMAN_NUMERALS)
 _SUMS = (*formulas.EQUATIONS, *formulas.SIGNS, *formulas.POWERS)
 _NUMBERS = (
+    *quantities.GROUPED,
     *quantities.SPECIAL_FRACTIONS,
     *dates.TIMES,
     *dates.DATES,

@@ -46,12 +46,22 @@ _CURRENCIES = {
     "₽": _Currency("ruble", "rubles", "kopeck", "kopecks"),
     "₺": _Currency("lira", "lira", "kurus", "kurus"),
 }
-_SIGN = rf"(?P<sign>{any_of(_CURRENCIES)})"
-_CODES = {"USD": "US$", "EUR": "€", "GBP": "£", "JPY": "¥", "CAD": "C$", "AUD": "A$", "INR": "₹", "SGD": "S$"}
+_CODES: dict[str, str] = {
+    "USD": "US$",
+    "EUR": "€",
+    "GBP": "£",
+    "JPY": "¥",
+    "CAD": "C$",
+    "AUD": "A$",
+    "INR": "₹",
+    "SGD": "S$",
+}
 _CODES |= {"HKD": "HK$", "NZD": "NZ$", "BRL": "R$", "KRW": "₩"}
 _CURRENCIES |= {code: _CURRENCIES[sign] for code, sign in _CODES.items()}
 _CURRENCIES |= {"CHF": _Currency("Swiss franc", "Swiss francs"), "CNY": _Currency("yuan", "yuan", "fen", "fen")}
-_CODE = rf"(?P<sign>{any_of([*_CODES, 'CHF', 'CNY'])}|€|£)"
+_SIGN = rf"(?P<sign>{any_of(_CURRENCIES)})"
+CURRENCY_CODES = (*_CODES, "CHF", "CNY")
+_CODE = rf"(?P<sign>{any_of(CURRENCY_CODES)}|€|£)"
 _BEFORE_NOUN = (
     r"(?= (?:bill|note|coin|house|home|deal|fine|prize|budget|loan|fee|gift|bet|check|ticket|question|bonus)\b)"
 )

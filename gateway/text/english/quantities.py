@@ -82,6 +82,7 @@ def _amount_before_in(match: re.Match[str]) -> str:
     return year(int(amount)) if _LIKE_A_YEAR.fullmatch(amount) else cardinal(amount)
 
 
+GROUPED = (rule(r"(?<![\w.,+:/-])(?<!\d )[1-9]\d{0,2}(?: \d{3}){0,3} 000(?! ?\d)", lambda m: m[0].replace(" ", "")),)
 SPECIAL_FRACTIONS = (
     rule(rf"(?<=\d)[{_VULGAR}]", lambda m: f" {_FRACTIONS[m[0]]}"),
     rule(rf"[{_VULGAR}]", lambda m: _FRACTIONS[m[0]]),

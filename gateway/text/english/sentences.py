@@ -26,8 +26,11 @@ _NO_STARTERS = frozenset(
 _CLOSERS = "\"'”’)]"
 _NEXT_WORD = re.compile(rf"[{re.escape(_CLOSERS)}]{{0,3}}\s+[\"'“‘(]?(?P<word>[A-Z][a-z]*)(?![A-Za-z])")
 _CLOSED = re.compile(rf"[{re.escape(_CLOSERS)}]{{1,3}}\s")
+_FIRST_WORDS = re.compile(
+    r"(?:^|[.!?…]\s+)\W{0,3}(?:(?:At|By|Around|About|Before|After|Until|Till|Since|From|Near) )?$"
+)
 _REACH = 40
-"""Characters behind an abbreviation that are looked at."""
+"""Characters beside an abbreviation that are looked at."""
 
 
 def is_starter(word: str) -> bool:
@@ -40,6 +43,11 @@ def is_last(behind: str) -> bool:
     return not behind[:_REACH].strip(_CLOSERS + " \n\t")
 
 
+def begins_sentence(before: str) -> bool:
+    """Tell whether what follows a text is a sentence's first adverbial: `At` 5 p.m. Mr. Smith left."""
+    return _FIRST_WORDS.search(before[-_REACH:]) is not None
+
+
 def ends_before(behind: str) -> bool:
     """Tell whether a sentence ends with an abbreviation, by the text behind it."""
     behind = behind[:_REACH]
@@ -49,7 +57,12 @@ def ends_before(behind: str) -> bool:
     return found is not None and is_starter(found["word"])
 
 
+def may_follow_time(word: str) -> bool:
+    """Tell whether a word with a capital belongs to the time before it: 5 p.m. Friday."""
+    return word in _NO_STARTERS
+
+
 def ends_before_capital(behind: str) -> bool:
     """Do what `ends_before` does for an abbreviation that no name follows (`etc.`, `p.m.`): most capitals will do."""
     found = _NEXT_WORD.match(behind[:_REACH])
-    return ends_before(behind) or (found is not None and found["word"] not in _NO_STARTERS)
+    return ends_before(behind) or (found is not None and not may_follow_time(found["word"]))

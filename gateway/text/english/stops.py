@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from gateway.text.english.abbreviations import ANYWHERE, BEFORE_NUMBERS, BEHIND_NAMES, INITIALS, STREET_WORDS, TITLES
-from gateway.text.english.sentences import is_starter
+from gateway.text.english.sentences import begins_sentence, is_starter, may_follow_time
 
 _DOTTED = frozenset(each.removesuffix(".") for each in ANYWHERE if each.endswith("."))
 _NEVER_LAST = frozenset(
@@ -24,6 +24,7 @@ _MAY_BE_LAST = (
 )
 _BEFORE_NUMBERS = frozenset(BEFORE_NUMBERS)
 _TIMES = frozenset({"a.m", "p.m", "A.M", "P.M"})
+_NUMBER_BEFORE = re.compile(r"[\d:.]{1,8} ?$")
 _LAST_WORD = re.compile(r"(?P<name>\b[A-Z0-9][\w'’]*,? )?(?<![\w.])(?P<short>[\w.&]{1,12})\.$")
 _REACH = 40
 """Characters before a stop that are looked at."""
@@ -58,6 +59,9 @@ def ends_sentence(before: str, after: str) -> bool | None:
         return begins and found["name"] is not None and (short in STREET_WORDS or short in BEHIND_NAMES)
     if short == "etc":
         return after[0].isupper()
+    if short in _TIMES:
+        is_first = begins_sentence(_NUMBER_BEFORE.sub("", before[: -len(short) - 1]))
+        return after[0].isupper() and not may_follow_time(after) and not is_first
     return begins if short in _MAY_BE_LAST else None
 
 

@@ -113,6 +113,10 @@ SIDES = (
 """Pairs of measures: the sides of something, the pressure of blood."""
 MEASURES = (
     rule(
+        rf"{START}(?P<feet>\d{{1,2}}) ?(?:ft|feet)\.? ?(?P<inches>\d{{1,2}}) ?(?:inches|in)\b\.?(?! (?:the|a)\b)",
+        lambda m: f"{cardinal(m['feet'])} feet {cardinal(m['inches'])} inch{'es' * (m['inches'] != '1')}",
+    ),
+    rule(
         rf"{START}(?P<feet>\d{{1,2}})['’′] ?(?:(?P<inches>\d{{1,2}})(?:[\"”″]|''|(?!\w)))",
         _height,
     ),

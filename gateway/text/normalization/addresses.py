@@ -36,7 +36,8 @@ _ASIAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
 """Behind these characters an address begins, and before them it ends, without a blank."""
 _ADDRESS = re.compile(
     rf"(?:(?P<scheme>https?://|ftp://)|(?<![\w@./-])|(?<=[{_ASIAN}]))(?:"
-    rf"(?P<user>[A-Za-z0-9_%+-]{{1,64}}(?:\.[A-Za-z0-9_%+-]{{1,64}}){{0,4}})@(?P<mail>{_HOST}[A-Za-z]{{2,24}})(?![A-Za-z0-9_-])(?P<rest>(?:/[A-Za-z0-9_.-]{{1,60}}){{0,4}})"
+    rf"(?P<user>[A-Za-z0-9_%+-]{{1,64}}(?:\.[A-Za-z0-9_%+-]{{1,64}}){{0,4}})@(?P<mail>{_HOST}[A-Za-z]{{2,24}})"
+    r"(?![A-Za-z0-9_-])(?P<rest>(?:/[A-Za-z0-9_.-]{1,60}){0,4})"
     rf"|(?P<host>(?:localhost|\d{{1,3}}(?:\.\d{{1,3}}){{3}}|{_HOST}[A-Za-z]{{2,24}}))(?P<port>:\d{{1,5}})?(?P<path>{_PATH}))"
 )
 _HAS_ADDRESS = re.compile(r"://|@|\w\.[A-Za-z]{2}|localhost:")

@@ -37,7 +37,7 @@ _ZERO_WIDTH_JOINER = "\u200d"
 _EMOJI_SKIN_TONES = range(0x1F3FB, 0x1F400)
 _ANY_SENTENCE_START = "A"
 
-_TITLE_QUOTES = ("《》", "〈〉", "『』", "“”")
+_TITLE_QUOTES = (("《", "》"), ("〈", "〉"), ("『", "』"), ("“", "”"))
 _LONGEST_TITLE = 40
 """Characters of a quotation that is taken for a title; a longer one is somebody's speech."""
 _SCALE = re.compile(
@@ -204,8 +204,8 @@ def _ends_with(text: str, marks: str) -> bool:
 
 def _last_marker(before: str) -> ListMarker | None:
     """Return the number of the item that the text is in; None if it is in no list."""
-    *_, last = (None, *list_markers(before))
-    return last
+    markers = [*list_markers(before)]
+    return markers[-1] if markers else None
 
 
 def _is_at(marker: str, text: str, end: int, known: int | None) -> bool | None:
