@@ -40,7 +40,7 @@ def main() -> None:
 def house_figures(root: Path) -> dict[str, int]:
     """Return each figure by its name.
 
-    Lines are those of Python files. `routing_constants` counts the numbers that a module of the gateway's routing names,
+    Lines are those of Python files. `routing_constants` counts the numbers that modules of the gateway's routing name,
     `double_names` the public class names that more than one module of the wheel defines.
     """
     wheel = _files(root, *WHEEL)
