@@ -30,7 +30,7 @@ from gateway.dialects.grpc.riva_request import read_request
 from gateway.dialects.grpc.tts_config import read_config
 from gateway.dialects.openai.request import read_request as read_openai
 from gateway.dialects.speech_ws.wire import parse_config
-from gateway.dialects.wyoming.wire import ClientLeftError, EventStream, read_text, read_voice
+from gateway.dialects.wyoming.wire import ClientLeftError, CountedReader, EventStream, read_text, read_voice
 from gateway.errors import GatewayError
 from gateway.lexicons.forms import rules_of_json, rules_of_pls
 from gateway.llm.sse import EventLines, event_data
@@ -38,12 +38,13 @@ from gateway.llm.wire import LLMWire, PromptForm
 from gateway.text.markup.markdown import MarkupReader
 from gateway.text.markup.ssml import check_ssml
 from gateway.text.tags import InlineTags
-from gateway.voices.recordings import readable
+from gateway.voices import decoder
+from gateway.voices.recordings import container_of
 from llm_service.embedded.schema import ChatCompletionRequest, CompletionRequest, RequestRefused, parse_request
 from llm_service.vocab import COSYVOICE2
 from servicekit.checkpoint_file import CheckpointFileError, read_declaration
 from token2wav_service.checkpoint.read_description import read_description
-from token2wav_service.contract import ServerStatus, decode_error
+from token2wav_service.contract import MAX_PROMPT_SECONDS, ServerStatus, decode_error
 from token2wav_service.errors import CheckpointError, InvalidPromptError
 from token2wav_service.features.audio import load_prompt_audio, validate_prompt
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
@@ -102,9 +103,14 @@ def _form(data: bytes) -> object:
     return _run(read_form("multipart/form-data; boundary=x", pieces(), MAX_BYTES, 10))
 
 
+def _contained(data: bytes) -> object:
+    container = container_of(data)
+    return None if container is None else decoder.decoded(data, container.demuxer, MAX_PROMPT_SECONDS)
+
+
 def _wyoming(data: bytes) -> object:
     async def read() -> None:
-        reader = asyncio.StreamReader(limit=MAX_BYTES)
+        reader = CountedReader(limit=MAX_BYTES)
         reader.feed_data(data)
         reader.feed_eof()
         stream = EventStream(reader, SimpleNamespace(), MAX_BYTES, 1.0)  # type: ignore[arg-type]
@@ -313,6 +319,8 @@ def _files() -> Mapping[str, Target]:
 def _decoders() -> Mapping[str, Target]:
     """Recordings; FFmpeg's and libsndfile's code is not Python's, and may do worse than raise."""
 
+    import av
+
     def prompt(data: bytes) -> object:
         samples = load_prompt_audio(data)
         validate_prompt(samples)
@@ -322,7 +330,7 @@ def _decoders() -> Mapping[str, Target]:
     containers = (_container("mp4", "aac"), _container("matroska", "libopus"), _container("adts", "aac"))
     return {
         "recording": Target(prompt, (InvalidPromptError,), sounds),
-        "recording_in_a_container": Target(lambda data: _run(readable(data)), _GATEWAY, containers),
+        "recording_in_a_container": Target(_contained, (decoder.RefusedError, av.FFmpegError), containers),
     }
 
 

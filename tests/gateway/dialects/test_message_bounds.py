@@ -5,7 +5,6 @@ Work is counted, as calls of functions, and not timed.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ from gateway.dialects.grpc import errors as grpc_errors
 from gateway.dialects.grpc import riva_request, tts_config
 from gateway.dialects.openai import request as openai_request
 from gateway.dialects.speech_ws import wire as speech_wire
-from gateway.dialects.wyoming.wire import EventStream
+from gateway.dialects.wyoming.wire import CountedReader, EventStream
 from gateway.errors import GatewayError
 from gateway.voices.draft import MAX_PROMPT_BYTES
 
@@ -127,7 +126,7 @@ def test_json_of_many_values_is_refused_before_it_is_parsed(monkeypatch: pytest.
 
 @pytest.mark.parametrize("in_line", [True, False])
 async def test_a_wyoming_event_of_many_values_is_refused_before_it_is_parsed(in_line: bool) -> None:
-    reader, many = asyncio.StreamReader(limit=4 * MAX_BYTES), worst_json()["empty lists"].encode()
+    reader, many = CountedReader(limit=4 * MAX_BYTES), worst_json()["empty lists"].encode()
     line = b'{"type":"synthesize","data":%b}' % many if in_line else b'{"type":"a","data_length":%d}' % len(many)
     reader.feed_data(line + b"\n" + many)
     with pytest.raises(GatewayError, match="more than 2000 values"):
