@@ -41,12 +41,12 @@ _TITLE_QUOTES = (("《", "》"), ("〈", "〉"), ("『", "』"), ("“", "”"))
 _LONGEST_TITLE = 40
 """Characters of a quotation that is taken for a title; a longer one is somebody's speech."""
 _SCALE = re.compile(
-    r"\d ?(?:hundred|thousand|million|billion|trillion|[万亿萬億])$"
-    r"|(?<!\w)(?:two|three|four|five|six|seven|eight|nine|ten|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
-    r"|hundred|thousand|million|billion|point)$"
+    r"(?<![$€£¥\d.,])\d[\d.,]{0,12} ?(?:hundred|thousand|million|billion|trillion|[万亿萬億])$"
+    r"|(?<!\w)(?<!\d )(?:two|three|four|five|six|seven|eight|nine|ten|twenty|thirty|forty|fifty|sixty|seventy|eighty"
+    r"|ninety|hundred|thousand|million|billion|point)$"
 )
-"""The end of a number, if it has more than digits."""
-_LONGEST_SCALE = 10
+"""The end of a number that has more than digits; what is counted follows, unless a currency stands before."""
+_LONGEST_SCALE = 25
 _NAME = re.compile(r"(?<!\w)[A-Z][\w'’.&-]*$")
 _NUMBERED = re.compile(r"(?<!\w)(?:chapter|part|page|section|scene|act|step|volume|book)$")
 
