@@ -92,7 +92,7 @@ class DeclaredLanguages:
         self._scripts = frozenset(script for each in self.languages for script in _scripts_of(each))
 
     def usual(self, text: str, earlier: str | None) -> str | None:
-        """Return the language to read a text in that tells none.
+        """Return the language to read a text in that tells none: without letters, the first declared one.
 
         Args:
             text: without tags.
@@ -101,7 +101,8 @@ class DeclaredLanguages:
         is_other_script = earlier is None or _LATIN not in _scripts_of(earlier)
         if is_other_script and _ENGLISH in self.languages and _main_script(text) == _LATIN:
             return _ENGLISH
-        return earlier or (self.languages[0] if len(self.languages) == 1 else None)
+        is_told_by_nothing = len(self.languages) == 1 or not _script_weights(text)
+        return earlier or (self.languages[0] if is_told_by_nothing else None)
 
     def foreign(self, text: str, named: str | None) -> str | None:
         """Return the language of a text that the checkpoint does not declare; None if it does, or nobody can tell.

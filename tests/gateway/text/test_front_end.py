@@ -85,6 +85,8 @@ def official() -> TextFrontEnd:
         ("Lei Jun (雷军) is 55.", "Lei Jun (雷军) is fifty five."),
         ("网址www.a.com", "网址a点com."),
         ("２０２４年１０月，３５％", "二零二四年十月，百分之三十五。"),
+        ("10-15%", "百分之十到百分之十五。"),
+        ("4207", "四千二百零七"),
     ],
 )
 def test_an_official_checkpoints_text_is_read_in_the_words_of_its_languages(
