@@ -29,7 +29,7 @@ FEW = [
     Fault(0, Setting.THREE, Boundary.TOKEN2WAV, KILL, 0, at_s=0.6, seconds=0.3),
     Fault(1, Setting.THREE, Boundary.LLM, "half a piece down", 1, at_s=0.5, seconds=0.5),
     Fault(2, Setting.ONE, Boundary.LLM, "half an event", 0, at_s=0.3, seconds=0.3),
-    Fault(3, Setting.ONE, Boundary.DOORS, "a client vanishes", 0, at_s=0.3, seconds=0.3),
+    Fault(3, Setting.ONE, Boundary.DOORS, "cancelled gRPC calls", 0, at_s=0.3, seconds=0.3),
 ]
 """Of each kind one: a killed process, a broken wire, an answer that makes no sense, a caller who does harm."""
 PLAN = {"faults": 3, "real": 0, "seed": 1}
