@@ -41,7 +41,7 @@ PATIENCE_S = 40.0
 STREAMS = 4
 READY_TIMEOUT_S = 600.0
 OPTIONS = ("--grpc-port", "--wyoming-port", "--metrics-port")
-_REFUSED = b"."
+_READY, _REFUSED = b"!", b"."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,6 +90,8 @@ def _start_often(layout: CheckpointLayout, count: int) -> int:
             async with open_with_ports(config, access, telemetry):
                 raise RuntimeError("the gateway has a port that is taken")
 
+        sys.stdout.buffer.write(_READY)
+        sys.stdout.buffer.flush()
         for number in range(count):
             try:
                 asyncio.run(start(number))
@@ -107,6 +109,8 @@ def _starts(count: int, checkpoint: Path | None) -> int:
         command += ["--checkpoint", str(checkpoint)] if checkpoint is not None else []
         with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
             assert child.stdout is not None
+            if not select.select([child.stdout], [], [], READY_TIMEOUT_S)[0]:
+                raise RuntimeError(f"the process that starts gateways was not ready within {READY_TIMEOUT_S:.0f} s")
             while select.select([child.stdout], [], [], PATIENCE_S)[0] and (told := child.stdout.read1(1 << 16)):
                 done += told.count(_REFUSED)
             if child.poll() is None and done + hangs < count:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from lab.faults import __main__ as faults
-from lab.faults import run, world
+from lab.faults import run, starts, world
 from lab.faults.clients import BAD_CLIENTS
 from lab.faults.plan import KILL, WIRE_FAULTS, Boundary, Fault, Setting, draw
 from lab.faults.proxy import HOST, Direction, FaultyProxy
@@ -181,3 +181,9 @@ def test_a_short_campaign_loses_nothing(
     told = capsys.readouterr().out
     assert told.count(f"{count}/{count} ") == 1, "nothing is left to do"
     assert Boundary.LLM.value in told
+
+
+def test_a_gateway_whose_port_is_taken_ends_each_time_with_each_option(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    assert starts._starts(len(starts.OPTIONS), random_checkpoint(tmp_path_factory)) == 0
