@@ -183,6 +183,7 @@ def test_a_short_campaign_loses_nothing(
     assert Boundary.LLM.value in told
 
 
+@pytest.mark.slow
 def test_a_gateway_whose_port_is_taken_ends_each_time_with_each_option(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
