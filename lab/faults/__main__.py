@@ -27,7 +27,7 @@ from lab.faults.plan import Fault, Setting, draw
 from lab.faults.run import FaultReport, Journal, figures, run_campaign
 from lab.faults.world import RealWorld, StandInWorld, World
 
-FAULTS, REAL_FAULTS = 300, 12
+FAULTS, REAL_FAULTS = 400, 12
 DEFAULT_JOURNAL = Path(".cosydit/faults.jsonl")
 _INTERRUPTED = 130
 _HEAD = (

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from typing import Any
 
+import grpc
 import httpx
+from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
+from servicekit.tasks import stop
 from servicekit.timeouts import timeout
 from tests.raw_clients import HOST, PREFACE, SETTINGS, connected, frame, receive, reset_rapidly, send
 
@@ -160,6 +165,47 @@ async def break_a_websocket(doors: Doors, rng: random.Random) -> None:
                 ws.transport.abort()
 
 
+async def cancel_calls(doors: Doors, rng: random.Random) -> None:
+    """Begin to speak over gRPC, a whole text or one that is written, and cancel at any moment."""
+    config = {"config": {"voice": {"name": "default"}}}
+    async with grpc.aio.insecure_channel(f"{HOST}:{doors.grpc}") as channel:
+        stub = tts_service_pb2_grpc.TextToSpeechServiceStub(channel)  # type: ignore[no-untyped-call]
+
+        async def read(call: Any) -> None:
+            with suppress(grpc.RpcError):
+                async for _ in call:
+                    pass
+
+        async def speak_and_cancel(number: int) -> None:
+            if number % 2:
+                written = (tts_service_pb2.StreamingSynthesizeRequest(**each) for each in (config, {"text": TEXTS[0]}))
+                call = stub.StreamingSynthesize(written)
+            else:
+                call = stub.Synthesize(tts_service_pb2.SynthesizeRequest(text=rng.choice(TEXTS), **config))
+            reading = asyncio.create_task(read(call))
+            await asyncio.sleep(rng.uniform(0.0, 1.0))
+            call.cancel()
+            await stop(reading)
+
+        await asyncio.gather(*(speak_and_cancel(number) for number in range(4)))
+
+
+async def leave_sockets(doors: Doors, rng: random.Random) -> None:
+    """Have a text spoken over a WebSocket, and be gone at any moment."""
+    begin = '{"type": "session.config", "response_format": "pcm"}'
+    text = json.dumps({"type": "input.text", "text": " ".join(TEXTS)})
+
+    async def speak_and_leave() -> None:
+        with suppress(OSError, WebSocketException, asyncio.TimeoutError):
+            async with timeout(_SOCKET_S), connect(f"ws{doors.url[4:]}/v1/audio/speech/stream", proxy=None) as ws:
+                for message in (begin, text):
+                    await ws.send(message)
+                await asyncio.sleep(rng.uniform(0.0, 1.0))
+                ws.transport.abort()
+
+    await asyncio.gather(*(speak_and_leave() for _ in range(4)))
+
+
 async def hold_idle_connections(doors: Doors, rng: random.Random) -> None:
     """Open a hundred connections to each door and say nothing."""
     async with AsyncExitStack() as held:
@@ -178,5 +224,7 @@ BAD_CLIENTS: Mapping[str, BadClient] = {
     "garbage to gRPC": send_garbage_to_grpc,
     "HTTP/2 rapid reset": lambda doors, rng: reset_rapidly(doors.grpc, rng),
     "a broken WebSocket": break_a_websocket,
+    "cancelled gRPC calls": cancel_calls,
+    "WebSockets that are left": leave_sockets,
     "idle connections": hold_idle_connections,
 }

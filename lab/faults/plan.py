@@ -37,7 +37,7 @@ WIRE_FAULTS = (
 )
 KILL, STOP = "kill", "stop and continue"
 KILL_MODEL, STOP_MODEL = "kill the model process", "stop and continue the model process"
-CLOCK_JUMP, FULL_DISK = "clock jump", "full disk"
+CLOCK_JUMP, FULL_DISK, FEW_DESCRIPTORS = "clock jump", "full disk", "256 descriptors"
 PROCESS_FAULTS = (KILL, STOP, KILL_MODEL, STOP_MODEL)
 _SERVICES = (Boundary.LLM, Boundary.TOKEN2WAV)
 _REAL = (
@@ -45,7 +45,7 @@ _REAL = (
     *((Boundary.LLM, kind) for kind in (KILL, STOP)),
     (Boundary.GATEWAY, STOP),
 )
-_PROCESS_SHARE = 0.24
+_PROCESS_SHARE = 0.25
 _MOMENTS_S = {Setting.ONE: (0.1, 1.3), Setting.THREE: (0.1, 1.3), Setting.REAL: (1.0, 5.0)}
 """Earliest and latest time of a fault, while callers listen."""
 _PATIENCE_S = {Setting.ONE: 1.5, Setting.THREE: 4.5, Setting.REAL: 6.0}
@@ -104,7 +104,7 @@ def _kinds(count: int, rng: random.Random) -> list[tuple[Boundary, str]]:
     others += [(Boundary.LLM, kind) for kind in LLM_MISBEHAVIOURS]
     others += [(Boundary.TOKEN2WAV, kind) for kind in TOKEN2WAV_MISBEHAVIOURS]
     others += [(Boundary.DOORS, kind) for kind in BAD_CLIENTS]
-    others += [(Boundary.GATEWAY, kind) for kind in (CLOCK_JUMP, FULL_DISK)]
+    others += [(Boundary.GATEWAY, kind) for kind in (CLOCK_JUMP, FULL_DISK, FEW_DESCRIPTORS)]
     of_processes = round(count * _PROCESS_SHARE)
     drawn = _round_robin(process, of_processes, rng) + _round_robin(others, count - of_processes, rng)
     rng.shuffle(drawn)

@@ -27,6 +27,7 @@ from cosydit.stack.stack import LocalStack, StackOptions
 from lab.faults.clients import BAD_CLIENTS, TEXTS, Answer, Doors, speak
 from lab.faults.plan import (
     CLOCK_JUMP,
+    FEW_DESCRIPTORS,
     FULL_DISK,
     KILL,
     KILL_MODEL,
@@ -51,6 +52,7 @@ _STREAMS = "cosydit_gateway_streams"
 _FAILOVERS = "cosydit_gateway_failovers_total"
 _OPEN_STREAMS = "cosydit_token2wav_open_streams"
 _LLM_REQUESTS = ("cosydit_llm_requests_running", "cosydit_llm_requests_waiting")
+_FEW_DESCRIPTORS = 256
 _CRAWL_BYTES_PER_S = 4000.0
 _DEADLINES = ("--llm-first-token-timeout-s", "3", "--llm-token-timeout-s", "2.5", "--token2wav-chunk-timeout-s", "3")
 """Deadlines shorter than the defaults, so that they pass during a campaign."""
@@ -145,6 +147,8 @@ class _Gateway:
             await self._jump(fault.seconds)
         elif fault.kind == FULL_DISK:
             await self._fill_disk(fault.seconds)
+        elif fault.kind == FEW_DESCRIPTORS:
+            await self._use_descriptors_up(fault)
         else:
             raise ValueError(f"nothing is known of {fault.name}")
 
@@ -153,6 +157,16 @@ class _Gateway:
         os.kill(self.process.pid, there)
         await asyncio.sleep(seconds)
         os.kill(self.process.pid, back)
+
+    async def _use_descriptors_up(self, fault: Fault) -> None:
+        """Let the gateway have 256 descriptors for a while, and open as many connections."""
+        _, most = before = resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (_FEW_DESCRIPTORS, most))
+        try:
+            await BAD_CLIENTS["idle connections"](self.doors, random.Random(fault.number))
+            await asyncio.sleep(fault.seconds)
+        finally:
+            resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, before)
 
     async def _fill_disk(self, seconds: float) -> None:
         """Have every write to a file fail for a while, as on a full disk, and send recordings meanwhile."""

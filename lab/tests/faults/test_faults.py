@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from lab.faults import __main__ as faults
-from lab.faults import run, world
+from lab.faults import run, starts, world
 from lab.faults.clients import BAD_CLIENTS
 from lab.faults.plan import KILL, WIRE_FAULTS, Boundary, Fault, Setting, draw
 from lab.faults.proxy import HOST, Direction, FaultyProxy
@@ -29,7 +29,7 @@ FEW = [
     Fault(0, Setting.THREE, Boundary.TOKEN2WAV, KILL, 0, at_s=0.6, seconds=0.3),
     Fault(1, Setting.THREE, Boundary.LLM, "half a piece down", 1, at_s=0.5, seconds=0.5),
     Fault(2, Setting.ONE, Boundary.LLM, "half an event", 0, at_s=0.3, seconds=0.3),
-    Fault(3, Setting.ONE, Boundary.DOORS, "a client vanishes", 0, at_s=0.3, seconds=0.3),
+    Fault(3, Setting.ONE, Boundary.DOORS, "cancelled gRPC calls", 0, at_s=0.3, seconds=0.3),
 ]
 """Of each kind one: a killed process, a broken wire, an answer that makes no sense, a caller who does harm."""
 PLAN = {"faults": 3, "real": 0, "seed": 1}
@@ -181,3 +181,10 @@ def test_a_short_campaign_loses_nothing(
     told = capsys.readouterr().out
     assert told.count(f"{count}/{count} ") == 1, "nothing is left to do"
     assert Boundary.LLM.value in told
+
+
+@pytest.mark.slow
+def test_a_gateway_whose_port_is_taken_ends_each_time_with_each_option(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    assert starts._starts(len(starts.OPTIONS), random_checkpoint(tmp_path_factory)) == 0
