@@ -1,7 +1,7 @@
 """Traces one request through the gateway: `python -m tests.gateway.request_path`.
 
-Prints every named function of ours that runs, and counts the files that are entered, from the request's first byte until
-the LLM is asked. The gateway runs with its defaults before services that answer without models.
+Prints every named function of ours that runs, and counts the files that are entered, from the request's first byte
+until the LLM is asked. The gateway runs with its defaults before services that answer without models.
 """
 
 from __future__ import annotations
