@@ -18,8 +18,9 @@ COLD_STREAMS = 64
 """Limit before anything was measured."""
 LEAST_STREAMS = 4
 """Fewest streams: a host slower than speech still serves a few."""
-RESERVED_SHARE = 0.1
-"""Share of the limit, one stream at least, by which callers without a stream may exceed it."""
+RESERVED_SHARE, EXTRA_SHARE = 0.1, 0.25
+"""Share of the slots, one at least, that is kept for callers with few streams; and share of the limit by which they may
+exceed it."""
 FIRST_ROOM_S = 1.0
 """Room of a stream's first piece: nobody listens yet, but somebody waits."""
 TIGHT_S, TIGHT_SHARE = 0.15, 0.25
@@ -121,6 +122,11 @@ class StreamLimit:
             self._limit = min(float(self._most), grown)
 
 
-def reserved_streams(limit: int) -> int:
-    """Return how many streams beyond a limit callers without a stream may open."""
-    return max(1, int(RESERVED_SHARE * limit))
+def reserved_streams(slots: int) -> int:
+    """Return how many slots are kept for callers with few streams."""
+    return max(1, int(RESERVED_SHARE * slots))
+
+
+def extra_streams(limit: int) -> int:
+    """Return how many streams beyond a limit callers with few streams may open."""
+    return max(1, int(EXTRA_SHARE * limit))

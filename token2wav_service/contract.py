@@ -16,7 +16,7 @@ A stream's life on the model `token2wav_dit` (decoupled; `operation` selects the
     status                                                      status with FINAL: `ServerStatus` as JSON
 
 An `open` request may have the parameter `traceparent` (W3C), which token2wav's spans of the stream hang under, and
-`CALLER_HAS_STREAMS`: its caller has other streams, so it gets none of the room kept for callers who have none.
+`CALLER_HAS_SHARE`: its caller has its share of streams, so it gets none of the room kept for callers with few.
 Cancelling the `open` request, or losing the connection that carries it, aborts the stream. A voice_file is what
 `voice_file.py` reads and writes; importing one runs no feature model.
 """
@@ -59,7 +59,7 @@ DEFAULT_PRIORITY = 10
 """Default priority class; classes are 1 (first) to 10, as Triton counts them."""
 
 
-CALLER_HAS_STREAMS = "caller_has_streams"
+CALLER_HAS_SHARE = "caller_has_share"
 """Name of a parameter of `open`; any value means yes."""
 
 

@@ -134,7 +134,7 @@ class ModelledToken2Wav:
 
     @asynccontextmanager
     async def open_stream(
-        self, voice_id: str, seed: int, priority: int, gateway: SerialProcess, caller_has_streams: bool = False
+        self, voice_id: str, seed: int, priority: int, gateway: SerialProcess, caller_has_share: bool = False
     ) -> AsyncIterator[_ModelledStream]:
         """Lease a stream to a gateway's process; see `Token2Wav.open_stream`."""
         self._check_up()
@@ -143,7 +143,7 @@ class ModelledToken2Wav:
         if self.is_draining:
             raise errors.Token2WavStoppingError("token2wav is stopping; try another replica")
         stream = _ModelledStream(
-            self, gateway, voice_id, StreamOptions(seed, priority, caller_has_streams=caller_has_streams)
+            self, gateway, voice_id, StreamOptions(seed, priority, caller_has_share=caller_has_share)
         )
         self._streams.add(stream)
         try:

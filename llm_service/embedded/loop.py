@@ -12,11 +12,20 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from llm_service.embedded.engine import EngineLimits
-from llm_service.embedded.types import BucketCounts, EngineStats, GenerationOutput, GenerationRequest
+from llm_service.embedded.types import (
+    DEFAULT_PRIORITY,
+    NEXT_END_S,
+    OPEN_STREAMS,
+    STREAMS,
+    BucketCounts,
+    EngineStats,
+    GenerationOutput,
+    GenerationRequest,
+)
 from llm_service.errors import EngineError, EngineStoppedError, InvalidGenerationError, QueueFullError
 from llm_service.vocab import SPEECH_TOKENS_PER_SECOND
 from servicekit.clock import Clock
-from servicekit.stream_limit import FIRST_ROOM_S, StreamLimit
+from servicekit.stream_limit import FIRST_ROOM_S, StreamLimit, extra_streams
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +70,7 @@ class _Entry:
     request: GenerationRequest
     on_output: OnOutput
     arrived_s: float
+    is_extra: bool = False  # taken beyond the limit
     first_token_s: float | None = None
     token_count: int = 0
     last_output_s: float = 0.0
@@ -148,6 +158,13 @@ class EngineLoop:
         waiting = max(in_flight - stats.running, 0)
         return replace(stats, waiting=waiting, first_token=self._first_token.read())
 
+    def room(self) -> dict[str, str]:
+        """Return how many requests of listeners may be in flight, how many are, and when one ends, as metadata."""
+        with self._condition:
+            in_flight = len(self._entries)
+            ends_s = self._limit.next_end_s(in_flight)
+            return {STREAMS: str(self._limit.streams), OPEN_STREAMS: str(in_flight), NEXT_END_S: f"{ends_s:.3f}"}
+
     @property
     def max_sequence_tokens(self) -> int:
         """Longest prompt plus answer, in tokens."""
@@ -175,14 +192,15 @@ class EngineLoop:
         with self._condition:
             if not self._is_running or self._inbox.is_stopping:
                 raise EngineStoppedError("the engine is not running; see the server's log")
-            most = self._limit.streams if request.has_listener else self._max_in_flight
+            most = self._most_in_flight(request)
             if len(self._entries) >= most:
                 retry_s = self._limit.next_end_s(len(self._entries))
                 got = f"{len(self._entries)} requests are in flight, {most} may be"
                 raise QueueFullError(f"{got}; try again in {retry_s:.1f} s", retry_after_s=retry_s)
             if request.request_id in self._entries:
                 raise InvalidGenerationError(f"request id {request.request_id} is in use; ids must be new")
-            self._entries[request.request_id] = _Entry(request, on_output, self._clock.now())
+            is_extra = request.has_listener and len(self._entries) >= self._limit.streams
+            self._entries[request.request_id] = _Entry(request, on_output, self._clock.now(), is_extra)
             self._inbox.requests.append(request)
             self._condition.notify()
 
@@ -266,6 +284,17 @@ class EngineLoop:
             logger.exception("the receiver of request %s failed", output.request_id)
             self._engine.abort(output.request_id)
             self._forget(output.request_id, "receiver failed")
+
+    def _most_in_flight(self, request: GenerationRequest) -> int:
+        """Return with how many requests in flight one more is taken; a few more where its caller has no others."""
+        if not request.has_listener:
+            return self._max_in_flight
+        limit = self._limit.streams
+        if request.priority >= DEFAULT_PRIORITY:
+            return limit
+        extra = sum(entry.is_extra for entry in self._entries.values())
+        room = extra < extra_streams(limit)
+        return self._max_in_flight if room else limit
 
     def _note_tokens(self, entry: _Entry, count: int) -> None:
         is_first, now_s = entry.first_token_s is None, self._clock.now()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from servicekit.clock import Clock
-from servicekit.stream_limit import StreamLimit, reserved_streams
+from servicekit.stream_limit import StreamLimit, extra_streams, reserved_streams
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
 from token2wav_service.engine.counters import EngineCounters
@@ -258,7 +258,7 @@ class Token2WavEngine:
         assert self.voices.cache.stats().pinned_voices == len(in_use)
 
     def _check_room(self, options: StreamOptions) -> bool:
-        """Check that one more stream may open; returns whether it takes room kept for callers without a stream.
+        """Check that one more stream may open; returns whether it takes room kept for callers with few streams.
 
         Raises:
             CapacityError: it may not.
@@ -268,8 +268,8 @@ class Token2WavEngine:
             return False
         extra = sum(stream.is_extra for stream in streams)
         if (
-            not options.caller_has_streams
-            and extra < reserved_streams(limit.streams)
+            not options.caller_has_share
+            and extra < extra_streams(limit.streams)
             and len(streams) < self.config.max_streams
         ):
             return True
