@@ -14,6 +14,9 @@ import math
 
 from servicekit.clock import Clock
 
+STREAMS, OPEN_STREAMS, NEXT_END_S = "streams", "open-streams", "next-end-s"
+"""Names under which a service tells its limit, its open streams and the seconds until one is likely to end, as metadata
+behind the answer to a gRPC health check."""
 COLD_STREAMS = 64
 """Limit before anything was measured."""
 LEAST_STREAMS = 4

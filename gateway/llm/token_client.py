@@ -27,8 +27,8 @@ from gateway.llm.token_connection import (
 )
 from gateway.llm.wire import LLMWire
 from gateway.routing.replica import LoadReport
-from llm_service.embedded.types import NEXT_END_S, OPEN_STREAMS, STREAMS
 from servicekit.clock import Clock, SystemClock
+from servicekit.stream_limit import NEXT_END_S, OPEN_STREAMS, STREAMS
 from servicekit.tasks import raise_if_cancelled, stop
 from servicekit.timeouts import LoopLag, Patience, patient_timeout
 from servicekit.tracing import trace_headers

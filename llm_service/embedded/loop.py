@@ -14,9 +14,6 @@ from typing import Protocol
 from llm_service.embedded.engine import EngineLimits
 from llm_service.embedded.types import (
     DEFAULT_PRIORITY,
-    NEXT_END_S,
-    OPEN_STREAMS,
-    STREAMS,
     BucketCounts,
     EngineStats,
     GenerationOutput,
@@ -25,7 +22,14 @@ from llm_service.embedded.types import (
 from llm_service.errors import EngineError, EngineStoppedError, InvalidGenerationError, QueueFullError
 from llm_service.vocab import SPEECH_TOKENS_PER_SECOND
 from servicekit.clock import Clock
-from servicekit.stream_limit import FIRST_ROOM_S, StreamLimit, extra_streams
+from servicekit.stream_limit import (
+    FIRST_ROOM_S,
+    NEXT_END_S,
+    OPEN_STREAMS,
+    STREAMS,
+    StreamLimit,
+    extra_streams,
+)
 
 logger = logging.getLogger(__name__)
 

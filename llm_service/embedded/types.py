@@ -14,10 +14,6 @@ from llm_service.errors import EngineError
 DEFAULT_PRIORITY = 10
 """Priorities are 1 (first) to 10."""
 
-STREAMS, OPEN_STREAMS, NEXT_END_S = "llm-streams", "llm-open-streams", "llm-next-end-s"
-"""Metadata behind the answer to a gRPC health check: requests that may be in flight, those that are, and the seconds
-until one is likely to end."""
-
 
 @dataclass(frozen=True)
 class Buckets:
