@@ -133,7 +133,7 @@ class Link(asyncio.Protocol):
         self._transport = None
         cancel(*self._answering.values())
         for release in [self._held.pop(number) for number in list(self._held)]:
-            release(False)
+            release()
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(NotReadyError(_GONE))

@@ -82,6 +82,17 @@ async def test_limits_of_a_caller_hold_over_processes() -> None:
         texts[1].add(60)
 
 
+async def test_what_a_process_held_comes_back_when_it_dies() -> None:
+    group = Group()
+    async with group.process(1) as first:
+        async with group.process(2) as second:
+            await second.access.speaking(ANNA).__aenter__()
+            with pytest.raises(StreamLimitError):
+                await first.access.speaking(ANNA).__aenter__()
+        async with first.access.speaking(ANNA):
+            pass
+
+
 async def test_a_process_that_comes_later_knows_what_callers_have_got() -> None:
     group = Group()
     async with group.process(1) as first:
