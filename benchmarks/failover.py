@@ -71,7 +71,7 @@ def stack_options(checkpoint: Path | None, work_dir: Path, servers: int) -> Stac
         replicas=tuple(more),
         # Chunks of the same cuts in every run, whatever the load: their waveforms are compared.
         gateway_options=(
-            *("--failover-s", "60", "--admission-wait-s", "60", "--least-speed", "0"),
+            *("--admission-wait-s", "60"),
             *("--dynamic-chunk-strategy", "exponential"),
         ),
     )

@@ -50,6 +50,7 @@ from gateway.voices.registry import VoiceRegistry
 from gateway.voices.settings import SharedVoices, open_registry
 from gateway.voices.transcripts import TranscriptCheck
 from llm_service.aligner import Aligner, load_aligner
+from llm_service.config import LLMBackend
 from llm_service.errors import CheckpointError
 from llm_service.prompt import LengthLimits, load_text_encoder
 from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
@@ -89,13 +90,13 @@ async def open_gateway(
     declaration = _declaration(config)
     encoder = _text_encoder(config, declaration)
     wire = _llm_wire(config, encoder)
-    routes = _open_routes(config, wire, clock, worker)
+    routes = _open_routes(config, wire, clock)
     access = access or open_access(config.access, clock)
     lexicons = load_lexicons(config.lexicons_dir, takes_phonemes=declaration.phonemes is not None)
     bounds, aligner = _speech_files(config)
     transcripts = TranscriptCheck(aligner, is_on=bounds.follows_text is not False)
     voices = _open_voices(config, routes.token2wav, clock, access, worker, transcripts)
-    gate = Gate(routes.llm, routes.token2wav, clock, _caller_name, worker.places if worker is not None else None)
+    gate = Gate(routes.llm, routes.token2wav, clock, _caller_name)
     pipeline = _make_pipeline(
         config, declaration, bounds, aligner, routes, voices, gate, access, telemetry, clock, lexicons
     )
@@ -106,7 +107,7 @@ async def open_gateway(
     async with AsyncExitStack() as stack:
         stack.push_async_callback(routes.close)
         if worker is not None:
-            await stack.enter_async_context(worker.serving(routes, access))
+            await stack.enter_async_context(worker.serving(access))
         routes.start()
         await stack.enter_async_context(running_meanwhile(return_memory_at_rest(lambda: gate.speaking)))
         with ThreadPoolExecutor(thread_name_prefix="codec") as executor:
@@ -170,7 +171,7 @@ def _llm_wire(config: GatewayConfig, encoder: TextEncoder) -> LLMWire:
     return LLMWire(encoder, config.llm_backend, config.llm_prompt_form, limits)
 
 
-def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock, worker: Worker | None) -> Routes:
+def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
     def llm_client(address: str) -> LLMReplicaClient:
         if address.startswith(SCHEME):
             return TokenStreamClient(address, wire, config.llm_deadlines, clock, lag, config.llm_pace)
@@ -183,12 +184,12 @@ def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock, worker: Wor
         return Fleet(service, settings, clock, stood_still_within=lag.is_recent)
 
     settings, lag = config.routing, LoopLag()
-    speeds = worker.speeds if worker is not None else {}
+    llm_slots = None if config.llm_backend is LLMBackend.EMBEDDED else config.llm_slots
     llm_found = llm_sources(config.llm_url, settings)
     token2wav_found = token2wav_sources(config.token2wav_url, settings)
     return Routes(
-        RoutedSpeechLM(fleet(LLM), llm_found, llm_client, clock, speeds.get(LLM)),
-        RoutedToken2Wav(fleet(TOKEN2WAV), token2wav_found, token2wav_client, clock, speeds.get(TOKEN2WAV)),
+        RoutedSpeechLM(fleet(LLM), llm_found, llm_client, clock, llm_slots),
+        RoutedToken2Wav(fleet(TOKEN2WAV), token2wav_found, token2wav_client, clock),
         lag,
     )
 

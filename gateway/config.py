@@ -41,7 +41,7 @@ from gateway.telemetry.telemetry import TelemetrySettings, add_telemetry_options
 from gateway.token2wav.client import Token2WavDeadlines
 from gateway.voices.profile import DEFAULT_VOICE
 from gateway.voices.settings import VoiceSettings, add_voice_options, voice_settings
-from llm_service.config import LLMBackend
+from llm_service.config import LLMBackend, ServerConfig
 from llm_service.prompt import LengthLimits
 
 DEFAULT_MAX_BODY_BYTES = 1024 * 1024
@@ -106,6 +106,8 @@ class GatewayConfig:
     """Most tokens of one answer, whatever the text's length (25 a second)."""
     llm_pace: float = DEFAULT_PACE
     """Speed of LLM answers, see `gateway.llm.token_client.TokenStreamClient`."""
+    llm_slots: int = ServerConfig.max_batch_size
+    """Answers that each vLLM or trtllm-serve server makes at once."""
     token2wav_url: str = "127.0.0.1:8001"
     """Address of token2wav, in the form of `llm_url`."""
     warm_up_voice: str = DEFAULT_VOICE
@@ -196,6 +198,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         llm_sampling_probe=ProbeMode(args.llm_sampling_probe) if args.llm_sampling_probe else None,
         llm_max_speech_tokens=args.llm_max_speech_tokens,
         llm_pace=args.llm_pace,
+        llm_slots=args.llm_slots,
         token2wav_url=",".join(args.token2wav_url or [GatewayConfig.token2wav_url]),
         warm_up_voice=args.warm_up_voice,
         max_text_characters=args.max_text_characters,
@@ -335,6 +338,8 @@ def _add_llm_options(parser: argparse.ArgumentParser) -> None:
         help="speed of our own engine on a GPU after an answer's first chunk, in times the speed of speech; a lower "
         "speed leaves more of the GPU to token2wav; 0: as fast as possible (default %(default)s)",
     )
+    slots = "answers that each vLLM or trtllm-serve server makes at once (its max_batch_size); our own says it itself"
+    group.add_argument("--llm-slots", type=_positive_int, default=GatewayConfig.llm_slots, help=slots)
     limits = LLMDeadlines()
     for name, seconds, meaning in (
         ("--llm-connect-timeout-s", limits.connect_s, "seconds to connect to the LLM server"),

@@ -103,6 +103,8 @@ class Utterance:
     """Pieces that were taken from `coming_text` before; it goes on behind them."""
     fills: tuple[int, ...] = ()
     """Requests for text among `spoken_tokens`, in the form of `SpeechTokenDelta.fills`."""
+    priority: int = DEFAULT_PRIORITY
+    """Scheduling class of the LLM, 1 (first) to 10; below 10 it may exceed the LLM's limit by a little."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,7 @@ class Admission(Protocol):
         ...
 
     def admitted(
-        self, priority: int, patience_s: float | None = None, is_under_way: bool = False, fingerprint: int = 0
+        self, priority: int, patience_s: float | None = None, is_under_way: bool = False
     ) -> AbstractAsyncContextManager[None]:
         """Let one stream in and count it until the context is left.
 
@@ -271,10 +273,9 @@ class Admission(Protocol):
             priority: 1 (first) to 10.
             patience_s: the caller waits so long at most; None: it did not say.
             is_under_way: it belongs to a session whose `SessionHold` is held, so it may begin when others may not.
-            fingerprint: a caller's request that was refused and comes again has the same one.
 
         Raises:
-            OverloadedError: it would have to wait too long for its slot.
+            OverloadedError: the services had no room for it in time.
             NotReadyError: the gateway admits no more streams.
             LLMUnavailableError, Token2WavUnavailableError: no replica of that service can be had.
         """

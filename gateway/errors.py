@@ -212,6 +212,11 @@ class LLMUnavailableError(LLMError):
 class LLMBusyError(LLMUnavailableError):
     """The LLM service answers that it is overloaded or starting."""
 
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        """Keep the seconds after which it expects to have room."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
 
 class LLMRejectedError(LLMError):
     """The LLM service answered 4xx."""

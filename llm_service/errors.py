@@ -76,10 +76,15 @@ class InvalidGenerationError(EngineError):
 
 
 class QueueFullError(EngineError):
-    """All slots and all queue places are taken; retry later."""
+    """All slots and queue places are taken, or no more can be answered in time; retry later."""
 
     http_status = 429
     kind = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        """Keep the expected seconds until there is room."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class DeadlineExceededError(EngineError):

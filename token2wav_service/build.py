@@ -44,13 +44,16 @@ MAX_PROMPT_FRAMES = 900
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def build_engine(config: Token2WavConfig, clock: Clock, shapes: StepShapes | None = None) -> Token2WavEngine:
+def build_engine(
+    config: Token2WavConfig, clock: Clock, shapes: StepShapes | None = None, *, is_realtime: bool = False
+) -> Token2WavEngine:
     """Load the checkpoint and return an engine that has not begun to run.
 
     Args:
         config: says what to load and how to run it.
         clock: tells the engine's time.
         shapes: programs to prepare, for those who measure few; None prepares what the service needs.
+        is_realtime: see `Token2WavEngine`.
 
     Raises:
         CheckpointError: the checkpoint is incomplete or does not fit.
@@ -80,7 +83,7 @@ def build_engine(config: Token2WavConfig, clock: Clock, shapes: StepShapes | Non
     logger.info(
         "token2wav (%s) on %s in %s from %s", models.family.value, config.device, config.dtype, config.model_dir
     )
-    return Token2WavEngine(config, voices, runner, clock, _device_probe(config.device))
+    return Token2WavEngine(config, voices, runner, clock, _device_probe(config.device), is_realtime=is_realtime)
 
 
 def _voice_cache_bytes(config: Token2WavConfig, models: LoadedModels) -> int:
@@ -239,5 +242,5 @@ def _device_probe(device: str) -> Callable[[], None]:
 
 
 def build_engine_loop(config: Token2WavConfig, clock: Clock, on_fatal: OnFatal | None = None) -> EngineLoop:
-    """Return `build_engine`'s engine in a loop that has not been started; `on_fatal`: see `EngineLoop`."""
-    return EngineLoop(build_engine(config, clock), on_fatal)
+    """Return an engine for listeners in a loop that has not been started; `on_fatal`: see `EngineLoop`."""
+    return EngineLoop(build_engine(config, clock, is_realtime=True), on_fatal)

@@ -15,7 +15,8 @@ A stream's life on the model `token2wav_dit` (decoupled; `operation` selects the
     abort           stream_id                                   FINAL
     status                                                      status with FINAL: `ServerStatus` as JSON
 
-An `open` request may have the parameter `traceparent` (W3C), which token2wav's spans of the stream hang under.
+An `open` request may have the parameter `traceparent` (W3C), which token2wav's spans of the stream hang under, and
+`CALLER_HAS_SHARE`: its caller has its share of streams, so it gets none of the room kept for callers with few.
 Cancelling the `open` request, or losing the connection that carries it, aborts the stream. A voice_file is what
 `voice_file.py` reads and writes; importing one runs no feature model.
 """
@@ -58,6 +59,10 @@ DEFAULT_PRIORITY = 10
 """Default priority class; classes are 1 (first) to 10, as Triton counts them."""
 
 
+CALLER_HAS_SHARE = "caller_has_share"
+"""Name of a parameter of `open`; any value means yes."""
+
+
 class Operation(str, Enum):
     """Value of the `operation` tensor."""
 
@@ -91,7 +96,7 @@ class ServerStatus:
     """How busy a token2wav server is; what a caller with several servers chooses by."""
 
     max_streams: int
-    """Most open streams: the number of slots."""
+    """Streams that the server admits at once now: as many as it serves in time, never more than it has slots."""
     open_streams: int
     """Open streams of all callers."""
     ready_streams: int
@@ -108,6 +113,8 @@ class ServerStatus:
     """Whether the server finishes its streams and takes no new ones."""
     hop_multiple: int = 1
     """Tokens of one block of the mask; every chunk but a stream's first and last should speak a multiple of it."""
+    next_end_s: float = 1.0
+    """Expected seconds until a stream ends that leaves room for another one."""
 
     def to_json(self) -> str:
         """Write it for the wire."""
@@ -138,6 +145,7 @@ class ServerStatus:
 _KINDS: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "bool": (bool,),
+    "float": (int, float),
     "float | None": (int, float, type(None)),
 }
 """JSON's types for each kind of `ServerStatus`'s fields."""

@@ -57,6 +57,8 @@ class StreamOptions:
     """Scheduling class, 1 (first) to 10."""
     trace_id: str | None = None
     """Trace id for the log."""
+    caller_has_share: bool = False
+    """Whether the caller has its share of streams; one with fewer may exceed the engine's limit by a little."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import logging
@@ -347,7 +348,15 @@ def gateway_arguments(options: StackOptions) -> list[str]:
     arguments += ["--grpc-port", str(options.ports.gateway_grpc)]
     arguments += ["--llm-url", options.token_url, "--token2wav-url", ",".join(options.token2wav_urls)]
     arguments += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
-    return [*arguments, "--llm-backend", options.llm_backend, *options.gateway_options]
+    return [*arguments, "--llm-backend", options.llm_backend, *_llm_slots(options), *options.gateway_options]
+
+
+def _llm_slots(options: StackOptions) -> list[str]:
+    """Tell the gateway how many answers an LLM server makes at once, if the server was told so."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--max-batch-size")
+    size = parser.parse_known_args(list(options.llm_options))[0].max_batch_size
+    return [] if size is None else ["--llm-slots", size]
 
 
 def run_record(options: StackOptions, with_gateway: bool) -> RunRecord:

@@ -7,14 +7,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from gateway.errors import NotReadyError
-from gateway.lifecycle.capacity import Capacity, PlaceSource
+from gateway.errors import GatewayError, NotReadyError
 from gateway.llm.routed import RoutedSpeechLM
-from gateway.routing.places import Asker
+from gateway.routing.admission_queue import AdmissionQueue, QueueEntry
 from gateway.routing.replica import ReplicaStatus
+from gateway.routing.waiting import unavailable
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import Clock
-from servicekit.timeouts import LoopLag
+from servicekit.timeouts import LoopLag, timeout
+
+LOOK_S = 0.1
+"""Seconds between two questions to the services while requests wait."""
 
 
 @dataclass(frozen=True)
@@ -44,42 +47,47 @@ class Routes:
 
 
 class Gate:
-    """Implements `core.Admission` over both services' replicas."""
+    """Implements `core.Admission` over both services' replicas.
+
+    The services say how many streams they serve; a request waits here, in one fair queue, until they have room.
+    """
 
     def __init__(
-        self,
-        llm: RoutedSpeechLM,
-        token2wav: RoutedToken2Wav,
-        clock: Clock,
-        caller: Callable[[], str] = lambda: "",
-        source: PlaceSource | None = None,
+        self, llm: RoutedSpeechLM, token2wav: RoutedToken2Wav, clock: Clock, caller: Callable[[], str] = lambda: ""
     ) -> None:
-        """Admit a stream when both services can serve it in time.
+        """Admit a stream when both services have room for it.
 
         Args:
             llm: the LLM's replicas.
             token2wav: those of token2wav; a stream needs a slot at one of them.
             clock: of the waiting.
-            caller: names who asks now; places are shared fairly among them.
-            source: gives the places; None: this process has all that both services can serve.
+            caller: names who asks now; streams are shared fairly among callers.
         """
         self._llm = llm
         self._token2wav = token2wav
+        self._clock = clock
         self._caller = caller
-        slots = token2wav.fleet.replicas.all_slots
-        self.capacity = Capacity(llm.fleet.settings, clock, llm.speed, token2wav.speed, slots)
-        """State of this process alone; unused if another `source` is given."""
-        self._source = source or self.capacity
+        self._queue = AdmissionQueue()
+        self._looking: asyncio.Task[None] | None = None
         self._speaking = 0
         self._waited_for = 0
         self._is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
+        for router in (llm, token2wav):
+            router.fleet.on_room = self._serve
+            # NOTE: the stream that begins is counted itself.
+            router.caller_has_share = lambda: self._queue.has_share(caller(), but=1)
 
     @property
     def speaking(self) -> int:
         """Streams under way."""
         return self._speaking
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their turn."""
+        return len(self._queue)
 
     @property
     def is_draining(self) -> bool:
@@ -92,33 +100,88 @@ class Gate:
 
     @asynccontextmanager
     async def admitted(
-        self, priority: int, patience_s: float | None = None, is_under_way: bool = False, fingerprint: int = 0
+        self, priority: int, patience_s: float | None = None, is_under_way: bool = False
     ) -> AsyncIterator[None]:
         """See `core.Admission.admitted`."""
         if self._is_draining and not is_under_way:
             raise NotReadyError("this gateway is being stopped; ask another one")
+        wait_s = self._token2wav.fleet.settings.admission_wait_s
         self._count(1)
         try:
-            async with self._placed(Asker(self._caller(), priority, fingerprint, patience_s)):
-                self._token2wav.fleet.check(priority, patience_s)
-                await self._token2wav.until_usable()
-                await self._llm.until_usable()
+            await self._token2wav.until_usable()
+            await self._llm.until_usable()
+            caller = self._caller()
+            await self._take_turn(caller, priority, wait_s if patience_s is None else min(patience_s, wait_s))
+            try:
                 yield
+            finally:
+                self._end_stream(caller)
         finally:
             self._count(-1)
 
-    @asynccontextmanager
-    async def _placed(self, asker: Asker) -> AsyncIterator[None]:
-        """Hold a place for one stream, waiting for it if it comes in time."""
-        place = await self._source.take(asker)
-        is_whole = False
-        self._speaking += 1
+    async def _take_turn(self, caller: str, priority: int, wait_s: float) -> None:
+        """Wait for the turn of a request; its stream is counted then.
+
+        Raises:
+            OverloadedError: it does not come in time.
+            LLMUnavailableError, Token2WavUnavailableError: meanwhile the last replica of that service was lost.
+        """
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        entry = QueueEntry(caller, priority, turn)
+        self._queue.join(entry)
+        self._serve()
         try:
-            yield
-            is_whole = True
-        finally:
-            self._speaking -= 1
-            self._source.give_back(place, is_whole)
+            async with timeout(wait_s):
+                has_turn = await turn
+        except BaseException as error:
+            self._queue.leave(entry)
+            # NOTE: the turn may have come at the moment when the wait ended.
+            if turn.done() and not turn.cancelled() and turn.result():
+                self._end_stream(caller)
+            if isinstance(error, asyncio.TimeoutError):
+                raise self._refusal() from error
+            raise
+        if not has_turn:
+            raise self._refusal()
+
+    def _refusal(self) -> GatewayError:
+        """Make the error of a request whose turn does not come in time."""
+        fleets = [self._llm.fleet, self._token2wav.fleet]
+        lost = next((fleet for fleet in fleets if fleet.replicas.choose() is None), None)
+        if lost is not None:
+            return unavailable(lost)
+        return min(fleets, key=lambda fleet: fleet.replicas.free_slots()).overloaded(len(self._queue))
+
+    def _serve(self) -> None:
+        """Give requests their turns, as long as there is room; look for room while some wait."""
+        while (entry := self._queue.first()) is not None and self._has_room(entry):
+            self._queue.leave(entry)
+            self._queue.begin_stream(entry.caller)
+            self._speaking += 1
+            entry.turn.set_result(True)
+        if len(self._queue) and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look(), name="look-for-room")
+
+    def _has_room(self, entry: QueueEntry) -> bool:
+        llm, token2wav = self._llm.fleet, self._token2wav.fleet
+        starting = max(0, self._speaking - token2wav.replicas.ours)
+        # NOTE: services keep some room for callers with few streams, and say themselves whether there is any.
+        if not starting and not self._queue.has_share(entry.caller):
+            return True
+        if llm.looking or token2wav.looking:
+            return False
+        return starting < min(llm.replicas.free_slots(), token2wav.replicas.free_slots())
+
+    async def _look(self) -> None:
+        """Ask the services again and again how busy they are, while requests wait: other gateways' streams end too."""
+        while len(self._queue):
+            await asyncio.sleep(LOOK_S)
+            await asyncio.gather(self._token2wav.look(), self._llm.look())
+
+    def _end_stream(self, caller: str) -> None:
+        self._speaking -= 1
+        self._queue.end_stream(caller)
+        self._serve()
 
     def drain(self) -> None:
         """Admit no more streams; those under way go on."""

@@ -1,4 +1,4 @@
-"""Keeps the state of one LLM answer, by one or more replicas: its tokens, its speed, and the replicas it lost."""
+"""Keeps the state of one LLM answer, by one or more replicas: its tokens, and the replicas it lost."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ from gateway.routing.replicas import NOBODY
 from gateway.routing.router import FIRST_PAUSE_S, MAX_PAUSE_S, is_replica_fault
 from gateway.speech.interleaved import TakenText
 from gateway.speech.request import MAX_SEED
-from servicekit.clock import Clock
 from servicekit.timeouts import Timeout, expire, timeout
 
 logger = logging.getLogger(__name__)
 
-LEAST_TOKENS = 16
-MOST_TOKENS = 256
-"""Most tokens by which an answer's speed is measured; later ones may wait for the listener."""
 T = TypeVar("T")
 
 
@@ -42,11 +38,13 @@ class Answer:
         self.lost: errors.GatewayError | None = None
         self.ends_s: float | None = None
         """Time until which a replica must be found; None while none was lost since the last token."""
+        self.is_looking = False
+        """Whether it was refused and has not begun."""
 
     @property
-    def waits_for_text(self) -> bool:
-        """Whether its text is still being written, so that the time between its tokens is not the replica's alone."""
-        return self._utterance.coming_text is not None
+    def is_new(self) -> bool:
+        """Whether it begins a stream: its caller waits for the first tokens, and nobody has heard anything."""
+        return self._utterance.head_start_tokens > 0 and not (self._spoken or self._utterance.spoken_tokens)
 
     def rest(self) -> Utterance:
         """What is still to be spoken."""
@@ -94,30 +92,18 @@ class Answer:
         self.lost = error
         self.avoid |= {slot.address}
 
+    def note_refusal(self, slot: SlotLease, ends_s: float, now_s: float) -> bool:
+        """Note that a replica has no room; tells whether to ask on: until `ends_s`, if this is the first refusal."""
+        if self.ends_s is None:
+            self.ends_s = ends_s
+        self.avoid |= {slot.address}
+        self._pause_s = FIRST_PAUSE_S
+        return now_s < self.ends_s
+
     async def pause(self) -> None:
         """Let a little time go by, more each time."""
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
-
-
-class TokenPace:
-    """Measures the beginning of one answer."""
-
-    def __init__(self, clock: Clock) -> None:
-        """Wait for the first tokens."""
-        self._clock = clock
-        self._first_s: float | None = None
-        self._tokens = 0
-
-    def note(self, tokens: int) -> float | None:
-        """Note tokens; return the seconds from one to the next once there are enough, until there are many."""
-        now_s = self._clock.now()
-        if self._first_s is None:
-            self._first_s = now_s
-            return None
-        self._tokens += tokens
-        elapsed_s = now_s - self._first_s
-        return elapsed_s / self._tokens if LEAST_TOKENS <= self._tokens <= MOST_TOKENS and elapsed_s > 0 else None
 
 
 class Ejection:

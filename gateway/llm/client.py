@@ -278,7 +278,8 @@ class SpeechLMClient:
         body = await self._within(_excerpt(response), self._deadlines.between_tokens_s, ends_at)
         got = f"LLM at {self._base_url} answered {status}: {body}"
         if status in (_HTTP_TOO_MANY, _HTTP_UNAVAILABLE):
-            raise errors.LLMBusyError(f"{got}; it is overloaded or starting: try again later")
+            retry_s = _seconds(response.headers.get("retry-after", ""))
+            raise errors.LLMBusyError(f"{got}; it is overloaded or starting: try again later", retry_after_s=retry_s)
         if status >= _HTTP_SERVER_ERROR:
             raise errors.LLMFailedError(f"{got}; see the LLM service's log")
         if status == _HTTP_BAD_REQUEST and response.content_type in _PLAIN:
@@ -365,6 +366,11 @@ class _EventBody:
             return
         self._is_overdue = True
         self._response.close()
+
+
+def _seconds(text: str) -> float:
+    """Read a Retry-After of whole seconds; anything else is one second."""
+    return float(text) if text.isdecimal() else 1.0
 
 
 async def _excerpt(response: aiohttp.ClientResponse) -> str:

@@ -6,22 +6,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
+from dataclasses import replace
 from typing import Protocol
 
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm.answer import Answer, Ejection, TokenPace
+from gateway.llm.answer import Answer, Ejection
 from gateway.routing.discovery import Source
 from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.replica import LoadReport
 from gateway.routing.router import Router, give_back
-from gateway.routing.speed import Listener, SpeedMeter
 from gateway.routing.waiting import wait_for_slot
+from gateway.speech.request import HIGHEST_PRIORITY
 from servicekit.clock import Clock
-from token2wav_service.contract import DEFAULT_PRIORITY, TOKEN_RATE_HZ
 
 
 class LLMReplicaClient(Protocol):
@@ -33,20 +32,22 @@ class LLMReplicaClient(Protocol):
         ...
 
     def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]: ...
-    async def answers_health(self) -> bool: ...
+    async def answers_health(self) -> bool | LoadReport: ...
     async def close(self) -> None: ...
 
 
 class LLMReplica:
     """One LLM replica."""
 
-    def __init__(self, client: LLMReplicaClient) -> None:
-        """Own the client."""
+    def __init__(self, client: LLMReplicaClient, slots: int | None = None) -> None:
+        """Own the client; `slots`: answers that the server makes at once, None if it refuses others itself."""
         self.client = client
+        self._slots = slots
 
     async def probe(self) -> LoadReport:
         """See `watch.ReplicaClient`; one that answers that it is not well gets no new work and ends what it has."""
-        return LoadReport(is_draining=not await self.client.answers_health())
+        told = await self.client.answers_health()
+        return told if isinstance(told, LoadReport) else LoadReport(is_draining=not told, slots=self._slots)
 
     async def close(self) -> None:
         """Drop its connections."""
@@ -62,10 +63,10 @@ class RoutedSpeechLM(Router[LLMReplica]):
         sources: list[Source],
         make_client: Callable[[str], LLMReplicaClient],
         clock: Clock,
-        speed: SpeedMeter | None = None,
+        slots: int | None = None,
     ) -> None:
-        """See `Router`."""
-        super().__init__(fleet, sources, lambda address: LLMReplica(make_client(address)), clock, speed)
+        """See `Router` and `LLMReplica`."""
+        super().__init__(fleet, sources, lambda address: LLMReplica(make_client(address), slots), clock)
 
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
         """Yield the speech tokens of one text; see `SpeechLM.generate`.
@@ -74,14 +75,19 @@ class RoutedSpeechLM(Router[LLMReplica]):
         the fleet have gone by without a token, or too many replicas in a row broke off without one. Where its text is
         still being written, the next replica gets what was taken of it at once, and then what follows.
         """
+        if not self.caller_has_share():
+            utterance = replace(utterance, priority=HIGHEST_PRIORITY)
         answer = Answer(utterance, seed, self.fleet.settings.max_failovers)
-        while True:
-            slot = await self._wait_for_slot(answer)
-            async with self._attempt(slot, answer, sampling) as deltas:
-                async for delta in deltas:
-                    yield delta
-                return
-            await answer.pause()
+        try:
+            while True:
+                slot = await self._wait_for_slot(answer)
+                async with self._attempt(slot, answer, sampling) as deltas:
+                    async for delta in deltas:
+                        yield delta
+                    return
+                await answer.pause()
+        finally:
+            self._set_looking(answer, False)
 
     @asynccontextmanager
     async def _attempt(
@@ -94,50 +100,48 @@ class RoutedSpeechLM(Router[LLMReplica]):
                 yield deltas
         except BaseException as caught:
             error = caught
-            answer.note_loss(caught, slot, self._clock.now(), self.fleet.rescue_s)
+            if isinstance(caught, errors.LLMBusyError) and answer.is_new:
+                self._note_refusal(answer, slot, caught)
+            else:
+                answer.note_loss(caught, slot, self._clock.now(), self.fleet.rescue_s)
         finally:
             give_back(slot, error, is_begun=True)
 
     async def _deltas(self, slot: SlotLease, answer: Answer, sampling: Sampling) -> AsyncGenerator[SpeechTokenDelta]:
         client = self._watch.client(slot.address).client
-        pace, ejection, listener = TokenPace(self._clock), Ejection(slot), self.speed.new_listener()
+        ejection = Ejection(slot)
         async with aclosing(
             client.generate(answer.rest(), sampling, answer.rest_seed(client.continues_exactly))
         ) as deltas:
-            wait = _untimed if answer.waits_for_text else partial(_timed, listener)
-            while (delta := await wait(ejection.unless(anext(deltas, None)))) is not None:
+            while (delta := await ejection.unless(anext(deltas, None))) is not None:
+                self._set_looking(answer, False)
                 answer.note(delta)
                 if delta.token_ids:
-                    self._note_progress(slot, answer, pace, delta)
-                    listener.got(len(delta.token_ids) / TOKEN_RATE_HZ)
+                    slot.worked()
                 yield delta
 
-    def _note_progress(self, slot: SlotLease, answer: Answer, pace: TokenPace, delta: SpeechTokenDelta) -> None:
-        slot.worked()
-        if not answer.waits_for_text:
-            self.speed.made(len(delta.token_ids) / TOKEN_RATE_HZ)
-            if (token_s := pace.note(len(delta.token_ids))) is not None:
-                slot.replica.measured(token_s)
+    def _note_refusal(self, answer: Answer, slot: SlotLease, error: errors.LLMBusyError) -> None:
+        """Note that a replica has no room for a new answer.
+
+        Raises:
+            OverloadedError: none had in time.
+        """
+        now_s = self._clock.now()
+        self._set_looking(answer, True)
+        if not answer.note_refusal(slot, now_s + self.fleet.settings.admission_wait_s, now_s):
+            raise self.fleet.overloaded() from error
+
+    def _set_looking(self, answer: Answer, is_looking: bool) -> None:
+        """Note whether an answer was refused and has not begun: nobody else is admitted before it."""
+        self.fleet.looking += is_looking - answer.is_looking
+        answer.is_looking = is_looking
 
     async def _wait_for_slot(self, answer: Answer) -> SlotLease:
         settings = self.fleet.settings
         wait_s = settings.failover_s if answer.ends_s is None else max(0.0, answer.ends_s - self._clock.now())
         try:
-            return await wait_for_slot(self.fleet, DEFAULT_PRIORITY, wait_s, answer.avoid, is_begun=True)
+            return await wait_for_slot(self.fleet, wait_s, self._clock, answer.avoid)
         except errors.LLMUnavailableError:
             if answer.lost is not None:
                 raise answer.lost from None
             raise
-
-
-async def _timed(listener: Listener, coming: Awaitable[SpeechTokenDelta | None]) -> SpeechTokenDelta | None:
-    """Wait for something of the replica's, and count the time as one in which the LLM is waited for."""
-    listener.begin_wait()
-    try:
-        return await coming
-    finally:
-        listener.end_wait()
-
-
-async def _untimed(coming: Awaitable[SpeechTokenDelta | None]) -> SpeechTokenDelta | None:
-    return await coming

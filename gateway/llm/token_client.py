@@ -26,7 +26,9 @@ from gateway.llm.token_connection import (
     TokenConnection,
 )
 from gateway.llm.wire import LLMWire
+from gateway.routing.replica import LoadReport
 from servicekit.clock import Clock, SystemClock
+from servicekit.stream_limit import NEXT_END_S, OPEN_STREAMS, STREAMS
 from servicekit.tasks import raise_if_cancelled, stop
 from servicekit.timeouts import LoopLag, Patience, patient_timeout
 from servicekit.tracing import trace_headers
@@ -96,19 +98,22 @@ class TokenStreamClient:
     async def is_ready(self) -> bool:
         """Tell whether the server says that it serves."""
         try:
-            return await self.answers_health()
+            told = await self.answers_health()
         except errors.LLMUnavailableError:
             return False
+        return not told.is_draining if isinstance(told, LoadReport) else told
 
-    async def answers_health(self) -> bool:
-        """Tell whether the server says that it takes requests.
+    async def answers_health(self) -> bool | LoadReport:
+        """Tell whether the server says that it takes requests, and how many if it says so.
 
         Raises:
             LLMUnavailableError: there is no answer.
         """
         stub = health_pb2_grpc.HealthStub(self._connected())
         try:
-            told = await stub.Check(health_pb2.HealthCheckRequest(), timeout=self._deadlines.ready_s)
+            call = stub.Check(health_pb2.HealthCheckRequest(), timeout=self._deadlines.ready_s)
+            told = await call
+            room = dict(await call.trailing_metadata() or ())
         except (grpc.RpcError, asyncio.CancelledError) as error:
             raise_if_cancelled()
             if isinstance(error, asyncio.CancelledError) and self._channel is not None:
@@ -117,7 +122,11 @@ class TokenStreamClient:
                 raise self._unreachable(repr(error)) from error
             is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             raise self._unreachable(error.details() or "", is_late) from error
-        return bool(told.status == health_pb2.HealthCheckResponse.SERVING)
+        is_serving = bool(told.status == health_pb2.HealthCheckResponse.SERVING)
+        if STREAMS not in room:
+            return is_serving
+        slots, open_streams, next_end_s = int(room[STREAMS]), int(room[OPEN_STREAMS]), float(room[NEXT_END_S])
+        return LoadReport(not is_serving, slots, open_streams, next_end_s=next_end_s)
 
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
         """Yield the speech tokens of one text; see `SpeechLM.generate`.
@@ -198,6 +207,7 @@ class TokenStreamClient:
             min_tokens=prompt.bounds.min_tokens,
             seed=seed,
             continued_tokens=len(utterance.spoken_tokens),
+            priority=utterance.priority,
             head_start_tokens=max(utterance.head_start_tokens - len(utterance.spoken_tokens), 0),
             tokens_per_s=self._tokens_per_s,
         )

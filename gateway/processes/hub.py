@@ -1,4 +1,4 @@
-"""Keeps in the parent what all workers of one gateway share: admission, callers' accounts, voices, metrics.
+"""Keeps in the parent what all workers of one gateway share: callers' accounts, voices, metrics. Admission is not.
 
 Whatever a worker holds here is given back when its connection ends, so a worker that is killed takes nothing with it.
 Knows nothing of how workers are started.
@@ -9,23 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway.access.access import Usages
-from gateway.lifecycle.capacity import Capacity
 from gateway.processes.link import Given, Handler, Handlers, Link
 from gateway.processes.metrics import Families, lasting, merged, snapshot
 from gateway.processes.voices import ToldVoice, ToldVoices
-from gateway.routing.places import Asker
-from gateway.routing.settings import RoutingSettings
-from gateway.routing.speed import SpeedMeter, Work
-from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.telemetry.exposition import BEAT_INTERVAL_S, MAX_SILENCE_S
 from gateway.voices.inline_budget import InlineVoiceBudget, InlineVoiceLimits
 from gateway.voices.store import CreationRate
@@ -38,8 +30,6 @@ METRICS_PATIENCE_S = 1.0
 """Seconds to wait for one worker's metrics; after that its last ones are used."""
 START_TIMEOUT_S = 300.0
 """Seconds that a worker may take until its doors are open."""
-Streams = Mapping[str, int]
-"""Address of a token2wav replica -> streams open there."""
 
 
 @dataclass
@@ -48,7 +38,6 @@ class _Seat:
 
     link: Link
     beat_s: float
-    streams: Streams = field(default_factory=dict)
     texts: dict[str, int] = field(default_factory=dict)
     """Caller -> characters accepted and not spoken yet."""
     metrics: Families = field(default_factory=list)
@@ -70,7 +59,6 @@ class Hub:
     def __init__(
         self,
         processes: int,
-        routing: RoutingSettings,
         inline: InlineVoiceLimits,
         creations_per_minute: int,
         clock: Clock,
@@ -79,16 +67,12 @@ class Hub:
 
         Args:
             processes: workers that there will be.
-            routing: limits of waiting, and the least speed of a stream.
             inline: of voices that come with requests.
             creations_per_minute: voices that one caller may create.
             clock: the system's: workers read the same one.
         """
         self._processes = processes
         self._clock = clock
-        self._meters = {name: SpeedMeter(clock, routing.least_speed) for name in (LLM, TOKEN2WAV)}
-        self._slots = math.inf
-        self.capacity = Capacity(routing, clock, self._meters[LLM], self._meters[TOKEN2WAV], lambda: self._slots)
         self._usages = Usages()
         self._voices = InlineVoiceBudget(inline, clock)
         self._creations = CreationRate(creations_per_minute, clock)
@@ -128,7 +112,6 @@ class Hub:
     def handlers(self, number: int) -> Handlers:
         """Return what answers one worker's link."""
         calls: dict[str, Handler] = {
-            "place": self._place,
             "stream": self._stream,
             "turn": self._turn,
             "creation": self._creation,
@@ -173,17 +156,13 @@ class Hub:
         of_workers = [seat.metrics for _, seat in sorted(self._seats.items())]
         return merged([*of_workers, self._departed, snapshot(self._registry)])
 
-    async def _place(self, **asker: Any) -> Given:
-        place = await self.capacity.take(Asker(**asker))
-        return Given(None, lambda is_whole: self.capacity.give_back(place, is_whole))
-
     async def _stream(self, caller: str, limit: int | None) -> Given:
         usage = self._usages.of(caller)
         if limit is not None and usage.streams >= limit:
             return Given(usage.streams)
         usage.streams += 1
 
-        def end(_: bool) -> None:
+        def end() -> None:
             usage.streams -= 1
             self._usages.forget_idle()
 
@@ -192,7 +171,7 @@ class Hub:
     async def _turn(self, caller: str) -> Given:
         lock = self._voices.turn(caller)
         await lock.acquire()
-        return Given(None, lambda _: lock.release())
+        return Given(None, lock.release)
 
     async def _creation(self, caller: str) -> Given:
         return Given(await self._creations.take(caller))
@@ -208,24 +187,15 @@ class Hub:
     def _note_state(
         self,
         number: int,
-        streams: Streams | None = None,
         texts: Mapping[str, int] | None = None,
         audio: Mapping[str, float] | None = None,
-        work: Mapping[str, tuple[float, float, float, float, float, list[float]]] | None = None,
-        slots: float | None = None,
     ) -> None:
         """Take over what has changed at a worker, and tell the others."""
         seat = self._seats[number]
-        if slots is not None:
-            self._slots = slots
-        if streams is not None:
-            seat.streams = streams
         seat.texts = {name: characters for name, characters in (seat.texts | dict(texts or {})).items() if characters}
         for name, audio_s in (audio or {}).items():
             self._usages.of(name).audio.add(audio_s, self._clock.now())
-        for service, figures in (work or {}).items():
-            self._meters[service].note(Work(*figures), number)
-        if streams is not None or texts or audio:
+        if texts or audio:
             for other in self._seats.keys() - {number}:
                 self._tell(other, set(texts or ()), audio)
 
@@ -236,11 +206,10 @@ class Hub:
             self._seats[other].link.note("voices", voices=voices)
 
     def _tell(self, number: int, callers: set[str], audio: Mapping[str, float] | None = None) -> None:
-        """Tell a worker what its siblings have: all their streams, and the texts of some callers."""
+        """Tell a worker which texts of some callers its siblings have."""
         siblings = [seat for other, seat in self._seats.items() if other != number]
-        streams = _sum([seat.streams for seat in siblings])
         texts = {caller: sum(seat.texts.get(caller, 0) for seat in siblings) for caller in callers}
-        self._seats[number].link.note("siblings", streams=streams, texts=texts, audio=audio or {})
+        self._seats[number].link.note("siblings", texts=texts, audio=audio or {})
 
     def _beat(self, number: int) -> None:
         seat = self._seats[number]
@@ -265,10 +234,3 @@ class Hub:
         self._departed = merged([self._departed, lasting(seat.metrics)])
         for other in self._seats:
             self._tell(other, set(seat.texts))
-
-
-def _sum(counts: list[Mapping[str, int]]) -> Counter[str]:
-    total = Counter[str]()
-    for each in counts:
-        total.update(each)
-    return total

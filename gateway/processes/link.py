@@ -38,8 +38,8 @@ class Given:
 
     answer: Any = None
     """The answer, of types that JSON has."""
-    release: Callable[[bool], None] | None = None
-    """Gives back what the caller holds; its argument tells whether the caller held it as long as it was needed."""
+    release: Callable[[], None] | None = None
+    """Gives back what the caller holds."""
 
 
 Handler = Callable[..., Awaitable[Given]]
@@ -68,7 +68,7 @@ class Link(asyncio.Protocol):
         self._numbers = count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}
-        self._held: dict[int, Callable[[bool], None]] = {}
+        self._held: dict[int, Callable[[], None]] = {}
         self._take: dict[str, Callable[..., None]] = {
             _CALL: self._take_call,
             _ANSWER: self._take_answer,
@@ -104,14 +104,14 @@ class Link(asyncio.Protocol):
         try:
             return number, await self._asked[number]
         except asyncio.CancelledError:
-            self.release(number, is_whole=False)
+            self.release(number)
             raise
         finally:
             del self._asked[number]
 
-    def release(self, number: int, is_whole: bool) -> None:
+    def release(self, number: int) -> None:
         """Give back what is held; harmless if the other side is gone."""
-        self._send(_RELEASE, number, is_whole)
+        self._send(_RELEASE, number)
 
     def note(self, name: str, **arguments: object) -> None:
         """Tell something; harmless if the other side is gone."""
@@ -133,7 +133,7 @@ class Link(asyncio.Protocol):
         self._transport = None
         cancel(*self._answering.values())
         for release in [self._held.pop(number) for number in list(self._held)]:
-            release(False)
+            release()
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(NotReadyError(_GONE))
@@ -170,11 +170,11 @@ class Link(asyncio.Protocol):
             self._held[number] = given.release
         self._send(_ANSWER, number, given.answer)
 
-    def _take_release(self, number: int, is_whole: bool) -> None:
+    def _take_release(self, number: int) -> None:
         if (task := self._answering.get(number)) is not None:
             cancel(task)
         if (release := self._held.pop(number, None)) is not None:
-            release(is_whole)
+            release()
 
     def _take_answer(self, number: int, answer: Any) -> None:
         future = self._asked.get(number)

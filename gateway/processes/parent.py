@@ -115,7 +115,7 @@ class _Parent:
         self._argv = argv
         clock = SystemClock()
         voices = config.voices
-        self._hub = Hub(config.processes, config.routing, voices.inline, voices.limits.creations_per_minute, clock)
+        self._hub = Hub(config.processes, voices.inline, voices.limits.creations_per_minute, clock)
         self._clock = clock
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._stops = 0

@@ -1,41 +1,34 @@
 """A worker's side of the state that all processes of one gateway share: asks the parent, and reports to it.
 
-taken at the parent, one round trip each    places, streams of callers, new voices
-told when it changes, within 20 ms          streams at token2wav's replicas, unspoken text, voices that token2wav knows
-told within 100 ms                          audio, slots, what the services did
+taken at the parent, one round trip each    streams of callers, new voices
+told when it changes, within 50 ms          unspoken text, audio, voices that token2wav knows
+
+Processes share no admission: the services say how many streams they serve, and refuse those of any process beyond it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from gateway.access.access import Access
-from gateway.lifecycle.gate import Routes
 from gateway.processes.link import Given, Handlers, Link, open_link
 from gateway.processes.metrics import Families, from_thread, gathered_registry, snapshot
 from gateway.processes.voices import WorkerKnownVoices
-from gateway.routing.places import Asker, Place
-from gateway.routing.speed import SpeedWitness
-from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.telemetry.exposition import BEAT_INTERVAL_S
 from servicekit.clock import Clock
 from servicekit.tasks import running_meanwhile
 
 logger = logging.getLogger(__name__)
 
-TELL_INTERVAL_S = 0.02
+TELL_INTERVAL_S = 0.05
 """Seconds until other processes know of a change here, unless something asks for it sooner."""
-SLOW_TICKS = 5
-"""Number of `TELL_INTERVAL_S` between reports of values that change all the time."""
 
 
 class Worker:
@@ -50,8 +43,6 @@ class Worker:
             clock: the system's.
         """
         self.number = number
-        self.speeds = {LLM: SpeedWitness(clock), TOKEN2WAV: SpeedWitness(clock)}
-        self.places = WorkerPlaces(self)
         self.streams = WorkerStreams(self)
         self.voices = WorkerVoices(self)
         self.creations = WorkerCreations(self)
@@ -93,9 +84,9 @@ class Worker:
         return gathered_registry(self._gather_metrics)
 
     @asynccontextmanager
-    async def serving(self, routes: Routes, access: Access) -> AsyncIterator[None]:
-        """Talk to the parent until the context is left; `routes` must have this worker's `speeds`."""
-        self._told, self._loop = _Told(routes, access, self.speeds, self._clock), asyncio.get_running_loop()
+    async def serving(self, access: Access) -> AsyncIterator[None]:
+        """Talk to the parent until the context is left."""
+        self._told, self._loop = _Told(access, self._clock), asyncio.get_running_loop()
         notes: dict[str, Callable[..., None]] = {
             "welcome": self._welcome,
             "siblings": self._told.siblings,
@@ -112,18 +103,18 @@ class Worker:
             self._is_leaving = True
             self._link.close()
 
-    def tell(self, is_all: bool = False) -> None:
-        """Tell the parent at once what has changed here; `is_all`: also what is of no haste."""
+    def tell(self) -> None:
+        """Tell the parent at once what has changed here."""
         assert self._told is not None
-        if changes := self._told.changes() | (self._told.slow_changes() if is_all else {}):
+        if changes := self._told.changes():
             self.link.note("state", **changes)
         if voices := self.known_voices.take_untold():
             self.link.note("voices", voices=voices)
 
     async def _keep_telling(self) -> None:
-        for tick in itertools.count():
+        while True:
             try:
-                self.tell(is_all=tick % SLOW_TICKS == 0)
+                self.tell()
             except Exception:
                 logger.exception("the other processes of this gateway can't be told what this one does")
             await asyncio.sleep(TELL_INTERVAL_S)
@@ -156,34 +147,18 @@ class Worker:
 class _Told:
     """What the parent knows of this process, so that it is told changes only; and what it told of the siblings."""
 
-    def __init__(self, routes: Routes, access: Access, speeds: Mapping[str, SpeedWitness], clock: Clock) -> None:
-        self._fleet = routes.token2wav.fleet
+    def __init__(self, access: Access, clock: Clock) -> None:
         self._usages = access.usages
-        self._speeds = speeds
         self._clock = clock
-        self._streams: dict[str, int] = {}
-        self._slots: float | None = None
         self._texts: dict[str, int] = {}
         self._active: set[str] = set()
         """Callers that have something open, or had it a moment ago."""
 
     def changes(self) -> dict[str, Any]:
-        """Return what has changed and others must know soon, as the parent's `state` takes it."""
+        """Return what has changed since the last report, as the parent's `state` takes it."""
         told: dict[str, Any] = {}
-        streams = self._fleet.replicas.streams()
-        if streams != self._streams:
-            told["streams"] = self._streams = streams
         if texts := self._changed_texts():
             told["texts"] = texts
-        return told
-
-    def slow_changes(self) -> dict[str, Any]:
-        """Return the other changes since the last report."""
-        told: dict[str, Any] = {}
-        if (slots := self._fleet.replicas.all_slots()) != self._slots:
-            told["slots"] = self._slots = slots
-        if work := {service: astuple(done) for service, speed in self._speeds.items() if (done := speed.take_work())}:
-            told["work"] = work
         if audio := self._new_audio():
             told["audio"] = audio
         return told
@@ -214,39 +189,12 @@ class _Told:
         for name, told in audio.items():
             self._usages.of(name).audio.take_over(told)
 
-    def siblings(self, streams: Mapping[str, int], texts: Mapping[str, int], audio: Mapping[str, float]) -> None:
+    def siblings(self, texts: Mapping[str, int], audio: Mapping[str, float]) -> None:
         """Note what the other processes have."""
-        self._fleet.note_siblings(streams)
         for name, characters in texts.items():
             self._usages.of(name).characters_elsewhere = characters
         for name, audio_s in audio.items():
             self._usages.of(name).audio.add(audio_s, self._clock.now())
-
-
-@dataclass(eq=False)
-class _HeldPlace(Place):
-    number: int
-    """The parent's number of the place."""
-
-
-class WorkerPlaces:
-    """Implements `PlaceSource`."""
-
-    def __init__(self, worker: Worker) -> None:
-        """Send no request yet."""
-        self._worker = worker
-
-    async def take(self, asker: Asker) -> Place:
-        """See `PlaceSource.take`."""
-        number, _ = await self._worker.link.hold("place", **asdict(asker))
-        return _HeldPlace(asker.caller, 0.0, number)
-
-    def give_back(self, place: Place, is_whole: bool) -> None:
-        """See `PlaceSource.give_back`."""
-        assert isinstance(place, _HeldPlace)
-        # NOTE: whoever gets the place next must know that the stream's slot is free.
-        self._worker.tell()
-        self._worker.link.release(place.number, is_whole)
 
 
 class WorkerStreams:
@@ -267,7 +215,7 @@ class WorkerStreams:
 
     def give_back(self, caller: str) -> None:
         """See `StreamCount.give_back`."""
-        self._worker.link.release(self._held[caller].pop(), is_whole=True)
+        self._worker.link.release(self._held[caller].pop())
         if not self._held[caller]:
             del self._held[caller]
 
@@ -294,7 +242,7 @@ class WorkerVoices:
         try:
             yield
         finally:
-            link.release(number, is_whole=True)
+            link.release(number)
 
 
 class WorkerCreations:

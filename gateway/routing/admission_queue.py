@@ -1,67 +1,103 @@
-"""Streams that wait for a slot: by priority, equal ones in the order of asking. Pure."""
+"""Says which of the waiting requests is next: fair between callers, whatever one of them asks for. Pure.
+
+A caller without a stream is the next one in, always. Then come the urgent requests, then the callers with the fewest
+streams, which is a round over callers; requests of one caller come in the order of asking.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Protocol
 
-from gateway.routing.replica import ReplicaLife
-from token2wav_service.contract import DEFAULT_PRIORITY
+from gateway.routing.settings import MAX_WAITING
 
-P = TypeVar("P")
-"""Type of what a waiting stream is given."""
+
+class Turn(Protocol):
+    """What a request waits for: a future, which says whether it has its turn or was dropped from a full queue."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: bool, /) -> None: ...
 
 
 @dataclass(eq=False)
-class QueueEntry(Generic[P]):
-    """A stream's turn in the queue."""
+class QueueEntry:
+    """A request that waits."""
 
-    queue: AdmissionQueue[P]
-    rank: int
-    on_leased: Callable[[P], None]
-    avoid: frozenset[str]
-    spared: frozenset[ReplicaLife] = frozenset()
-
-    def leave(self) -> None:
-        """Wait no longer; harmless for one that has its slot."""
-        self.queue.leave(self)
+    caller: str
+    priority: int
+    """1 (first) to 10."""
+    turn: Turn
 
 
-class AdmissionQueue(Generic[P]):
-    """The streams that wait for a slot of one service."""
+_Kind = tuple[str, int]
+"""Caller and priority."""
+
+
+class AdmissionQueue:
+    """The requests of one gateway process that wait, and the streams that its callers have."""
 
     def __init__(self) -> None:
         """Begin empty."""
-        self._by_rank: list[dict[QueueEntry[P], None]] = [{} for _ in range(DEFAULT_PRIORITY + 1)]
+        self._waiting: dict[_Kind, dict[QueueEntry, None]] = {}
+        self._waiting_of = Counter[str]()
+        self._streams = Counter[str]()
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_rank))
+        return self._waiting_of.total()
 
-    def ahead_of(self, rank: int) -> int:
-        """Count those whose turn would come before that of a newcomer; rank 0 is the first.
+    def has_share(self, caller: str, but: int = 0) -> bool:
+        """Tell whether a caller has half of a fair share of all streams, not counting `but` of its own."""
+        streams = self._streams[caller] - but
+        return streams > 0 and 2 * streams * len(self._streams) >= self._streams.total()
 
-        Those that can't have any place but must wait for another one do not count.
-        """
-        return sum(not entry.spared for entries in self._by_rank[: rank + 1] for entry in entries)
+    def begin_stream(self, caller: str) -> None:
+        """Count a stream that has its turn."""
+        self._streams[caller] += 1
 
-    def join(
-        self,
-        rank: int,
-        on_leased: Callable[[P], None],
-        avoid: frozenset[str],
-        spared: frozenset[ReplicaLife] = frozenset(),
-    ) -> QueueEntry[P]:
-        """Wait behind all of the same rank."""
-        entry = QueueEntry(self, rank, on_leased, avoid, spared)
-        self._by_rank[rank][entry] = None
-        return entry
+    def end_stream(self, caller: str) -> None:
+        """Count it no more."""
+        _decrement(self._streams, caller)
 
-    def leave(self, entry: QueueEntry[P]) -> None:
-        """Take an entry out; harmless if it is out."""
-        self._by_rank[entry.rank].pop(entry, None)
+    def join(self, entry: QueueEntry) -> None:
+        """Wait; of a full queue the newest request of the caller with the most requests is dropped, maybe this one."""
+        self._waiting.setdefault((entry.caller, entry.priority), {})[entry] = None
+        self._waiting_of[entry.caller] += 1
+        if len(self) > MAX_WAITING:
+            greediest = max(self._waiting_of, key=self._waiting_of.__getitem__)
+            kind = max((kind for kind in self._waiting if kind[0] == greediest), key=lambda kind: kind[1])
+            dropped = next(reversed(self._waiting[kind]))
+            self.leave(dropped)
+            if not dropped.turn.done():
+                dropped.turn.set_result(False)
 
-    def in_order(self) -> Iterator[QueueEntry[P]]:
-        """Yield the waiting streams, the next one first."""
-        for entries in self._by_rank:
-            yield from entries
+    def leave(self, entry: QueueEntry) -> None:
+        """Wait no longer; harmless for an entry that is out."""
+        kind = (entry.caller, entry.priority)
+        entries = self._waiting.get(kind, {})
+        if entry in entries:
+            del entries[entry]
+            _decrement(self._waiting_of, entry.caller)
+            if not entries:
+                del self._waiting[kind]
+
+    def first(self) -> QueueEntry | None:
+        """Return the request that is next; None if none waits."""
+        while (kind := min(self._waiting, key=self._rank, default=None)) is not None:
+            entry = next(iter(self._waiting[kind]))
+            if not entry.turn.done():
+                return entry
+            self.leave(entry)  # NOTE: its caller has left at this very moment
+        return None
+
+    def _rank(self, kind: _Kind) -> tuple[bool, int, int]:
+        # NOTE: of equal callers the first in the dictionary is next.
+        caller, priority = kind
+        streams = self._streams[caller]
+        return streams > 0, priority, streams
+
+
+def _decrement(counts: Counter[str], name: str) -> None:
+    counts[name] -= 1
+    if not counts[name]:
+        del counts[name]

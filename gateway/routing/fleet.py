@@ -1,40 +1,34 @@
-"""Admits streams to the replicas of one service: gives a slot, queues the stream, or refuses it. Pure.
+"""Leases slots at the replicas of one service, and tells streams when their replica is ejected. Pure.
 
 Time comes from a clock, and what replicas do is told from outside; nothing here knows a network or an event loop, so
-a simulator can drive it. A slot is given at once, or later through a callback, or refused.
-
-    ask ──room?──► SlotLease ──────────────────────────────► end / fail / refuse
-      └─ none ──in time?──► QueueEntry ──a slot comes free──► SlotLease
-                  └─ no ──► OverloadedError with when to try again
+a simulator can drive it. Who waits for a slot, and in which order, is `admission_queue`'s business.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from gateway.errors import OverloadedError
-from gateway.routing.admission_queue import AdmissionQueue, QueueEntry
 from gateway.routing.health import Failure
 from gateway.routing.replica import LoadReport, Replica, ReplicaLife
 from gateway.routing.replicas import NOBODY, NOWHERE, ReplicaSet
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.slot_forecast import OpenStreams, SlotForecast, StreamDurations
 from servicekit.clock import Clock
 
-LEAST_RETRY_S = 1.0
-"""Shortest Retry-After in seconds, which is also its unit."""
+LEAST_RETRY_S, MAX_RETRY_S = 1.0, 60.0
+"""Shortest and longest Retry-After in seconds."""
 
 
 class SlotLease:
     """A stream's slot at a replica; given back exactly once."""
 
-    def __init__(self, fleet: Fleet, replica: Replica, opened_s: float) -> None:
+    def __init__(self, fleet: Fleet, replica: Replica) -> None:
         """Made by `Fleet`."""
         self._fleet = fleet
         self.replica = replica
         self.life = replica.life
-        self.opened_s = opened_s
         self.on_ejected: Callable[[], None] | None = None
         """Called when the replica is ejected while the stream is here."""
         self.is_open = True
@@ -52,7 +46,7 @@ class SlotLease:
         """Give the slot back; harmless the second time.
 
         Args:
-            is_whole: the stream held it as long as it needed it; how long is learnt.
+            is_whole: a stream was open there, so that there is room for another one.
         """
         self._fleet.end(self, is_whole)
 
@@ -65,8 +59,10 @@ class SlotLease:
         self._fleet.note_failure(self.address, why, Failure.SLOW if failure is Failure.SLOW else Failure.WRONG)
         self._fleet.end(self, is_whole=False)
 
-    def refuse(self) -> None:
-        """Give it back because the replica had no room."""
+    def refuse(self, retry_after_s: float | None = None) -> None:
+        """Give it back because the replica had no room; it may have said when it will."""
+        if retry_after_s is not None:
+            self.replica.next_end_s = retry_after_s
         self._fleet.end(self, is_whole=False, is_full=True)
 
     def leave_draining(self) -> None:
@@ -76,7 +72,7 @@ class SlotLease:
 
 
 class Fleet:
-    """Admits streams to the replicas of one service."""
+    """Leases slots at the replicas of one service."""
 
     def __init__(
         self,
@@ -98,21 +94,14 @@ class Fleet:
         self.service = service
         self.settings = settings
         self.replicas = ReplicaSet(service, settings, clock, draw)
-        self.refused_total = 0
-        """Streams that were told to come back later."""
-        self._clock = clock
+        self.on_room: Callable[[], None] = lambda: None
+        """Called when there may be room for another stream."""
+        self.looking = 0
+        """Streams that were admitted and look for a slot: nobody else is admitted before they have one."""
+        self._draw = draw or random.Random()
         self._stood_still_within = stood_still_within
         self._leases: dict[str, set[SlotLease]] = {}
-        """Address of a replica -> slots that this gateway's streams have there."""
-        self._queue = AdmissionQueue[SlotLease]()
-        self._is_serving_queue = False
-        self._durations = StreamDurations()
-        self._forecast = SlotForecast(clock, self._durations)
-
-    @property
-    def waiting(self) -> int:
-        """Streams that wait for a slot."""
-        return len(self._queue)
+        """Address of a replica -> slots that this process's streams have there."""
 
     @property
     def rescue_s(self) -> float:
@@ -124,20 +113,13 @@ class Fleet:
     def set_replicas(self, found: Mapping[str, bool]) -> None:
         """Take over what discovery found; see `ReplicaSet.update`."""
         self.replicas.update(found)
-        self._serve_queue()
+        self.on_room()
 
     def reported(self, address: str, report: LoadReport) -> None:
         """Take over what a replica said of itself."""
         if (replica := self.replicas.find(address)) is not None:
             replica.reported(report)
-            self._serve_queue()
-
-    def note_siblings(self, streams: Mapping[str, int]) -> None:
-        """Take over how many streams the other processes of this gateway have open at each replica."""
-        for address in self.replicas.addresses:
-            if (replica := self.replicas.find(address)) is not None:
-                replica.note_siblings(streams.get(address, 0))
-        self._serve_queue()
+            self.on_room()
 
     def note_failure(self, address: str, why: str, failure: Failure = Failure.WRONG) -> None:
         """Note that a probe or a stream failed through a replica's fault; streams of one that is ejected are told.
@@ -155,76 +137,59 @@ class Fleet:
         elif replica.health.failed(why) and self.replicas.has_other(than=frozenset((address,))):
             self._tell_ejected(address)
 
-    def check(self, priority: int, patience_s: float | None = None) -> None:
-        """Refuse what would have to wait too long for its slot.
+    def lease(
+        self, avoid: frozenset[str] = NOBODY, spared: frozenset[ReplicaLife] = NOWHERE, ignores_limit: bool = False
+    ) -> SlotLease | None:
+        """Take a slot at the least loaded replica that has one; None if all are full.
 
         Args:
-            priority: 1 (first) to 10.
-            patience_s: the caller's own bound of the wait, where that is shorter than `admission_wait_s`.
-
-        Raises:
-            OverloadedError: as `ask`, without taking a slot.
-        """
-        if self.replicas.choose_with_room() is None or self._queue.ahead_of(priority):
-            self._check_queue(priority, patience_s)
-
-    def ask(
-        self,
-        priority: int,
-        on_leased: Callable[[SlotLease], None],
-        avoid: frozenset[str] = NOBODY,
-        is_begun: bool = False,
-        spared: frozenset[ReplicaLife] = NOWHERE,
-    ) -> SlotLease | QueueEntry[SlotLease]:
-        """Ask for a slot.
-
-        Args:
-            priority: 1 (first) to 10; equal ones in the order of asking.
-            on_leased: called with the slot if there is none now; not before this has returned.
-            avoid: replicas that come last, because they just failed the stream.
-            is_begun: the stream is under way: it goes before all others and is never refused.
+            avoid: replicas that come last, because they just failed or refused the stream.
             spared: places that the stream must not come back to.
-
-        Raises:
-            OverloadedError: no slot is expected to come free within `admission_wait_s`, or too many wait.
+            ignores_limit: also at a replica that seems full, as it may admit the stream nevertheless.
         """
-        rank = 0 if is_begun else priority
-        if not self._queue.ahead_of(rank) and (replica := self.replicas.choose_with_room(avoid, spared)) is not None:
-            return self._take_slot(replica)
-        if not is_begun:
-            self._check_queue(rank)
-        return self._queue.join(rank, on_leased, avoid, spared)
+        replica = self.replicas.choose_with_room(avoid, spared, ignores_limit)
+        if replica is None:
+            return None
+        slot = SlotLease(self, replica)
+        replica.take()
+        self._leases.setdefault(replica.address, set()).add(slot)
+        return slot
+
+    @contextmanager
+    def looked(self, counts: bool = True) -> Iterator[None]:
+        """Count one stream more among those that look for a slot, if it `counts`."""
+        self.looking += counts
+        try:
+            yield
+        finally:
+            self.looking -= counts
 
     def end(self, slot: SlotLease, is_whole: bool = True, is_full: bool = False) -> None:
         """Take a slot back; harmless the second time.
 
         Args:
             slot: whose stream has ended.
-            is_whole: the stream held it as long as it needed it; how long is learnt.
+            is_whole: a stream was open there.
             is_full: the replica turned out to have no room.
         """
         if not slot.is_open:
             return
         slot.is_open = False
         self._forget(slot)
-        slot.replica.give_back()
+        slot.replica.give_back(is_whole)
         if is_full:
             slot.replica.refused()
-        if is_whole:
-            self._durations.add(self._clock.now() - slot.opened_s)
         self.replicas.forget_if_gone(slot.replica)
-        self._serve_queue()
+        self.on_room()
 
-    def retry_after_s(self, priority: int) -> float:
-        """Expect when a stream of that priority would find a slot, if it asked again."""
-        expected_s = self._forecast.nth_s(self._queue.ahead_of(priority), self._open_streams)
-        return LEAST_RETRY_S if expected_s is None else max(LEAST_RETRY_S, expected_s)
+    def overloaded(self, waiting: int = 0) -> OverloadedError:
+        """Make the refusal of a stream that found no slot in time.
 
-    def overloaded(self, priority: int) -> OverloadedError:
-        """Make the refusal of a stream that finds no slot in time."""
-        self.refused_total += 1
-        retry_s = self.retry_after_s(priority)
-        got = f"all {self.service} replicas are full and {len(self._queue)} streams wait"
+        Those who are refused together come back at moments spread over the time in which all who wait find slots.
+        """
+        all_s = self.replicas.next_end_s() * (waiting + 1)
+        retry_s = self._draw.uniform(LEAST_RETRY_S, min(max(LEAST_RETRY_S, all_s), MAX_RETRY_S))
+        got = f"the {self.service} replicas serve as many streams as they can in time, and {waiting} requests wait"
         return OverloadedError(f"{got}; try again in {retry_s:.0f} s, or add replicas", retry_after_s=retry_s)
 
     def _is_excused(self, replica: Replica) -> bool:
@@ -236,52 +201,8 @@ class Fleet:
             if slot.on_ejected is not None:
                 slot.on_ejected()
 
-    def _check_queue(self, rank: int, patience_s: float | None = None) -> None:
-        expected_s = self._forecast.nth_s(self._queue.ahead_of(rank), self._open_streams)
-        wait_s = (
-            self.settings.admission_wait_s if patience_s is None else min(patience_s, self.settings.admission_wait_s)
-        )
-        is_late = expected_s is not None and expected_s > wait_s
-        if is_late or len(self._queue) >= self.settings.max_waiting:
-            raise self.overloaded(rank)
-
-    def _take_slot(self, replica: Replica) -> SlotLease:
-        slot = SlotLease(self, replica, self._clock.now())
-        replica.take()
-        self._leases.setdefault(replica.address, set()).add(slot)
-        return slot
-
     def _forget(self, slot: SlotLease) -> None:
         leases = self._leases[slot.address]
         leases.discard(slot)
         if not leases:
             del self._leases[slot.address]
-
-    def _open_streams(self) -> list[OpenStreams]:
-        """Return what is open at the replicas that would take streams if they had room."""
-        return [
-            OpenStreams([slot.opened_s for slot in self._leases.get(replica.address, ())], replica.others)
-            for replica in self.replicas.usable()
-        ]
-
-    def _serve_queue(self) -> None:
-        if self._is_serving_queue:
-            return  # NOTE: a slot that nobody wants any more comes back from within the loop, which sees it
-        self._is_serving_queue = True
-        try:
-            while (turn := self._next_turn()) is not None:
-                entry, replica = turn
-                self._queue.leave(entry)
-                entry.on_leased(self._take_slot(replica))
-        finally:
-            self._is_serving_queue = False
-
-    def _next_turn(self) -> tuple[QueueEntry[SlotLease], Replica] | None:
-        """Return the stream that gets a slot now; one that waits for a certain replica does not block the others."""
-        for entry in self._queue.in_order():
-            replica = self.replicas.choose_with_room(entry.avoid, entry.spared)
-            if replica is not None:
-                return entry, replica
-            if not entry.spared:
-                return None
-        return None

@@ -1,7 +1,8 @@
-"""Keeps the state of one replica: its own report, this gateway's open streams there, and its speed. Pure."""
+"""Keeps the state of one replica: its own report, and this process's open streams there. Pure."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from gateway.routing.health import Health, ReplicaState
@@ -10,10 +11,10 @@ from servicekit.clock import Clock
 
 ReplicaLife = tuple[str, int]
 """A replica's address, and the number of its earlier lives: one that is started again knows nothing of its streams."""
-_LEAST_PROGRESS_S = 5.0
-_STEPS_OF_PROGRESS = 3.0
-COST_MEMORY_S = 10.0
-"""Seconds without work after which a cost is forgotten: one measured under load would keep an idle replica idle."""
+_LEAST_PROGRESS_S, _STEPS_OF_PROGRESS = 5.0, 3.0
+YIELDED_S = 0.2
+"""Seconds in which a slot that a stream of ours leaves is left to other gateways, times our share of the streams
+there: without that, a gateway with many streams would take every slot before one with few can ask for it."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,15 @@ class LoadReport:
 
     is_draining: bool = False
     slots: int | None = None
+    """Streams that it admits at once now."""
     open_streams: int | None = None
     """Open streams of all gateways."""
     step_s: float | None = None
     """Seconds of a recent step."""
-    step_streams: int = 1
-    """Streams that one step can take."""
     steps: int = 0
-    """Steps run since the start; tells whether `step_s` is new."""
+    """Steps run since the start; fewer than before tell that it was started again."""
+    next_end_s: float = 1.0
+    """Expected seconds until a stream ends that leaves room for another one."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,11 @@ class ReplicaStatus:
     open_streams: int
     """Streams of this process: leases of token2wav, generations of an LLM."""
     slots: int | None
-    """Streams that it can hold; None while it has not said, and for an LLM."""
+    """Streams that it admits at once; None while it has not said."""
     free_slots: int | None
-    """Free slots as far as this gateway knows: other gateways may hold some."""
+    """Free slots as far as this process knows."""
     step_s: float | None
-    """Seconds of a recent step of token2wav, or between two tokens of an LLM's answer; None if none was measured."""
+    """Seconds of a recent step of token2wav; None if none was measured."""
     opened_total: int
     failures_total: int
     """Streams and probes that failed there."""
@@ -58,7 +60,7 @@ class ReplicaStatus:
 
 
 class Replica:
-    """The state of one replica, as this gateway knows it."""
+    """The state of one replica, as this process knows it."""
 
     def __init__(self, service: str, address: str, settings: RoutingSettings, clock: Clock) -> None:
         """Begin with nothing open and nothing known."""
@@ -67,24 +69,21 @@ class Replica:
         self.health = Health(settings, clock)
         self.ours = 0
         """Streams that this process has open here."""
-        self.siblings = 0
-        """Streams that the other processes of this gateway have open here."""
         self.foreign = 0
-        """Streams that other gateways have open here, when it reported last."""
+        """Streams that others have open here, when it reported last."""
         self.unslotted_calls = 0
         """Calls under way there that need no slot."""
         self.opened_total = 0
         self.failovers_total = 0
+        self.next_end_s = 1.0
+        """Expected seconds until a stream ends there that leaves room for another one."""
         self._lives = 0
         self._clock = clock
         self._report = LoadReport()
-        self._unknown_at_report = 0
-        """Streams of its last report that belong to no process of this gateway."""
-        self._has_siblings = False
-        self._is_full = False
-        self._step_s: float | None = None
-        self._cost_s: float | None = None
-        self._cost_at_s = 0.0
+        self._full_at: int | None = None
+        """Streams of ours with which it refused another one; None: it has not, or has reported since."""
+        self._was_refused = False
+        self._yielded_until_s: deque[float] = deque()
 
     @property
     def state(self) -> ReplicaState:
@@ -99,7 +98,7 @@ class Replica:
     @property
     def progress_window_s(self) -> float:
         """One that did some of its work within so many seconds is slow at most."""
-        return max(_LEAST_PROGRESS_S, _STEPS_OF_PROGRESS * (self._step_s or 0.0))
+        return max(_LEAST_PROGRESS_S, _STEPS_OF_PROGRESS * (self._report.step_s or 0.0))
 
     def begin_life(self) -> None:
         """Note that the replica was restarted and has lost its streams."""
@@ -107,80 +106,53 @@ class Replica:
 
     @property
     def streams(self) -> int:
-        """Streams open here, as far as we know: what it reported and what we did since, and our gateway's at least."""
-        return self.foreign + self.siblings + self.ours
-
-    @property
-    def others(self) -> int:
-        """The open streams of other processes among them."""
-        return self.streams - self.ours
-
-    @property
-    def slots(self) -> int | None:
-        """Streams that it can hold; None if it has not said."""
-        return self._report.slots
+        """Streams open here, as far as we know: what it reported and what we did since."""
+        return self.foreign + self.ours
 
     @property
     def free_slots(self) -> int | None:
-        """Free slots, as far as is known; None if the replica has not said how many slots it has."""
-        if self._is_full:
-            return 0
-        return None if self._report.slots is None else max(0, self._report.slots - self.streams)
+        """Free slots, as far as is known; None if the replica has not said how many streams it admits."""
+        if self._full_at is not None:
+            return max(0, self._full_at - self.ours)
+        if self._report.slots is None:
+            return None
+        while self._yielded_until_s and self._yielded_until_s[0] <= self._clock.now():
+            self._yielded_until_s.popleft()
+        return max(0, self._report.slots - self.streams - len(self._yielded_until_s))
 
     @property
-    def has_room(self) -> bool:
-        """Whether one more stream would be taken; one that has not said its slots is asked."""
-        return self.free_slots != 0
-
-    @property
-    def cost_s(self) -> float | None:
-        """Seconds of its time that the next piece of one stream takes; None if nothing was measured lately."""
-        is_fresh = self._clock.now() - self._cost_at_s <= COST_MEMORY_S
-        return self._cost_s if is_fresh else None
-
-    def expected_wait_s(self, unmeasured_cost_s: float) -> float:
-        """Expect how long the next piece of a new stream takes, behind one piece of every stream that is open."""
-        cost_s = self.cost_s
-        return (unmeasured_cost_s if cost_s is None else cost_s) * (self.streams + 1)
+    def load(self) -> float:
+        """Share of the streams that it admits which it would have with one more; their number if it does not say."""
+        return (self.streams + 1) / (self._report.slots or 1)
 
     def take(self) -> None:
         """Note that a stream is opened."""
         self.ours += 1
         self.opened_total += 1
 
-    def give_back(self) -> None:
-        """Note that a stream has ended."""
+    def give_back(self, is_whole: bool) -> None:
+        """Note that a stream has ended, or was not opened."""
+        if is_whole and self.foreign:
+            self._yielded_until_s.append(self._clock.now() + YIELDED_S * self.ours / self.streams)
         self.ours -= 1
-        self._is_full = False
 
     def refused(self) -> None:
         """Note that it had no room although it seemed so; holds until it reports again or a stream of ours ends."""
-        self._is_full = True
+        self._full_at, self._was_refused = self.ours, True
 
     def reported(self, report: LoadReport) -> None:
         """Note what it says of itself."""
         if report.steps < self._report.steps:
             self.begin_life()
-        if report.step_s is not None and report.steps != self._report.steps:
-            self._step_s = report.step_s
-            self.measured(report.step_s / max(1, report.step_streams))
-        self._report = report
-        unknown = max(0, (report.open_streams or 0) - self.ours - self.siblings)
-        # NOTE: a report may have a sibling's stream that we don't know yet; one in two reports is another gateway's.
-        self.foreign = min(unknown, self._unknown_at_report) if self._has_siblings else unknown
-        self._unknown_at_report = unknown
-        self._is_full = False
+        self._report, self.next_end_s = report, report.next_end_s
+        self.foreign = max(0, (report.open_streams or 0) - self.ours)
+        if report.slots is not None or not self.ours:
+            self._full_at = None
+        elif self._full_at is not None:
+            # NOTE: one that does not say its slots gets a few streams more, or all that wait would be refused at once.
+            self._full_at = self.ours + (1 if self._was_refused else max(1, self.ours // 4))
+        self._was_refused = False
         self.health.answered_probe(report.is_draining)
-
-    def note_siblings(self, streams: int) -> None:
-        """Note how many streams the other processes of this gateway have open here."""
-        self._has_siblings = True
-        self.siblings = streams
-
-    def measured(self, cost_s: float) -> None:
-        """Note a measurement of its speed."""
-        self._cost_s = cost_s
-        self._cost_at_s = self._clock.now()
 
     def status(self) -> ReplicaStatus:
         """Return the facts of this moment."""
@@ -189,9 +161,9 @@ class Replica:
             address=self.address,
             state=self.state,
             open_streams=self.ours,
-            slots=self.slots,
+            slots=self._report.slots,
             free_slots=self.free_slots,
-            step_s=self._step_s if self._step_s is not None else self.cost_s,
+            step_s=self._report.step_s,
             opened_total=self.opened_total,
             failures_total=self.health.failures_total,
             ejections_total=self.health.ejections_total,

@@ -1,4 +1,4 @@
-"""Keeps the replicas of one service, and chooses the one that serves the next stream soonest. Pure.
+"""Keeps the replicas of one service, and chooses the least loaded one for the next stream. Pure.
 
 Knows nothing of who waits for a slot.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from gateway.routing.health import ReplicaState
@@ -20,6 +20,9 @@ NOWHERE: frozenset[ReplicaLife] = frozenset()
 CHOICES_BESIDE_OTHERS = 2
 """Replicas drawn at random for one stream, the better of which is taken, where other gateways use them too: each sees
 the others' streams only when it probes, and all would choose the same replica until then."""
+
+_SHORTEST_S = 1e-3
+"""Shortest time between two ends of streams that is believed."""
 
 
 class ReplicaSet:
@@ -39,7 +42,7 @@ class ReplicaSet:
 
     @property
     def addresses(self) -> list[str]:
-        """Open streams of all replicas, also of replicas that only finish their streams."""
+        """The addresses of all replicas, also of those that only finish their streams."""
         return list(self._replicas)
 
     @property
@@ -104,28 +107,36 @@ class ReplicaSet:
         return self._first(self.usable(), avoid)
 
     def choose_with_room(
-        self, avoid: frozenset[str] = NOBODY, spared: frozenset[ReplicaLife] = NOWHERE
+        self,
+        avoid: frozenset[str] = NOBODY,
+        spared: frozenset[ReplicaLife] = NOWHERE,
+        ignores_limit: bool = False,
     ) -> Replica | None:
-        """Return the replica with a free slot where a new stream is served soonest; None if all are full.
+        """Return the least loaded replica with a free slot; None if all are full.
 
         Args:
             avoid: addresses of replicas that come last.
             spared: places that are not taken at all.
+            ignores_limit: of full ones too, if all are.
         """
-        usable = [replica for replica in self.usable() if replica.has_room and replica.life not in spared]
-        return self._first(usable, avoid)
+        usable = [replica for replica in self.usable() if replica.life not in spared]
+        with_room = [replica for replica in usable if replica.free_slots != 0]
+        return self._first(with_room or (usable if ignores_limit else []), avoid)
 
-    def all_slots(self) -> float:
-        """Count the slots that this gateway's streams have or may have; inf if that is unknown."""
+    @property
+    def ours(self) -> int:
+        """Streams that this process has open at all replicas."""
+        return sum(replica.ours for replica in self._replicas.values())
+
+    def free_slots(self) -> float:
+        """Count the free slots of the replicas that may get streams; inf if that is unknown."""
         free = [replica.free_slots for replica in self.usable()]
-        if not free or None in free:
-            return math.inf
-        taken = sum(replica.ours + replica.siblings for replica in self._replicas.values())
-        return taken + sum(slots or 0 for slots in free)
+        return math.inf if not free or None in free else sum(slots or 0 for slots in free)
 
-    def streams(self) -> dict[str, int]:
-        """Return how many streams this process has open at each replica that has any."""
-        return {address: replica.ours for address, replica in self._replicas.items() if replica.ours}
+    def next_end_s(self) -> float:
+        """Expect the seconds until a stream ends that leaves room for another one, at whichever replica."""
+        ends_per_s = sum(1.0 / max(replica.next_end_s, _SHORTEST_S) for replica in self.usable())
+        return 1.0 / ends_per_s if ends_per_s else 1.0
 
     def has_other(self, than: frozenset[str]) -> bool:
         """Tell whether any replica can be had beside those."""
@@ -142,17 +153,9 @@ class ReplicaSet:
             self.forget_if_gone(replica)
 
     def _first(self, candidates: list[Replica], avoid: frozenset[str]) -> Replica | None:
-        """Return the one that serves soonest of those looked at; one to avoid only if there are no others."""
+        """Return the least loaded of those looked at; one to avoid only if there are no others."""
         chosen = [replica for replica in candidates if replica.address not in avoid] or candidates
         if len(chosen) > CHOICES_BESIDE_OTHERS and any(replica.foreign for replica in self._replicas.values()):
             chosen = self._draw.sample(chosen, CHOICES_BESIDE_OTHERS)
-        return min(chosen, key=self._rank(candidates), default=None)
-
-    def _rank(self, usable: list[Replica]) -> Callable[[Replica], tuple[float, int, int, float]]:
-        unmeasured_s = min((cost_s for replica in usable if (cost_s := replica.cost_s) is not None), default=1.0)
-
-        def rank(replica: Replica) -> tuple[float, int, int, float]:
-            # NOTE: equal replicas are ranked at random, or all gateways would begin with the same one.
-            return replica.expected_wait_s(unmeasured_s), replica.streams, replica.opened_total, self._draw.random()
-
-        return rank
+        # NOTE: equal replicas are ranked at random, or all gateways would begin with the same one.
+        return min(chosen, key=lambda one: (one.load, one.opened_total, self._draw.random()), default=None)

@@ -12,7 +12,6 @@ from gateway import errors
 from gateway.routing.discovery import Source
 from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.replica import ReplicaStatus
-from gateway.routing.speed import SpeedMeter
 from gateway.routing.waiting import wait_for_replica
 from gateway.routing.watch import ReplicaClient, Watch, failure_of
 from servicekit.clock import Clock
@@ -59,7 +58,6 @@ class Router(Generic[C]):
         sources: list[Source],
         make_client: Callable[[str], C],
         clock: Clock,
-        speed: SpeedMeter | None = None,
     ) -> None:
         """Know the replicas that the sources name; `start` finds and probes the others.
 
@@ -68,11 +66,10 @@ class Router(Generic[C]):
             sources: find replicas.
             make_client: makes the client of the replica at an address.
             clock: of all deadlines.
-            speed: is told what the replicas do; None: a meter of its own.
         """
         self.fleet = fleet
-        self.speed = speed or SpeedMeter(clock, fleet.settings.least_speed)
-        """Measured speed of all replicas together."""
+        self.caller_has_share: Callable[[], bool] = lambda: True
+        """Tells whether who begins a stream has its share of streams already; of others, services admit a few more."""
         self._clock = clock
         self._watch = Watch(fleet, sources, make_client)
 
@@ -94,6 +91,10 @@ class Router(Generic[C]):
             await self._watch.probe_once()
         return self.fleet.replicas.is_ready
 
+    async def look(self) -> None:
+        """Ask the replicas how busy they are now, for those who wait."""
+        await self._watch.look()
+
     async def until_usable(self) -> None:
         """Wait for a replica that takes work, but not for long.
 
@@ -111,7 +112,9 @@ def give_back(slot: SlotLease, error: BaseException | None, is_begun: bool = Fal
         error: what ended it; None if it went well.
         is_begun: the stream was open there.
     """
-    if isinstance(error, errors.Token2WavBusyError) and not is_begun:
+    if isinstance(error, errors.LLMBusyError):
+        slot.refuse(error.retry_after_s)
+    elif isinstance(error, errors.Token2WavBusyError) and not is_begun:
         slot.refuse()
     elif isinstance(error, errors.Token2WavStoppingError):
         slot.leave_draining()

@@ -79,6 +79,14 @@ class Watch(Generic[C]):
         """Look at every replica now."""
         await asyncio.gather(*(self._probe(address) for address in self.fleet.replicas.addresses))
 
+    async def look(self) -> None:
+        """Take over how busy the replicas are now; one that does not answer is left to the probes."""
+        usable = [replica.address for replica in self.fleet.replicas.usable()]
+        reports = await asyncio.gather(*(self.client(each).probe() for each in usable), return_exceptions=True)
+        for address, report in zip(usable, reports, strict=True):
+            if isinstance(report, LoadReport):
+                self.fleet.reported(address, report)
+
     def _found(self, found: Found) -> None:
         before = set(self.fleet.replicas.addresses)
         self.fleet.set_replicas(found)

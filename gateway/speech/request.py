@@ -9,7 +9,6 @@ import secrets
 import uuid
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from hashlib import blake2b
 
 from gateway.chunking.policies import ChunkPolicy
 from gateway.core import InlineVoice, Sampling
@@ -57,14 +56,6 @@ class SpeechRequest:
     """Whether the times of characters or words are asked for; finding them out costs a little."""
     patience_s: float | None = None
     """Seconds from now that the caller waits at most; None: unknown."""
-
-    @property
-    def fingerprint(self) -> int:
-        """Equal for a request that comes again, in every process."""
-        voice = self.voice if isinstance(self.voice, str) else self.voice.transcript
-        return int.from_bytes(
-            blake2b(f"{voice}\n{self.text}".encode("utf-8", "replace"), digest_size=8).digest(), "big"
-        )
 
     def within(self, patience_s: float | None) -> SpeechRequest:
         """Return the request of a caller that waits so long at most; None: it did not say."""

@@ -207,7 +207,7 @@ class StreamSpeaker:
         if self._admission is None:
             return nullcontext()
         request = job.request
-        return self._admission.admitted(request.priority, request.patience_s, request.is_under_way, request.fingerprint)
+        return self._admission.admitted(request.priority, request.patience_s, request.is_under_way)
 
     @asynccontextmanager
     async def _opened(self, job: SpeechJob, voice: ReadyVoice) -> AsyncIterator[Token2WavStream]:

@@ -28,7 +28,7 @@ from gateway.core import AudioChunk, FloatArray, RegisteredVoice
 from gateway.token2wav.triton_call import TritonCall, bytes_tensor, text_of
 from servicekit.tasks import stop
 from servicekit.timeouts import LoopLag, Patience
-from token2wav_service.contract import DEFAULT_PRIORITY, TOKEN2WAV_MODEL, Operation, ServerStatus
+from token2wav_service.contract import CALLER_HAS_SHARE, DEFAULT_PRIORITY, TOKEN2WAV_MODEL, Operation, ServerStatus
 
 logger = logging.getLogger(__name__)
 
@@ -125,14 +125,21 @@ class Token2WavClient:
 
     @asynccontextmanager
     async def open_stream(
-        self, voice_id: str, seed: int, priority: int = DEFAULT_PRIORITY
+        self, voice_id: str, seed: int, priority: int = DEFAULT_PRIORITY, caller_has_share: bool = False
     ) -> AsyncIterator[Token2WavCallStream]:
-        """Lease a stream; see `Token2Wav.open_stream`."""
+        """Lease a stream; see `Token2Wav.open_stream`.
+
+        Args:
+            voice_id: token2wav's id of the voice.
+            seed: of the stream's noise.
+            priority: 1 (first) to 10.
+            caller_has_share: it gets none of the room that the server keeps for callers with few streams.
+        """
         async with self._in_use() as client:
             call = TritonCall(client, self._model, self._url)
             try:
                 async with self._told_apart():
-                    stream = await self._open(call, voice_id, seed, priority)
+                    stream = await self._open(call, voice_id, seed, priority, caller_has_share)
                 try:
                     yield stream
                     await stream.finish(self._deadlines.close_s)
@@ -166,13 +173,15 @@ class Token2WavClient:
             finally:
                 await call.finish(self._deadlines.close_s)
 
-    async def _open(self, call: TritonCall, voice_id: str, seed: int, priority: int) -> Token2WavCallStream:
+    async def _open(
+        self, call: TritonCall, voice_id: str, seed: int, priority: int, caller_has_share: bool
+    ) -> Token2WavCallStream:
         tensors = {
             "voice_id": bytes_tensor(voice_id.encode()),
             "seed": np.array([seed], np.int64),
             "priority": np.array([priority], np.int32),
         }
-        call.send(Operation.OPEN, "open", tensors)
+        call.send(Operation.OPEN, "open", tensors, {CALLER_HAS_SHARE: "1"} if caller_has_share else {})
         try:
             result = await call.first_result("stream_id", self._deadlines.open_s, self._patience)
         except errors.Token2WavDeadlineError:

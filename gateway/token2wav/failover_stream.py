@@ -24,10 +24,8 @@ from gateway.core import AudioChunk, FloatArray
 from gateway.errors import GatewayError, Token2WavInterruptedError, Token2WavUnavailableError
 from gateway.routing.fleet import SlotLease
 from gateway.routing.router import is_replica_fault
-from gateway.routing.speed import SpeedMeter
 from gateway.token2wav.replica import StreamLease
 from servicekit.tasks import stop
-from token2wav_service.contract import SAMPLE_RATE_HZ, TOKEN_RATE_HZ
 
 logger = logging.getLogger(__name__)
 
@@ -64,19 +62,16 @@ class _ReplicaStream:
 class FailoverStream:
     """Implements `core.Token2WavStream` on one lease after the other."""
 
-    def __init__(self, lease: StreamLease, lease_again: LeaseAgain, max_failovers: int, speed: SpeedMeter) -> None:
+    def __init__(self, lease: StreamLease, lease_again: LeaseAgain, max_failovers: int) -> None:
         """Begin on an open lease; `close` must be called.
 
         Args:
             lease: the first.
             lease_again: gives the next ones.
             max_failovers: moves in a row without new audio; then the stream fails: no replica can make its chunks.
-            speed: is told what the stream waits for and gets.
         """
         self._lease_again = lease_again
         self._max_failovers = max_failovers
-        self._speed = speed
-        self._listener = speed.new_listener()
         self._failovers_left = max_failovers
         self._chunks: list[TokenChunk] = []
         self._waiting: dict[int, asyncio.Future[AudioChunk]] = {}
@@ -86,8 +81,6 @@ class FailoverStream:
         """The error that ended the stream; set in state FAILED."""
         self._recovery: asyncio.Task[None] | None = None
         """The task that moves the stream; None while STREAMING, so that `close` waits for nothing then."""
-        self._is_timed = False
-        """Whether the speed meter counts this stream as one that waits."""
         self._current = self._begin(lease)
 
     @property
@@ -105,9 +98,6 @@ class FailoverStream:
         future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
         if self._failure is not None:
             return _failed(future, self._failure)
-        if not self._is_timed and _tells_speed(chunk):
-            self._is_timed = True
-            self._listener.begin_wait()
         self._waiting[len(self._chunks)] = future
         self._chunks.append(chunk)
         if self._state is StreamState.STREAMING:
@@ -124,8 +114,6 @@ class FailoverStream:
             self._fail(Token2WavInterruptedError(f"stream {self.stream_id} was closed before its audio came"))
             is_cut = error is not None or self._current.answered < len(self._chunks)
             await self._current.lease.close(self._current.error, is_cut)
-            if not is_cut:
-                self._speed.ended(self._delivered_samples / SAMPLE_RATE_HZ)
 
     def _begin(self, lease: StreamLease) -> _ReplicaStream:
         at_replica = _ReplicaStream(lease, self._delivered_samples)
@@ -160,10 +148,6 @@ class FailoverStream:
             return
         samples: FloatArray = audio.samples[dropped:] if dropped else audio.samples
         self._delivered_samples += len(samples)
-        if self._is_timed:
-            self._speed.made(len(samples) / SAMPLE_RATE_HZ)
-            self._end_wait_if_all_came()
-        self._listener.got(len(samples) / SAMPLE_RATE_HZ)
         self._failovers_left = self._max_failovers
         if not future.done():
             future.set_result(AudioChunk(audio.index, samples, audio.is_last))
@@ -228,19 +212,8 @@ class FailoverStream:
         self._state = StreamState.FAILED
         self._failure = self._failure or error
         waiting, self._waiting = self._waiting, {}
-        self._end_wait_if_all_came()
         for future in waiting.values():
             _failed(future, self._failure)
-
-    def _end_wait_if_all_came(self) -> None:
-        if self._is_timed and not self._waiting:
-            self._is_timed = False
-            self._listener.end_wait()
-
-
-def _tells_speed(chunk: TokenChunk) -> bool:
-    """Tell whether a chunk says how fast token2wav is: a short first one costs as much as a longer one would."""
-    return chunk.index > 0 or chunk.is_last or len(chunk.token_ids) >= TOKEN_RATE_HZ
 
 
 def _failed(future: asyncio.Future[AudioChunk], error: GatewayError) -> asyncio.Future[AudioChunk]:

@@ -28,7 +28,7 @@ class Token2WavReplicaClient(Protocol):
     async def export_voice(self, voice_id: str) -> bytes: ...
     async def import_voice(self, voice_file: bytes) -> RegisteredVoice: ...
     def open_stream(
-        self, voice_id: str, seed: int, priority: int = ...
+        self, voice_id: str, seed: int, priority: int = ..., caller_has_share: bool = ...
     ) -> AbstractAsyncContextManager[Token2WavStream]: ...
     async def status(self) -> ServerStatus: ...
     async def is_ready(self) -> bool: ...
@@ -104,15 +104,17 @@ class Token2WavReplica:
             slots=status.max_streams,
             open_streams=status.open_streams,
             step_s=status.step_seconds,
-            step_streams=status.max_batch_size,
             steps=status.steps,
+            next_end_s=status.next_end_s,
         )
 
     async def close(self) -> None:
         """Drop its connection."""
         await self.client.close()
 
-    async def open(self, slot: SlotLease, voice_id: str, seed: int, priority: int) -> StreamLease:
+    async def open(
+        self, slot: SlotLease, voice_id: str, seed: int, priority: int, caller_has_share: bool
+    ) -> StreamLease:
         """Open a stream in a slot there.
 
         Raises:
@@ -125,7 +127,7 @@ class Token2WavReplica:
         imports = 0
         while True:
             try:
-                return await self._open(slot, name, seed, priority)
+                return await self._open(slot, name, seed, priority, caller_has_share)
             except errors.VoiceEvictedError as error:
                 if imports == MAX_IMPORTS:
                     lost = f"{slot.address} lost voice {voice_id} after each of {imports} imports"
@@ -137,8 +139,8 @@ class Token2WavReplica:
         """See to it, beside what goes on, that a voice's file is in the voice file cache."""
         self._voice_file_cache.fetch(voice_id, partial(self.client.export_voice, self._names.get(voice_id)))
 
-    async def _open(self, slot: SlotLease, name: str, seed: int, priority: int) -> StreamLease:
-        context = self.client.open_stream(name, seed, priority)
+    async def _open(self, slot: SlotLease, name: str, seed: int, priority: int, caller_has_share: bool) -> StreamLease:
+        context = self.client.open_stream(name, seed, priority, caller_has_share)
         return StreamLease(slot, context, await context.__aenter__(), self._hop_multiple)
 
     async def _bring(self, voice_id: str) -> str:

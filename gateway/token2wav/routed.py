@@ -18,7 +18,6 @@ from gateway.routing.discovery import Source
 from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.replicas import NOBODY, NOWHERE
 from gateway.routing.router import FIRST_PAUSE_S, MAX_PAUSE_S, Router, give_back, is_replica_fault, is_sickness
-from gateway.routing.speed import SpeedMeter
 from gateway.routing.waiting import LOOK_AGAIN_S, wait_for_replica, wait_for_slot
 from gateway.routing.watch import failure_of
 from gateway.token2wav.failover_stream import FailoverStream
@@ -41,12 +40,11 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
         sources: list[Source],
         make_client: Callable[[str], Token2WavReplicaClient],
         clock: Clock,
-        speed: SpeedMeter | None = None,
     ) -> None:
         """See `Router`."""
         cache = VoiceFileCache(fleet.settings.voice_file_cache_bytes)
         self.voice_file_cache = cache
-        super().__init__(fleet, sources, lambda address: Token2WavReplica(make_client(address), cache), clock, speed)
+        super().__init__(fleet, sources, lambda address: Token2WavReplica(make_client(address), cache), clock)
 
     async def close(self) -> None:
         """Drop all connections; open streams end."""
@@ -85,7 +83,7 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
         """Lease a stream; see `Token2Wav.open_stream`.
 
         Raises:
-            OverloadedError: no slot is free, and none will be in time.
+            OverloadedError: no slot came free in time.
         """
 
         async def lease_again(lost_at: SlotLease, error: errors.GatewayError) -> StreamLease:
@@ -93,7 +91,7 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
 
         with self.voice_file_cache.in_use(voice_id):
             lease = await self._lease(voice_id, seed, priority)
-            stream = FailoverStream(lease, lease_again, self.fleet.settings.max_failovers, self.speed)
+            stream = FailoverStream(lease, lease_again, self.fleet.settings.max_failovers)
             failure: BaseException | None = None
             try:
                 yield stream
@@ -114,38 +112,43 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
         """Open a stream at the best replica that takes it; `lost` is why one that was open must move."""
         wait_s = self.fleet.settings.admission_wait_s if lost is None else self.fleet.rescue_s
         search = _LeaseSearch(self._clock.now() + wait_s, lost_at, lost)
+        has_streams = lost is None and self.caller_has_share()
         while True:
-            slot = await self._wait_for_slot(priority, search)
+            slot = await self._wait_for_slot(search, ignores_limit=not has_streams)
             replica = self._watch.client(slot.address)
             try:
-                lease = await replica.open(slot, voice_id, seed, priority)
+                lease = await replica.open(slot, voice_id, seed, priority, has_streams)
             except BaseException as error:
                 give_back(slot, error)
                 search.note_refusal(error, slot.address)
             else:
                 replica.keep_file(voice_id)
                 return lease
-            self._check_time(priority, search)
-            await search.pause()
+            self._check_time(search)
+            if search.trouble is not None and _is_full(search.trouble):
+                with self.fleet.looked():
+                    await asyncio.sleep(LOOK_AGAIN_S)
+            else:
+                await search.pause()
 
-    async def _wait_for_slot(self, priority: int, search: _LeaseSearch) -> SlotLease:
+    async def _wait_for_slot(self, search: _LeaseSearch, ignores_limit: bool) -> SlotLease:
         wait_s = max(0.0, search.ends_s - self._clock.now())
         try:
-            return await wait_for_slot(self.fleet, priority, wait_s, search.avoid, search.is_begun, search.spared)
+            return await wait_for_slot(self.fleet, wait_s, self._clock, search.avoid, search.spared, ignores_limit)
         except (errors.OverloadedError, errors.Token2WavUnavailableError):
             # NOTE: the first error says more than that no other replica was free.
             if search.trouble is not None and not _is_full(search.trouble):
                 raise search.trouble from None
             raise
 
-    def _check_time(self, priority: int, search: _LeaseSearch) -> None:
+    def _check_time(self, search: _LeaseSearch) -> None:
         """Give the search up if its time is over and no other replica is left to ask."""
         # NOTE: a blocked replica may have used up the time; the others are still asked once.
         may_ask_others = search.was_new and self.fleet.replicas.has_other(than=search.avoid)
         if search.trouble is None or may_ask_others or self._clock.now() < search.ends_s:
             return
         if _is_full(search.trouble):
-            raise self.fleet.overloaded(priority) from search.trouble
+            raise self.fleet.overloaded() from search.trouble
         raise search.trouble
 
     async def _unslotted_call(self, do: Callable[[Token2WavReplica], Awaitable[T]]) -> T:
@@ -169,7 +172,7 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
                 if not _is_full(error):
                     raise
                 if self._clock.now() >= ends_s:
-                    raise self.fleet.overloaded(DEFAULT_PRIORITY) from error
+                    raise self.fleet.overloaded() from error
                 avoid = NOBODY
                 await asyncio.sleep(LOOK_AGAIN_S)
             else:
@@ -191,8 +194,6 @@ class _LeaseSearch:
         """Replicas that the stream must not return to."""
         self.trouble = lost
         """The latest error."""
-        self.is_begun = lost is not None
-        """Whether the stream was open at a replica that is lost."""
         self.was_new = True
         """Whether the replica that was asked last had not been asked before."""
         self._pause_s = FIRST_PAUSE_S

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import traceback
 from collections.abc import AsyncIterator, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -48,13 +49,20 @@ class TritonCall:
             self._requests(), stream_timeout=timeout_s, headers=self._trace or None
         )
 
-    def send(self, operation: Operation, request_id: str, tensors: Mapping[str, Any]) -> None:
+    def send(
+        self,
+        operation: Operation,
+        request_id: str,
+        tensors: Mapping[str, Any],
+        parameters: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Queue a request; `tensors` maps input names to numpy arrays."""
         named = {"operation": bytes_tensor(operation.value.encode()), **tensors}
         inputs = [_infer_input(name, value) for name, value in named.items()]
         request: dict[str, Any] = {"model_name": self._model, "inputs": inputs, "request_id": request_id}
-        if self._trace and operation is Operation.OPEN:
-            request["parameters"] = self._trace
+        trace = self._trace if operation is Operation.OPEN else {}
+        if trace or parameters:
+            request["parameters"] = {**trace, **parameters}
         self._outbox.put_nowait(request)
 
     def end_requests(self) -> None:

@@ -350,7 +350,7 @@ class RealWorld:
         checkpoint = options.checkpoint
         arguments = ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
         arguments += ["--llm-url", options.llm_url, "--token2wav-url", ",".join(options.token2wav_urls)]
-        arguments += ["--failover-s", "60"]
+        arguments += ["--admission-wait-s", "60"]
         self._gateway = _Gateway(arguments, folder)
         self.doors = self._gateway.doors
         self._expected: dict[int, bytes] = {}

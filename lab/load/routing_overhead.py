@@ -19,7 +19,7 @@ from cosydit.bench.report import aligned_table, describe_environment, write_json
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Token2Wav
 from gateway.routing.discovery import StaticReplicas
-from gateway.routing.fleet import Fleet, SlotLease
+from gateway.routing.fleet import Fleet
 from gateway.routing.replica import LoadReport
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.waiting import TOKEN2WAV
@@ -45,7 +45,9 @@ class InstantToken2Wav:
         return RegisteredVoice("voice", ())
 
     @asynccontextmanager
-    async def open_stream(self, voice_id: str, seed: int, priority: int = 10) -> AsyncIterator[InstantToken2Wav]:
+    async def open_stream(
+        self, voice_id: str, seed: int, priority: int = 10, caller_has_share: bool = False
+    ) -> AsyncIterator[InstantToken2Wav]:
         yield self
 
     stream_id = "stream"
@@ -111,11 +113,9 @@ def _placement_s(replicas: int) -> float:
     fleet.set_replicas(dict.fromkeys(addresses, True))
     for address in addresses:
         fleet.reported(address, LoadReport(slots=SLOTS))
-    given: list[SlotLease] = []
     began_s = time.perf_counter()
     for _ in range(STREAMS):
-        slot = fleet.ask(10, given.append)
-        assert isinstance(slot, SlotLease)
+        assert fleet.lease() is not None
     return (time.perf_counter() - began_s) / STREAMS
 
 

@@ -257,6 +257,8 @@ class _Services:
     llm: int
     token2wav: int
     pid: int
+    llm_slots: int
+    """Answers at once: as many as this LLM gives real time."""
 
     @contextmanager
     def gateway(self) -> Iterator[Stage]:
@@ -264,6 +266,7 @@ class _Services:
         http, grpc_port = free_ports(2)
         command = [sys.executable, "-m", "gateway", "--port", str(http), "--grpc-port", str(grpc_port)]
         command += ["--llm-url", f"http://{HOST}:{self.llm}", "--llm-backend", "vllm"]
+        command += ["--llm-slots", str(self.llm_slots)]
         command += ["--token2wav-url", f"{HOST}:{self.token2wav}", "--dynamic-chunk-strategy", "deadline"]
         command += ["--tokenizer-dir", str(self.checkpoint.llm_dir), "--voices-dir", str(self.checkpoint.voices_dir)]
         command += ["--keys-file", str(self.folder / "keys.txt")]
@@ -286,7 +289,7 @@ def _services(args: argparse.Namespace, folder: Path) -> Iterator[_Services]:
     spec = ServiceSpec("services", command, f"http://{HOST}:{llm}/health", folder / "services.log")
     with ServiceProcess(spec) as running:
         running.wait_ready(READY_TIMEOUT_S)
-        yield _Services(folder, checkpoint, llm, token2wav, running.pid)
+        yield _Services(folder, checkpoint, llm, token2wav, running.pid, max(1, round(args.capacity)))
 
 
 def _read(path: Path) -> dict[str, Storm]:

@@ -31,7 +31,6 @@ from cosydit.bench.load import LoadPlan
 from cosydit.bench.plot import require_matplotlib
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError
-from gateway.routing.settings import RoutingSettings
 from lab.simulate.admission import simulate_admission
 from lab.simulate.compare import (
     AIM,
@@ -289,19 +288,15 @@ def run_written(args: argparse.Namespace) -> int:
 def run_admission(args: argparse.Namespace) -> int:
     """Simulate the rates on one GPU host, and say who was refused and who heard gaps."""
     costs = read_cost_model(args.model)
-    heard = {
-        least_speed: {rate: simulate_admission(costs, rate, args.seconds, least_speed) for rate in args.rates}
-        for least_speed in args.least_speed
-    }
-    told = {speed: {rate: asdict(found) for rate, found in rates.items()} for speed, rates in heard.items()}
-    write_json(args.out, {"least_speeds": told, "environment": _environment(args)})
+    heard = {rate: simulate_admission(costs, rate, args.seconds) for rate in args.rates}
+    told = {rate: asdict(found) for rate, found in heard.items()}
+    write_json(args.out, {"rates": told, "environment": _environment(args)})
     head = ("requests", "refused", "refused after it", "ran dry", "s short", "ttfa p95 ms", "audio s/s")
-    rows = [["least speed", "requests/s", *head]]
-    for least_speed, rates in heard.items():
-        for rate, found in rates.items():
-            counts = (found.requests, found.refused, found.refused_recovered, found.ran_dry)
-            seconds = [f"{found.short_s:.1f}", f"{1000 * found.ttfa_p95_s:.0f}", f"{found.audio_s_per_s:.0f}"]
-            rows.append([f"{least_speed:g}", f"{rate:g}", *map(str, counts), *seconds])
+    rows = [["requests/s", *head]]
+    for rate, found in heard.items():
+        counts = (found.requests, found.refused, found.refused_recovered, found.ran_dry)
+        seconds = [f"{found.short_s:.1f}", f"{1000 * found.ttfa_p95_s:.0f}", f"{found.audio_s_per_s:.0f}"]
+        rows.append([f"{rate:g}", *map(str, counts), *seconds])
     print(aligned_table(rows), end="")
     return 0
 
@@ -411,10 +406,6 @@ def _add_admission(commands: Any) -> None:
     parser.add_argument("--model", type=Path, default=MODEL, help="cost model (default %(default)s)")
     parser.add_argument("--rates", type=float, nargs="+", default=ADMISSION_RATES, help="requests a second to try")
     parser.add_argument("--seconds", type=float, default=ADMISSION_S, help="of arrivals (default %(default)s)")
-    usual = RoutingSettings().least_speed
-    speed = "the gateway's --least-speed, one or more (default: its own)"
-    parser.add_argument("--least-speed", type=float, nargs="+", default=[usual], help=speed)
-    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.set_defaults(run=run_admission)
 
 

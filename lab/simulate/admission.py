@@ -1,11 +1,10 @@
 """Who is refused on one GPU host, in virtual time: the real admission of several gateway processes, modelled services.
 
     callers ─► gateway processes ─┬─► our own LLM: its pace, whatever the load
-               │ what they saw    └─► token2wav: the real engine, steps as long as a GPU's
-               └─► one admission for all, told every 0.1 s
+                                  └─► token2wav: the real engine with its limit, steps as long as a GPU's
 
 Each rate is a run of its own on a fresh host, warmed up as `benchmarks.end_to_end` does it. Requests come at random
-moments, then as many a second as the GPU serves with ease: who is refused then shows how admission recovers.
+moments, then as many a second as the GPU serves with ease: who is refused then shows how the limit recovers.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import count
 from random import Random
 
 from benchmarks.lib.sweep import jobs_of, open_run, warm_up_bursts, warm_up_jobs
@@ -25,15 +23,12 @@ from cosydit.bench.types import RequestRecord
 from gateway.chunking.policies import ChunkSettings
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import OverloadedError
-from gateway.lifecycle.capacity import Capacity
 from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.llm.token_client import DEFAULT_PACE
-from gateway.processes.worker import SLOW_TICKS, TELL_INTERVAL_S
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import Fleet
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.speed import SpeedMeter, SpeedWitness
 from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
@@ -111,36 +106,32 @@ class PacedLLM:
 
 
 class _Process:
-    """One gateway process; it asks the host's admission for places."""
+    """One gateway process."""
 
     def __init__(
         self,
         costs: CostModel,
         settings: RoutingSettings,
         server: Token2WavServer,
-        source: Capacity,
         clock: VirtualClock,
     ) -> None:
         process = SerialProcess()
-        self.witnesses = {LLM: SpeedWitness(clock), TOKEN2WAV: SpeedWitness(clock)}
         llm = PacedLLM(process, costs.gateway.message_s)
         self.llm = RoutedSpeechLM(
             Fleet(LLM, settings, clock, Random(0)),
             [StaticReplicas(["grpc://l"])],
             lambda _: llm,
             clock,
-            self.witnesses[LLM],
         )
         self.token2wav = RoutedToken2Wav(
             Fleet(TOKEN2WAV, settings, clock, Random(0)),
             [StaticReplicas([server.address])],
             lambda _: Token2WavLink(server, process),
             clock,
-            self.witnesses[TOKEN2WAV],
         )
         self.voices = VoiceRegistry(self.token2wav)
         pipeline = PipelineSettings(ChunkSettings().policy())
-        gate = Gate(self.llm, self.token2wav, clock, source=source)
+        gate = Gate(self.llm, self.token2wav, clock)
         speaker = StreamSpeaker(self.llm, self.token2wav, self.voices, pipeline, clock, gate)
         self.door = PipelineDoor(SpeechPipeline(speaker, pipeline), process, costs)
 
@@ -154,31 +145,25 @@ class _Process:
 
 
 class _Host:
-    """The processes of one host, and their admission; a caller's connection reaches any of them."""
+    """The processes of one host; a caller's connection reaches any of them."""
 
-    def __init__(self, costs: CostModel, clock: VirtualClock, least_speed: float) -> None:
-        settings = RoutingSettings(least_speed=least_speed)
+    def __init__(self, costs: CostModel, clock: VirtualClock) -> None:
+        settings = RoutingSettings()
         self.server = Token2WavServer("127.0.0.1:8001", lambda: ModelledToken2Wav(costs, OwnGPU(), clock, SLOTS))
-        self.meters = {name: SpeedMeter(clock, settings.least_speed) for name in (LLM, TOKEN2WAV)}
-        self.capacity = Capacity(settings, clock, self.meters[LLM], self.meters[TOKEN2WAV], self._slots)
-        self._processes = [_Process(costs, settings, self.server, self.capacity, clock) for _ in range(PROCESSES)]
+        self._processes = [_Process(costs, settings, self.server, clock) for _ in range(PROCESSES)]
         self._draw = Random(0)
-        self._telling: list[asyncio.Task[None]] = []
         self.most_streams = 0
 
     async def start(self) -> None:
         self.server.up()
-        for number, process in enumerate(self._processes, 1):
+        for process in self._processes:
             process.start()
-            self._telling.append(asyncio.create_task(self._tell(number, process)))
         await asyncio.sleep(_SETTLE_S)
         for process in self._processes:
             for name in VOICES:
                 await process.voices.resolve(voice_of(name))
 
     async def close(self) -> None:
-        for task in self._telling:
-            task.cancel()
         for process in self._processes:
             await process.close()
         self.server.kill()
@@ -187,40 +172,23 @@ class _Host:
         """Speak one text; yields seconds of audio."""
         async with aclosing(self._draw.choice(self._processes).door.speak(job, request_id)) as audio:
             async for audio_s in audio:
-                self.most_streams = max(self.most_streams, self.capacity.taken)
+                self.most_streams = max(self.most_streams, self.server.open_streams)
                 yield audio_s
 
-    def _slots(self) -> float:
-        return self._processes[0].token2wav.fleet.replicas.all_slots()
 
-    async def _tell(self, number: int, process: _Process) -> None:
-        """Tell admission what a process saw, and the process what the others have open; each at moments of its own."""
-        await asyncio.sleep(TELL_INTERVAL_S * number / PROCESSES)
-        others = [other for other in self._processes if other is not process]
-        for tick in count():
-            open_streams = sum(other.token2wav.fleet.replicas.streams().get(self.server.address, 0) for other in others)
-            process.token2wav.fleet.note_siblings({self.server.address: open_streams})
-            for name, witness in process.witnesses.items() if tick % SLOW_TICKS == 0 else ():
-                self.meters[name].note(witness.take_work(), number)
-            await asyncio.sleep(TELL_INTERVAL_S)
-
-
-def simulate_admission(costs: CostModel, requests_per_s: float, seconds: float, least_speed: float) -> Heard:
+def simulate_admission(costs: CostModel, requests_per_s: float, seconds: float) -> Heard:
     """Send so many requests a second for so many seconds, then an easy load.
 
     Args:
         costs: of everything.
         requests_per_s: mean rate of the arrivals.
         seconds: of arrivals.
-        least_speed: see `RoutingSettings`.
     """
-    return run_virtually(lambda clock: _run(costs, requests_per_s, seconds, least_speed, clock))
+    return run_virtually(lambda clock: _run(costs, requests_per_s, seconds, clock))
 
 
-async def _run(
-    costs: CostModel, requests_per_s: float, seconds: float, least_speed: float, clock: VirtualClock
-) -> Heard:
-    host = _Host(costs, clock, least_speed)
+async def _run(costs: CostModel, requests_per_s: float, seconds: float, clock: VirtualClock) -> Heard:
+    host = _Host(costs, clock)
     await host.start()
     for jobs in warm_up_jobs(warm_up_bursts(WARM_UP_BURST), VOICES):
         await _load(host, jobs, LoadPlan(len(jobs), len(jobs)), clock)

@@ -91,10 +91,10 @@ class Token2WavLink:
         return await self._server.process.import_voice(voice_file)
 
     def open_stream(
-        self, voice_id: str, seed: int, priority: int = DEFAULT_PRIORITY
+        self, voice_id: str, seed: int, priority: int = DEFAULT_PRIORITY, caller_has_share: bool = False
     ) -> AbstractAsyncContextManager[Token2WavStream]:
         """See `Token2Wav.open_stream`."""
-        return self._server.process.open_stream(voice_id, seed, priority, self._gateway)
+        return self._server.process.open_stream(voice_id, seed, priority, self._gateway, caller_has_share)
 
     async def status(self) -> ServerStatus:
         """See `Token2WavClient.status`."""

@@ -63,7 +63,7 @@ class ModelledToken2Wav:
         runner = ModelledRunner(max_streams)
         config = Token2WavConfig(Path(), max_batch_size=MAX_BATCH_SIZE, max_streams=max_streams)
         voices = VoiceStore(ModelledExtractor(), runner, VOICE_CACHE_BYTES, VoiceModel(lambda: MODEL_VERSION))
-        engine = Token2WavEngine(config, voices, runner, clock)
+        engine = Token2WavEngine(config, voices, runner, clock, is_realtime=True)
         self.loop = VirtualEngineLoop(engine, runner, self._cost, gpu, clock, draw or Random(0))
         self._streams: set[_ModelledStream] = set()
         self._voices_under_way = SerialProcess()
@@ -134,7 +134,7 @@ class ModelledToken2Wav:
 
     @asynccontextmanager
     async def open_stream(
-        self, voice_id: str, seed: int, priority: int, gateway: SerialProcess
+        self, voice_id: str, seed: int, priority: int, gateway: SerialProcess, caller_has_share: bool = False
     ) -> AsyncIterator[_ModelledStream]:
         """Lease a stream to a gateway's process; see `Token2Wav.open_stream`."""
         self._check_up()
@@ -142,7 +142,9 @@ class ModelledToken2Wav:
         self._check_up()
         if self.is_draining:
             raise errors.Token2WavStoppingError("token2wav is stopping; try another replica")
-        stream = _ModelledStream(self, gateway, voice_id, StreamOptions(seed, priority))
+        stream = _ModelledStream(
+            self, gateway, voice_id, StreamOptions(seed, priority, caller_has_share=caller_has_share)
+        )
         self._streams.add(stream)
         try:
             yield stream

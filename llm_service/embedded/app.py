@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,7 @@ from llm_service.embedded.schema import (
     parse_request,
 )
 from llm_service.embedded.types import GenerationRequest, SamplingParams
-from llm_service.errors import EngineError, InvalidGenerationError
+from llm_service.errors import EngineError, InvalidGenerationError, QueueFullError
 from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,6 @@ BODY_BYTES_PER_TOKEN = 32
 """Bytes for each token of the longest prompt: an id takes 8, a spelled speech token 10, a word with escapes up to
 24."""
 SEED_BITS = 63
-RETRY_AFTER_S = "1"
 HTTP_CLIENT_CLOSED_REQUEST = 499
 
 
@@ -244,7 +244,8 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(EngineError)
     async def engine_error(_: Request, err: EngineError) -> Response:
         code = "invalid_value" if isinstance(err, InvalidGenerationError) else None
-        headers = {"retry-after": RETRY_AFTER_S} if err.http_status in (429, 503) else None
+        retry_s = err.retry_after_s if isinstance(err, QueueFullError) else 1.0
+        headers = {"retry-after": str(math.ceil(retry_s))} if err.http_status in (429, 503) else None
         return JSONResponse(error_body(str(err), err.kind, code=code), err.http_status, headers)
 
     async def disconnected(_: Request, err: Exception) -> Response:

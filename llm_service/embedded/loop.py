@@ -12,9 +12,24 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from llm_service.embedded.engine import EngineLimits
-from llm_service.embedded.types import BucketCounts, EngineStats, GenerationOutput, GenerationRequest
+from llm_service.embedded.types import (
+    DEFAULT_PRIORITY,
+    BucketCounts,
+    EngineStats,
+    GenerationOutput,
+    GenerationRequest,
+)
 from llm_service.errors import EngineError, EngineStoppedError, InvalidGenerationError, QueueFullError
+from llm_service.vocab import SPEECH_TOKENS_PER_SECOND
 from servicekit.clock import Clock
+from servicekit.stream_limit import (
+    FIRST_ROOM_S,
+    NEXT_END_S,
+    OPEN_STREAMS,
+    STREAMS,
+    StreamLimit,
+    extra_streams,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +38,8 @@ OnOutput = Callable[[GenerationOutput], None]
 LONGEST_TURN_S = 30.0
 """Seconds after which an engine that has not ended its step hangs: a step takes a second at most, on a slow CPU."""
 STOP_TIMEOUT_S = 30.0
+HEAD_START_S = 0.5
+"""Seconds from an answer's first token until its listener hears it: token2wav waits for a whole chunk."""
 FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -57,8 +74,21 @@ class _Entry:
     request: GenerationRequest
     on_output: OnOutput
     arrived_s: float
+    is_extra: bool = False  # taken beyond the limit
     first_token_s: float | None = None
     token_count: int = 0
+    last_output_s: float = 0.0
+
+    def note_tokens(self, count: int, now_s: float) -> tuple[float, float]:
+        """Note tokens; return their slack and their room in seconds (`servicekit.stream_limit`)."""
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+            due_s, ordered_s = self.arrived_s + FIRST_ROOM_S, self.arrived_s
+        else:
+            due_s = self.first_token_s + HEAD_START_S + self.token_count / SPEECH_TOKENS_PER_SECOND
+            ordered_s = self.last_output_s
+        self.token_count, self.last_output_s = self.token_count + count, now_s
+        return due_s - now_s, due_s - ordered_s
 
 
 @dataclass
@@ -78,11 +108,16 @@ class EngineLoop:
     """Runs an engine in one thread of its own."""
 
     def __init__(self, engine: Engine, max_queue_size: int, clock: Clock) -> None:
-        """Take an engine for this loop alone; `max_queue_size` requests may wait beyond those that have a slot."""
+        """Take an engine for this loop alone.
+
+        As many requests of listeners are taken as are answered in time, and `max_queue_size` of any kind at most beyond
+        those that have a slot.
+        """
         self._engine = engine
-        self._max_in_flight = engine.limits.slots + max_queue_size
         self._clock = clock
-        self._condition = threading.Condition()  # guards _inbox, _entries, _is_running
+        self._condition = threading.Condition()  # guards _inbox, _entries, _limit, _is_running
+        self._max_in_flight = engine.limits.slots + max_queue_size
+        self._limit = StreamLimit(self._max_in_flight, clock)
         self._inbox = _Inbox()
         self._entries: dict[str, _Entry] = {}
         self._is_running = False
@@ -127,6 +162,13 @@ class EngineLoop:
         waiting = max(in_flight - stats.running, 0)
         return replace(stats, waiting=waiting, first_token=self._first_token.read())
 
+    def room(self) -> dict[str, str]:
+        """Return how many requests of listeners may be in flight, how many are, and when one ends, as metadata."""
+        with self._condition:
+            in_flight = len(self._entries)
+            ends_s = self._limit.next_end_s(in_flight)
+            return {STREAMS: str(self._limit.streams), OPEN_STREAMS: str(in_flight), NEXT_END_S: f"{ends_s:.3f}"}
+
     @property
     def max_sequence_tokens(self) -> int:
         """Longest prompt plus answer, in tokens."""
@@ -154,11 +196,15 @@ class EngineLoop:
         with self._condition:
             if not self._is_running or self._inbox.is_stopping:
                 raise EngineStoppedError("the engine is not running; see the server's log")
-            if len(self._entries) >= self._max_in_flight:
-                raise QueueFullError(f"{len(self._entries)} requests are in flight, no more fit; retry later")
+            most = self._most_in_flight(request)
+            if len(self._entries) >= most:
+                retry_s = self._limit.next_end_s(len(self._entries))
+                got = f"{len(self._entries)} requests are in flight, {most} may be"
+                raise QueueFullError(f"{got}; try again in {retry_s:.1f} s", retry_after_s=retry_s)
             if request.request_id in self._entries:
                 raise InvalidGenerationError(f"request id {request.request_id} is in use; ids must be new")
-            self._entries[request.request_id] = _Entry(request, on_output, self._clock.now())
+            is_extra = request.has_listener and len(self._entries) >= self._limit.streams
+            self._entries[request.request_id] = _Entry(request, on_output, self._clock.now(), is_extra)
             self._inbox.requests.append(request)
             self._condition.notify()
 
@@ -230,10 +276,8 @@ class EngineLoop:
         entry = self._entries.get(output.request_id)
         if entry is None:
             return
-        if output.token_ids and entry.first_token_s is None:
-            entry.first_token_s = self._clock.now()
-            self._first_token.add(entry.first_token_s - entry.arrived_s)
-        entry.token_count += len(output.token_ids)
+        if output.token_ids:
+            self._note_tokens(entry, len(output.token_ids))
         if output.is_last:
             reason = output.finish_reason.value if output.finish_reason else f"failed: {output.error}"
             self._forget(output.request_id, reason)
@@ -245,12 +289,34 @@ class EngineLoop:
             self._engine.abort(output.request_id)
             self._forget(output.request_id, "receiver failed")
 
+    def _most_in_flight(self, request: GenerationRequest) -> int:
+        """Return with how many requests in flight one more is taken; a few more where its caller has no others."""
+        if not request.has_listener:
+            return self._max_in_flight
+        limit = self._limit.streams
+        if request.priority >= DEFAULT_PRIORITY:
+            return limit
+        extra = sum(entry.is_extra for entry in self._entries.values())
+        room = extra < extra_streams(limit)
+        return self._max_in_flight if room else limit
+
+    def _note_tokens(self, entry: _Entry, count: int) -> None:
+        is_first, now_s = entry.first_token_s is None, self._clock.now()
+        slack_s, room_s = entry.note_tokens(count, now_s)
+        if is_first:
+            self._first_token.add(now_s - entry.arrived_s)
+        if entry.request.has_listener:
+            with self._condition:
+                self._limit.note_piece(slack_s, room_s, count / SPEECH_TOKENS_PER_SECOND, len(self._entries))
+
     def _forget(self, request_id: str, reason: str) -> None:
+        now = self._clock.now()
         with self._condition:
             entry = self._entries.pop(request_id, None)
+            if entry is not None:
+                self._limit.note_end(now - entry.arrived_s)
         if entry is None:
             return
-        now = self._clock.now()
         first_ms = -1.0 if entry.first_token_s is None else (entry.first_token_s - entry.arrived_s) * 1e3
         logger.info(
             "request %s ended: %s; prompt_tokens=%d tokens=%d first_token_ms=%.1f total_ms=%.1f",

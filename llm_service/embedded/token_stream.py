@@ -123,6 +123,10 @@ class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):
         for answers in self._streams:
             answers.take_no_more()
 
+    def room(self) -> dict[str, str]:
+        """See `EngineLoop.room`."""
+        return self._loop.room()
+
     def _numbered(self, asked: Any) -> tuple[GenerationRequest, Span]:
         """Read one request among many, and begin its span.
 
@@ -170,6 +174,18 @@ class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):
             tokens_per_s=request.tokens_per_s,
             head_start_tokens=request.head_start_tokens,
         )
+
+
+class _Health(health_aio.HealthServicer):  # type: ignore[misc]
+    """gRPC's health, which also tells how much room there is."""
+
+    def __init__(self, room: Callable[[], dict[str, str]]) -> None:
+        super().__init__()
+        self._room = room
+
+    async def Check(self, request: Any, context: Any) -> Any:  # gRPC's name
+        context.set_trailing_metadata(tuple(self._room().items()))
+        return await super().Check(request, context)
 
 
 async def _take(requests: Any, answers: ManyAnswers) -> None:
@@ -236,7 +252,7 @@ async def serving_tokens(servicer: SpeechTokenServicer, host: str, port: int) ->
     )
     server = grpc.aio.server(options=options)
     add_to(server, servicer)
-    health = health_aio.HealthServicer()
+    health = _Health(servicer.room)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     try:
         bound = int(server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))

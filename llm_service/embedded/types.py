@@ -102,6 +102,11 @@ class GenerationRequest:
     head_start_tokens: int = 0  # tokens that it needs at once
     interleaved: InterleavedPrompt | None = None  # the text comes by `feed` while speech is drawn; None: all is there
 
+    @property
+    def has_listener(self) -> bool:
+        """Tell whether somebody hears the answer while it is drawn, so that it can come too late."""
+        return self.tokens_per_s > 0 and self.interleaved is None
+
 
 @dataclass(frozen=True)
 class GenerationOutput:

@@ -59,7 +59,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 def make_options(checkpoint: CheckpointLayout, work_dir: Path, **settings: str) -> StackOptions:
     # A busy machine is slower than speech, and everybody is to be let in all the same.
-    let_in = ("--least-speed", "0")
+    let_in = ("--admission-wait-s", "60")
     ports = Ports(*free_ports(PORT_COUNT))
     # Chunks of the same cuts in every run, whatever the load: waveforms are compared.
     cuts = "exponential"

@@ -6,8 +6,9 @@ from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from servicekit.stream_limit import StreamLimit
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
-from token2wav_service.engine.meter import EngineMeter, Measurements
+from token2wav_service.engine.meter import EngineMeter, Measurements, Punctuality
 from token2wav_service.engine.stream import Stream
 from token2wav_service.engine.voice_cache import VoiceCacheStats
 from token2wav_service.types import ChunkTiming, EngineStats, StreamStatus
@@ -33,17 +34,17 @@ class EngineCounters:
         """Note a chunk whose step has run, with success or not."""
         self._meter.chunk(timing)
 
-    def deliver(self, stream: Stream, timing: ChunkTiming, samples: int) -> None:
-        """Note a chunk's audio and count it for its stream."""
-        self._meter.deadline_misses += stream.deadline.deliver(
-            timing.accepted_s, timing.ended_s, samples / SAMPLE_RATE_HZ
-        )
+    def deliver(self, stream: Stream, timing: ChunkTiming, samples: int) -> Punctuality | None:
+        """Note a chunk's audio and count it for its stream; returns how it kept its deadline."""
+        kept = stream.deadline.deliver(timing.accepted_s, timing.ended_s, samples / SAMPLE_RATE_HZ)
+        self._meter.deadline_misses += kept is not None and kept.is_late
         stream.last_activity_s = timing.ended_s
         if samples and stream.first_audio_s is None:
             stream.first_audio_s = timing.ended_s
         stream.samples += samples
         self._chunks += 1
         self._samples += samples
+        return kept
 
     def end(self, status: StreamStatus) -> None:
         """Note a stream's end."""
@@ -74,10 +75,12 @@ class EngineCounters:
             voice_evictions=cache.evictions,
         )
 
-    def status(self, streams: Collection[Stream], slots: int, max_batch_size: int, hop_multiple: int) -> ServerStatus:
+    def status(
+        self, streams: Collection[Stream], limit: StreamLimit, max_batch_size: int, hop_multiple: int
+    ) -> ServerStatus:
         """Return how busy the engine is now; never that it drains, which is its server's to know."""
         return ServerStatus(
-            max_streams=slots,
+            max_streams=limit.streams,
             open_streams=len(streams),
             ready_streams=sum(stream.is_ready for stream in streams),
             max_batch_size=max_batch_size,
@@ -86,6 +89,7 @@ class EngineCounters:
             audio_seconds_per_second=self._recent_steps.audio_s_per_s,
             is_draining=False,
             hop_multiple=hop_multiple,
+            next_end_s=limit.next_end_s(len(streams)),
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from servicekit.clock import Clock
+from servicekit.stream_limit import StreamLimit, extra_streams, reserved_streams
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
 from token2wav_service.engine.counters import EngineCounters
@@ -75,10 +76,13 @@ class Token2WavEngine:
         runner: Runner[Any, Any],
         clock: Clock,
         probe_device: Callable[[], None] = lambda: None,
+        *,
+        is_realtime: bool = False,
     ) -> None:
         """Take the parts that the engine is made of.
 
         Args:
+            is_realtime: listeners wait: admit as many streams as are served in time; False: `config.max_streams`.
             probe_device: raises where the device can't compute any more; asked after a failure.
         """
         self.config = config
@@ -91,6 +95,9 @@ class Token2WavEngine:
         self._lock = threading.Lock()
         self._streams: dict[str, Stream] = {}
         self._counters = EngineCounters()
+        slots = config.max_streams
+        most = max(1, slots - reserved_streams(slots)) if is_realtime else slots
+        self._limit = StreamLimit(most, clock, is_fixed=not is_realtime)
 
     @property
     def runner(self) -> Runner[Any, Any]:
@@ -103,12 +110,11 @@ class Token2WavEngine:
         Raises:
             InvalidRequestError: a seed or priority out of range.
             VoiceNotFoundError: the voice is not cached.
-            CapacityError: as many streams as allowed are open.
+            CapacityError: as many streams as can be served in time are open.
         """
         check_options(options)
         with self._lock:
-            if len(self._streams) >= self.config.max_streams:
-                raise CapacityError(f"{self.config.max_streams} streams are open, the most allowed; retry later")
+            is_extra = self._check_room(options)
             voice = self.voices.cache.acquire(voice_id)
             try:
                 state = self._runner.open(voice.state)
@@ -119,6 +125,7 @@ class Token2WavEngine:
             stream_id = uuid.uuid4().hex
             stream = Stream(stream_id, voice, options, state, now, now)
             stream.planned_frames = voice.state.frames
+            stream.is_extra = is_extra
             self._streams[stream_id] = stream
             return stream_id
 
@@ -221,9 +228,7 @@ class Token2WavEngine:
         """Return how busy the engine is now; it never says that it drains, which is its server's to know."""
         with self._lock:
             hops = self._runner.facts.hop_multiple
-            return self._counters.status(
-                self._streams.values(), self.config.max_streams, self.config.max_batch_size, hops
-            )
+            return self._counters.status(self._streams.values(), self._limit, self.config.max_batch_size, hops)
 
     def take_measurements(self) -> Measurements:
         """Return what was measured since the last call, and forget it."""
@@ -251,6 +256,25 @@ class Token2WavEngine:
             assert all(stream.status in open_statuses for stream in self._streams.values())
             in_use = {stream.voice.features.voice_id for stream in self._streams.values()}
         assert self.voices.cache.stats().pinned_voices == len(in_use)
+
+    def _check_room(self, options: StreamOptions) -> bool:
+        """Check that one more stream may open; returns whether it takes room kept for callers with few streams.
+
+        Raises:
+            CapacityError: it may not.
+        """
+        streams, limit = self._streams.values(), self._limit
+        if len(streams) < limit.streams:
+            return False
+        extra = sum(stream.is_extra for stream in streams)
+        if (
+            not options.caller_has_share
+            and extra < extra_streams(limit.streams)
+            and len(streams) < self.config.max_streams
+        ):
+            return True
+        retry_s = limit.next_end_s(len(streams))
+        raise CapacityError(f"{len(streams)} streams are open, {limit.streams} may be; try again in {retry_s:.1f} s")
 
     def _stream(self, stream_id: str) -> Stream:
         stream = self._streams.get(stream_id)
@@ -287,7 +311,9 @@ class Token2WavEngine:
             return ChunkResult(stream.stream_id, chunk.index, outcome, self._end(stream, StreamStatus.ABORTED))
         stream.state = outcome.state
         stream.status = StreamStatus.WAITING
-        self._counters.deliver(stream, timing, len(outcome.samples))
+        kept = self._counters.deliver(stream, timing, len(outcome.samples))
+        if kept is not None:
+            self._limit.note_piece(kept.slack_s, kept.room_s, len(outcome.samples) / SAMPLE_RATE_HZ, len(self._streams))
         audio = AudioChunk(stream.stream_id, chunk.index, outcome.samples, chunk.is_last, timing)
         ended = self._end(stream, StreamStatus.FINISHED) if chunk.is_last else None
         return ChunkResult(stream.stream_id, chunk.index, audio, ended)
@@ -300,6 +326,8 @@ class Token2WavEngine:
             # A running step still uses the state; `_settle` closes it then.
             self._runner.close(stream.state)
         self._counters.end(status)
+        if status is StreamStatus.FINISHED:
+            self._limit.note_end(self.clock.now() - stream.opened_s)
         logger.info(
             "stream %s %s: %d chunks, %.2f s of audio, open for %.3f s",
             stream.stream_id,

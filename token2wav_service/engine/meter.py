@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from servicekit.stream_limit import FIRST_ROOM_S
 from token2wav_service.types import ChunkTiming
 
 MAX_KEPT = 4096
@@ -48,6 +49,19 @@ class EngineMeter:
         return taken
 
 
+@dataclass(frozen=True)
+class Punctuality:
+    """How a chunk kept its listener's deadline."""
+
+    slack_s: float
+    """Seconds until the listener had nothing left when the audio came; negative: it had run dry."""
+    room_s: float
+    """What that was when the chunk was accepted; of a stream's first audio, a fixed time."""
+    is_late: bool
+    """Whether the listener still had audio when the chunk was accepted and had none when its audio came. A chunk that
+    came when the listener had run dry already, because the LLM was slow, has no deadline that could be kept."""
+
+
 class PlaybackDeadline:
     """When the listener of one stream has nothing left to play; after a silence it plays on from what ended it."""
 
@@ -59,14 +73,11 @@ class PlaybackDeadline:
         """Clock time when nothing is left to play; None before the first audio."""
         return self._dry_s
 
-    def deliver(self, accepted_s: float, now_s: float, audio_s: float) -> bool:
-        """Note a chunk's audio; returns whether the engine was late.
-
-        It was if the listener still had audio when the chunk was accepted and has none now. A chunk that came when the
-        listener had run dry already, because the LLM or its text was slow, has no deadline that could be kept.
-        """
+    def deliver(self, accepted_s: float, now_s: float, audio_s: float) -> Punctuality | None:
+        """Note a chunk's audio; returns how much time the engine had for it and left, None if there is no audio."""
         if audio_s <= 0:
-            return False
+            return None
+        due_s = accepted_s + FIRST_ROOM_S if self._dry_s is None else self._dry_s
         is_late = self._dry_s is not None and accepted_s <= self._dry_s < now_s
         self._dry_s = now_s + audio_s if self._dry_s is None else max(self._dry_s, now_s) + audio_s
-        return is_late
+        return Punctuality(due_s - now_s, due_s - accepted_s, is_late)

@@ -51,6 +51,8 @@ class Stream:
     deadline: PlaybackDeadline = field(default_factory=PlaybackDeadline)
     samples: int = 0
     first_audio_s: float | None = None
+    is_extra: bool = False
+    """True of a stream in the room that is kept for callers with few streams."""
 
     @property
     def is_ready(self) -> bool:

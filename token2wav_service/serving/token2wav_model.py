@@ -22,7 +22,7 @@ import numpy as np
 from servicekit.clock import SystemClock
 from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer, endpoint_of, open_tracer
 from token2wav_service.config import Token2WavConfig
-from token2wav_service.contract import DEFAULT_PRIORITY, Operation, ServerStatus
+from token2wav_service.contract import CALLER_HAS_SHARE, DEFAULT_PRIORITY, Operation, ServerStatus
 from token2wav_service.engine.meter import Measurements
 from token2wav_service.engine.voices import STOP_TIMEOUT_S, BoundedPool
 from token2wav_service.errors import EngineStoppedError, InvalidRequestError, StreamAbortedError, Token2WavError
@@ -230,7 +230,8 @@ class Token2WavModel:
             raise EngineStoppedError("the server stops when its streams have ended: open the stream on another one")
         voice_id = inputs.text("voice_id")
         trace = begin_trace(self._tracer, inputs.parameter(TRACEPARENT))
-        options = dataclasses.replace(_read_options(inputs), trace_id=trace.trace_id)
+        has_streams = inputs.parameter(CALLER_HAS_SHARE) is not None
+        options = dataclasses.replace(_read_options(inputs), trace_id=trace.trace_id, caller_has_share=has_streams)
         lease = _Lease(responder, trace=trace)
         with trace.failing():
             on_end = partial(self._end_lease, lease)

@@ -16,7 +16,7 @@ def test_who_is_refused_is_told_for_each_rate_and_nobody_is_when_overload_is_ove
 
     assert simulate.main(["admission", "--rates", "20", "200", "--seconds", "6", "--out", str(out)]) == 0
 
-    (rates,) = json.loads(out.read_text("utf-8"))["least_speeds"].values()
+    rates = json.loads(out.read_text("utf-8"))["rates"]
     usual, overload = rates["20.0"], rates["200.0"]
     assert usual["requests"] == 120 and overload["requests"] == 1200
     assert not usual["refused"] and not usual["failed"] and not usual["ran_dry"]

@@ -5,21 +5,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
-from math import inf
 from pathlib import Path
 
 import pytest
 
 from gateway.dialects.common.answers import error_headers, error_metadata
 from gateway.errors import LLMUnavailableError, NotReadyError, OverloadedError, Token2WavUnavailableError, wire_status
-from gateway.lifecycle.capacity import Capacity
 from gateway.lifecycle.gate import Gate
 from gateway.lifecycle.readiness import Readiness
 from gateway.lifecycle.shutdown import Shutdown
 from gateway.llm.routed import RoutedSpeechLM
-from gateway.routing.places import Asker
-from gateway.routing.settings import RoutingSettings
-from gateway.routing.speed import SpeedMeter
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SessionAudio, SpeechSession
@@ -27,7 +22,7 @@ from gateway.speech.speaker import StreamSpeaker
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import SystemClock
-from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.routing.fakes import QUICK, ScriptedLLM, ScriptedToken2Wav, routed, routed_llm, until
 
 USUAL = 10
@@ -40,33 +35,16 @@ def test_a_refusal_says_when_to_try_again_on_every_wire() -> None:
     assert dict(error_metadata(error)) == {"retry-after": "4", "grpc-retry-pushback-ms": "3200"}
 
 
-def test_before_anything_was_measured_refused_callers_are_told_times_one_behind_the_other() -> None:
-    clock = ManualClock()
-    llm, token2wav = SpeedMeter(clock, 1.0), SpeedMeter(clock, 1.0)
-    capacity = Capacity(RoutingSettings(max_waiting=1, least_speed=1.0), clock, llm, token2wav, lambda: inf)
-    told = []
-    for caller in range(64 + 1 + 320):
-        try:
-            capacity.places.ask(Asker(fingerprint=caller), lambda place: None)
-        except OverloadedError as error:
-            told.append(error.retry_after_s)
-    assert len(told) == 320 and told == sorted(told)
-    # 64 at once, each with 5 s of speech; three quarters of the places that come free are promised.
-    assert 5.0 <= told[0] <= 7.0 and told[-1] == pytest.approx(5.0 + 320 * 5.0 / 64 / 0.75, abs=2.0)
-
-
 async def test_a_full_fleet_refuses_before_the_voice_or_the_llm_is_asked(tmp_path: Path) -> None:
     (tmp_path / "anna.wav").write_bytes(b"anna")
     llm, replica = ScriptedLLM("l"), ScriptedToken2Wav("a", slots=1)
     settings = dataclasses.replace(QUICK, admission_wait_s=0.05)
     async with routed_llm(llm) as llms, routed(replica, settings=settings) as token2wav:
         voices = VoiceRegistry(token2wav, [NamedVoice("anna", tmp_path / "anna.wav", "I am anna.")])
-        pipeline = SpeechPipeline(
-            StreamSpeaker(llms, token2wav, voices, admission=Gate(llms, token2wav, SystemClock()))
-        )
+        gate = Gate(llms, token2wav, SystemClock())
+        pipeline = SpeechPipeline(StreamSpeaker(llms, token2wav, voices, admission=gate))
         voice = (await token2wav.register_voice(b"other")).voice_id
-        async with token2wav.open_stream(voice, 1):
-            await asyncio.sleep(0.1)
+        async with gate.admitted(USUAL), token2wav.open_stream(voice, 1):
             with pytest.raises(OverloadedError):
                 async for _ in pipeline.synthesize(SpeechRequest("Hello.", "anna")):
                     pass

@@ -313,7 +313,6 @@ def test_an_answer_whose_text_is_being_written_goes_on_elsewhere(breaks_at: tupl
 
     async def answer(clock: VirtualClock) -> list[SpeechTokenDelta]:
         async with routed_llm(*llms, settings=RoutingSettings(), clock=clock) as router:  # type: ignore[arg-type]
-            router.speed.begin_wait = router.speed.made = None  # type: ignore[assignment]
             deltas = [
                 delta
                 async for delta in router.generate(

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
-from gateway.lifecycle.gate import Gate, Routes
+from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.processes.hub import Hub
 from gateway.processes.link import Link, open_link
 from gateway.processes.worker import Worker
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.inline_budget import InlineVoiceLimits
 from servicekit.clock import SystemClock
@@ -42,8 +41,10 @@ class Group:
 
     def __init__(self, processes: int = 2, settings: RoutingSettings = QUICK) -> None:
         self.clock = SystemClock()
+        self.caller = "anna"
+        """Who asks now."""
         self.settings = settings
-        self.hub = Hub(processes, settings, InlineVoiceLimits(voices_per_minute=2), 2, self.clock)
+        self.hub = Hub(processes, InlineVoiceLimits(voices_per_minute=2), 2, self.clock)
         self.token2wav = ScriptedToken2Wav("a", slots=SLOTS)
         self.more_token2wav: list[ScriptedToken2Wav] = []
         """Other replicas, for processes that begin later."""
@@ -57,11 +58,10 @@ class Group:
             routed_llm(ScriptedLLM("l"), settings=self.settings) as llm,
             routed(self.token2wav, *self.more_token2wav, settings=self.settings) as token2wav,
         ):
-            llm.speed, token2wav.speed = worker.speeds[LLM], worker.speeds[TOKEN2WAV]
             access = Access(None, CallerLimits(), self.clock, worker.streams)
             link = await open_link(ours, self.hub.handlers(number))
-            async with worker.serving(Routes(llm, token2wav), access):
-                gate = Gate(llm, token2wav, self.clock, lambda: "anna", worker.places)
+            async with worker.serving(access):
+                gate = Gate(llm, token2wav, self.clock, lambda: self.caller)
                 yield Process(worker, gate, access, llm, token2wav, link)
             await until(lambda: not link.is_open, "the end of the link")
 
@@ -70,5 +70,4 @@ class Group:
 async def two() -> AsyncIterator[tuple[Group, Process, Process]]:
     group = Group()
     async with group.process(1) as first, group.process(2) as second:
-        await until(lambda: group.hub._slots == SLOTS, "the slots")
         yield group, first, second

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 from aiohttp import web
-from tritonclient.grpc import service_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from benchmarks.lib.paced_services import (
     PacedToken2Wav,
@@ -23,7 +23,7 @@ from benchmarks.lib.paced_services import (
     text_of,
 )
 from llm_service.vocab import llm_id_from_speech_id
-from token2wav_service.contract import Operation, ServerStatus
+from token2wav_service.contract import ErrorCode, Operation, ServerStatus, encode_error
 from token2wav_service.voice_file import VoiceFile, encode_voice_file
 
 HOST = "127.0.0.1"
@@ -129,14 +129,20 @@ class _Token2Wav(PacedToken2Wav):
             async for request in requests:
                 operation = Operation(text_of(read_tensors(request)["operation"]))
                 if operation is Operation.OPEN:
+                    if self._open >= SLOTS:
+                        is_full.append(True)
+                        return
                     self._open, opened[0] = self._open + 1, True
                 self.registrations += operation is Operation.REGISTER_VOICE
                 yield request
 
-        opened = [False]
+        opened, is_full = [False], list[bool]()
         try:
             async for response in super().ModelStreamInfer(seen(), context):
                 yield self._told(response)
+            if is_full:
+                message = encode_error(ErrorCode.RESOURCE_EXHAUSTED, f"{SLOTS} streams are open")
+                yield service_pb2.ModelStreamInferResponse(error_message=message)
         finally:
             self._open -= opened[0]
 

@@ -137,8 +137,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     options += ["--llm-url", f"http://{HOST}:{llm}", "--llm-backend", "vllm", "--llm-sampling-probe", "off"]
     options += ["--token2wav-url", f"{HOST}:{token2wav}", "--keys-file", folder / "keys.txt"]
     options += ["--created-voices-dir", folder / "voices", "--voices-dir", checkpoint / "voices"]
-    options += ["--tokenizer-dir", checkpoint / "llm", "--least-speed", 0, "--admission-wait-s", 0.2]
-    options += ["--speech-guard", "off", "--probe-interval-s", 0.1]
+    options += ["--tokenizer-dir", checkpoint / "llm", "--admission-wait-s", 0.2]
+    options += ["--speech-guard", "off"]
     url = f"http://{HOST}:{port}"
     command = [sys.executable, "-c", FAILING_FORKS, *map(str, options)]
     spec = ServiceSpec("gateway", command, f"{url}/readyz", folder / "gateway.log")

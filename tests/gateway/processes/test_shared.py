@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -20,61 +20,44 @@ from gateway.errors import (
     TextTooLongError,
     VoiceRateError,
 )
-from gateway.lifecycle.gate import Routes
 from gateway.processes.link import Handlers, Link, open_link
 from gateway.processes.metrics import merged, snapshot
 from gateway.processes.worker import Worker
-from gateway.routing.places import Asker
-from gateway.routing.waiting import LLM
 from tests.gateway.processes.group import SLOTS, Group, Process, two
-from tests.gateway.routing.fakes import ScriptedLLM, routed, routed_llm, until
+from tests.gateway.routing.fakes import QUICK, until
 
 ANNA = Caller("anna", CallerLimits(streams=1, audio_s_per_hour=10.0, unspoken_characters=100))
 
 
-async def test_places_are_shared_and_come_back_when_a_process_dies() -> None:
-    group = Group()
-    async with group.process(1) as first, AsyncExitStack() as held:
-        async with group.process(2) as second:
-            await until(lambda: group.hub._slots == SLOTS, "the slots")
-            for number in range(SLOTS):
-                process = first if number == 0 else second
-                await held.enter_async_context(
-                    process.gate.admitted(5)
-                ) if process is first else await process.worker.places.take(Asker("anna", 5))
-            for process in (first, second):
-                with pytest.raises(OverloadedError) as refusal:
-                    await process.worker.places.take(Asker("anna", 5, patience_s=0.05))
-                assert refusal.value.retry_after_s >= 1.0
-        await until(lambda: group.hub.capacity.taken == 1, "the return of the places")
-        assert await first.worker.places.take(Asker("anna", 5, patience_s=0.0))
+async def _speak(process: Process, seconds: float, priority: int = 10) -> None:
+    voice = (await process.token2wav.register_voice(b"anna")).voice_id
+    async with process.gate.admitted(priority), process.token2wav.open_stream(voice, 1):
+        await asyncio.sleep(seconds)
 
 
-async def test_one_that_waits_gets_the_place_that_another_process_gives_back() -> None:
-    async with two() as (group, first, second):
-        places = [await first.worker.places.take(Asker("anna", 5)) for _ in range(SLOTS)]
-        given_up = asyncio.create_task(second.worker.places.take(Asker("anna", 5, patience_s=5.0)))
-        waiting = asyncio.create_task(second.worker.places.take(Asker("anna", 5, patience_s=5.0)))
-        await until(lambda: group.hub.capacity.places.waiting == 2, "the wait")
-        given_up.cancel()
-        await until(lambda: group.hub.capacity.places.waiting == 1, "the end of a wait")
-        first.worker.places.give_back(places[0], is_whole=True)
-        assert (await waiting).caller == "anna"
-        assert group.hub.capacity.taken == SLOTS
+async def test_processes_that_know_nothing_of_each_other_fill_one_service_and_no_more() -> None:
+    group = Group(settings=replace(QUICK, admission_wait_s=0.3))
+    async with group.process(1) as first, group.process(2) as second:
+        most = [asyncio.create_task(_speak(process, 2.0)) for process in (first, second) for _ in range(SLOTS)]
+        results = await asyncio.gather(*most, return_exceptions=True)
+        refused = [result for result in results if isinstance(result, OverloadedError)]
+        assert len(refused) == SLOTS and group.token2wav.opened_total == SLOTS
+        assert all(refusal.retry_after_s >= 1.0 for refusal in refused)
+        assert (first.gate.speaking, second.gate.speaking, first.gate.waiting, second.gate.waiting) == (0, 0, 0, 0)
 
 
-async def test_a_slot_taken_by_one_process_is_seen_by_the_other_before_it_asks_for_one() -> None:
-    async with two() as (_, first, second):
-        voice = (await first.token2wav.register_voice(b"anna")).voice_id
-        async with AsyncExitStack() as streams:
-            for _ in range(SLOTS):
-                await streams.enter_async_context(first.token2wav.open_stream(voice, 1))
-            replicas = second.token2wav.fleet.replicas
-            replica = replicas.find("a")
-            assert replica is not None
-            await until(lambda: (replica.siblings, replicas.all_slots()) == (SLOTS, SLOTS), "the news")
-            assert replicas.choose_with_room() is None
-        await until(lambda: replica.siblings == 0 and replicas.all_slots() == SLOTS, "the news")
+async def test_a_process_without_streams_gets_a_slot_while_another_one_takes_all_that_it_can() -> None:
+    group = Group(settings=replace(QUICK, admission_wait_s=5.0))
+    async with group.process(1) as first, group.process(2) as second:
+        flood = [asyncio.create_task(_speak(first, 0.1)) for _ in range(300)]
+        await until(lambda: first.gate.speaking == SLOTS, "the flood")
+        for _ in range(3):
+            await _speak(second, 0.01)
+        assert first.gate.waiting > 50, "it was not served behind the flood"
+        for task in flood:
+            task.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
+        await until(lambda: not (first.gate.speaking or first.gate.waiting), "the end")
 
 
 async def test_limits_of_a_caller_hold_over_processes() -> None:
@@ -97,6 +80,17 @@ async def test_limits_of_a_caller_hold_over_processes() -> None:
         texts[0].take(60)
         await until(lambda: usage.characters_elsewhere == 0, "the news")
         texts[1].add(60)
+
+
+async def test_what_a_process_held_comes_back_when_it_dies() -> None:
+    group = Group()
+    async with group.process(1) as first:
+        async with group.process(2) as second:
+            await second.access.speaking(ANNA).__aenter__()
+            with pytest.raises(StreamLimitError):
+                await first.access.speaking(ANNA).__aenter__()
+        async with first.access.speaking(ANNA):
+            pass
 
 
 async def test_a_process_that_comes_later_knows_what_callers_have_got() -> None:
@@ -131,24 +125,6 @@ async def _take_turn(process: Process) -> None:
         pass
 
 
-async def test_the_services_speed_is_measured_from_what_all_processes_see() -> None:
-    async with two() as (group, first, second):
-        # Each process tells of its work at moments of its own, so that it takes some of them.
-        for _ in range(6):
-            for process in (first, second):
-                process.worker.speeds[LLM].begin_wait()
-            await asyncio.sleep(0.15)
-            for process in (first, second):
-                process.worker.speeds[LLM].made(4.0)
-                process.worker.speeds[LLM].end_wait()
-                process.worker.speeds[LLM].ended(3.0)
-        meter = group.hub._meters[LLM]
-        await until(lambda: meter.speed is not None, "the measurement")
-        assert meter.speed is not None
-        assert 0 < meter.speed < 4.0 / 0.15
-        await until(lambda: meter.stream_speech_s == pytest.approx(3.0), "the ends")
-
-
 async def test_a_gateway_is_ready_when_all_its_processes_have_been_warm() -> None:
     async with two() as (group, first, second):
         first.worker.note_warm()
@@ -160,21 +136,20 @@ async def test_a_gateway_is_ready_when_all_its_processes_have_been_warm() -> Non
             await until(lambda: later.worker.is_warm, "readiness")
 
 
-async def test_without_its_parent_a_process_lets_nobody_in_and_is_told() -> None:
+async def test_without_its_parent_a_process_lets_nobody_speak_and_is_told() -> None:
     ours, theirs = socket.socketpair()
     group, told = Group(), asyncio.Event()
     worker = Worker(1, theirs, group.clock)
     worker.on_orphaned = told.set
-    async with routed_llm(ScriptedLLM("l")) as llm, routed(group.token2wav) as token2wav:
-        async with worker.serving(Routes(llm, token2wav), Access(None, CallerLimits(), group.clock)):
-            link = await open_link(ours, group.hub.handlers(1))
-            place = await worker.places.take(Asker("anna", 5))
+    access = Access(None, CallerLimits(), group.clock, worker.streams)
+    async with worker.serving(access):
+        link = await open_link(ours, group.hub.handlers(1))
+        async with access.speaking(ANNA):
             link.close()
             await told.wait()
-            with pytest.raises(NotReadyError):
-                await worker.places.take(Asker("anna", 5))
-            worker.places.give_back(place, is_whole=True)
-        assert group.hub.capacity.taken == 0
+        with pytest.raises(NotReadyError):
+            async with access.speaking(ANNA):
+                pass
 
 
 async def test_metrics_of_a_process_that_died_still_count() -> None:

@@ -168,7 +168,9 @@ class ScriptedToken2Wav:
         return RegisteredVoice(name, (1, 2))
 
     @asynccontextmanager
-    async def open_stream(self, voice_id: str, seed: int, priority: int = 10) -> AsyncIterator[ScriptedStream]:
+    async def open_stream(
+        self, voice_id: str, seed: int, priority: int = 10, caller_has_share: bool = False
+    ) -> AsyncIterator[ScriptedStream]:
         await asyncio.sleep(self.open_s)
         self._check()
         if self.open_error is not None:

@@ -70,7 +70,7 @@ async def test_streams_survive_whatever_happens_to_their_replicas(seed: int) -> 
             task.cancel()
         await asyncio.gather(*world, return_exceptions=True)
         assert all(status.open_streams == 0 for status in router.snapshot())
-        assert router.fleet.waiting == 0
+        assert router.fleet.looking == 0
         assert not any(replica.open for replica in replicas)
         assert sum(status.failovers_total for status in router.snapshot()) >= 8
 

@@ -1,4 +1,4 @@
-"""Who gets the next stream, who waits, who is refused: decisions in virtual time."""
+"""Which replica gets the next stream, and what becomes of streams of one that fails: decisions in virtual time."""
 
 from __future__ import annotations
 
@@ -7,54 +7,35 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.errors import OverloadedError
-from gateway.routing.admission_queue import QueueEntry
 from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.health import Failure, ReplicaState
-from gateway.routing.replica import COST_MEMORY_S, LoadReport
+from gateway.routing.replica import YIELDED_S, LoadReport
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.waiting import wait_for_slot
 from tests.gateway.fakes import ManualClock
 
-SETTINGS = RoutingSettings(admission_wait_s=2.0, max_waiting=3)
-USUAL = 10
+SETTINGS = RoutingSettings()
 
 
 class World:
-    """A fleet, its clock, and what waiting streams were given."""
+    """A fleet and its clock."""
 
     def __init__(self, *addresses: str, slots: int | None = 2) -> None:
         self.clock = ManualClock()
         self.fleet = Fleet("token2wav", SETTINGS, self.clock)
         self.fleet.set_replicas(dict.fromkeys(addresses, True))
-        self.given_slots: list[tuple[str, SlotLease]] = []
         for address in addresses:
             self.fleet.reported(address, LoadReport(slots=slots))
 
-    def ask(
-        self, name: str = "", priority: int = USUAL, is_begun: bool = False, avoid: str = ""
-    ) -> SlotLease | QueueEntry:
-        avoided = frozenset([avoid] if avoid else [])
-        return self.fleet.ask(priority, lambda slot: self.given_slots.append((name, slot)), avoided, is_begun)
-
-    def slot(self, **options: object) -> SlotLease:
-        slot = self.ask(**options)  # type: ignore[arg-type]
-        assert isinstance(slot, SlotLease)
+    def slot(self, avoid: str = "") -> SlotLease:
+        slot = self.fleet.lease(frozenset([avoid] if avoid else []))
+        assert slot is not None
         return slot
 
     def fill(self) -> list[SlotLease]:
         slots = []
-        while self.fleet.replicas.choose_with_room() is not None:
-            slots.append(self.slot())
+        while (slot := self.fleet.lease()) is not None:
+            slots.append(slot)
         return slots
-
-    def measured(self, address: str, step_s: float, slots: int = 100) -> None:
-        steps = int(self.clock.seconds * 1000) + 1
-        self.fleet.reported(address, LoadReport(slots=slots, step_s=step_s, steps=steps))
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name, _ in self.given_slots]
 
 
 def test_gateways_do_not_all_begin_with_the_same_replica() -> None:
@@ -72,34 +53,9 @@ def test_a_fresh_replica_is_not_sent_everything_by_every_gateway() -> None:
     assert min(placed[address] for address in busy) > 0
 
 
-def test_a_gateway_that_is_alone_looks_at_every_replica() -> None:
-    world = World("a", "b", "c", "d", slots=1000)
-    for address in ("a", "b", "c"):
-        world.measured(address, step_s=0.05, slots=1000)
-    world.measured("d", step_s=0.01, slots=1000)
-    assert [world.slot().address for _ in range(3)] == ["d"] * 3
-
-
 def test_equal_replicas_get_equal_numbers_of_streams() -> None:
     world = World("a", "b", "c", slots=10)
     assert Counter(world.slot().address for _ in range(9)) == {"a": 3, "b": 3, "c": 3}
-
-
-def test_a_replica_twice_as_fast_gets_twice_as_many_streams() -> None:
-    world = World("fast", "slow")
-    world.measured("fast", 0.05)
-    world.measured("slow", 0.10)
-    given = Counter(world.slot().address for _ in range(30))
-    assert given == {"fast": 20, "slow": 10}
-
-
-def test_a_measurement_made_under_load_does_not_keep_an_idle_replica_idle() -> None:
-    world = World("busy", "idle")
-    world.measured("idle", 1.0)
-    world.measured("busy", 0.1)
-    world.clock.seconds = COST_MEMORY_S + 1.0
-    world.measured("busy", 0.1)
-    assert Counter(world.slot().address for _ in range(4)) == {"busy": 2, "idle": 2}
 
 
 def test_streams_of_other_gateways_count() -> None:
@@ -121,15 +77,6 @@ def test_own_streams_are_not_counted_twice() -> None:
 def test_a_replica_that_has_not_said_its_slots_is_asked() -> None:
     world = World("a", slots=None)
     assert [world.slot().address for _ in range(50)] == ["a"] * 50
-
-
-def test_a_replica_that_turns_out_to_be_full_gets_nothing_until_a_stream_there_ends() -> None:
-    world = World("a", slots=None)
-    first = world.slot()
-    world.slot().refuse()
-    assert isinstance(world.ask("later"), QueueEntry)
-    first.end()
-    assert world.names == ["later"]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +133,7 @@ def test_a_replica_that_is_slow_while_it_works_for_others_is_not_ejected() -> No
 def test_a_replica_with_long_steps_may_take_a_few_of_them() -> None:
     world = World("a")
     slot = world.slot()
-    world.measured("a", step_s=10.0)
+    world.fleet.reported("a", LoadReport(slots=2, step_s=10.0, steps=1))
     slot.worked()
     world.clock.seconds += 25.0
     for _ in range(3):
@@ -204,21 +151,6 @@ def test_what_seems_slow_while_our_own_loop_stands_still_does_not_count(failure:
     assert (fleet.replicas.state_of("a") is ReplicaState.EJECTED) == is_ejected
 
 
-def test_a_stream_waits_for_the_next_life_of_a_place_and_others_do_not_wait_for_it() -> None:
-    world = World("a", slots=4)
-    lost = world.slot()
-    lost.fail("too slow", Failure.SLOW)
-    waits = world.fleet.ask(
-        USUAL, lambda slot: world.given_slots.append(("moved", slot)), is_begun=True, spared=frozenset((lost.life,))
-    )
-    assert isinstance(waits, QueueEntry)
-    assert isinstance(world.ask("newcomer"), SlotLease)
-    world.fleet.reported("a", LoadReport(slots=4, steps=7))
-    assert not world.names
-    world.fleet.reported("a", LoadReport(slots=4, steps=1))  # it was started again
-    assert world.names == ["moved"]
-
-
 def test_a_replica_that_discovery_drops_is_forgotten_with_its_last_stream() -> None:
     world = World("a", "b")
     slots = [world.slot(), world.slot()]
@@ -227,118 +159,6 @@ def test_a_replica_that_discovery_drops_is_forgotten_with_its_last_stream() -> N
     assert world.slot().address == "b"
     next(slot for slot in slots if slot.address == "a").end()
     assert world.fleet.replicas.addresses == ["b"]
-
-
-def test_who_waits_is_served_by_priority_and_then_in_order() -> None:
-    world = World("a", slots=1)
-    slot = world.slot()
-    world.ask("usual 1"), world.ask("usual 2"), world.ask("urgent", priority=1)
-    for _ in range(3):
-        slot.end()
-        slot = world.given_slots[-1][1]
-    assert world.names == ["urgent", "usual 1", "usual 2"]
-
-
-def test_a_stream_under_way_goes_before_all_others_and_is_never_refused() -> None:
-    world = World("a", slots=1)
-    slot = world.slot()
-    for number in range(3):
-        world.ask(f"new {number}", priority=1)
-    with pytest.raises(OverloadedError):
-        world.ask("one too many")
-    world.ask("begun", is_begun=True)
-    slot.end()
-    assert world.names == ["begun"]
-
-
-def test_who_leaves_the_line_is_not_served() -> None:
-    world = World("a", slots=1)
-    slot = world.slot()
-    gone = world.ask("gone")
-    world.ask("stays")
-    assert isinstance(gone, QueueEntry)
-    gone.leave()
-    slot.end()
-    assert world.names == ["stays"]
-    assert world.fleet.waiting == 0
-
-
-def test_nobody_overtakes_the_line() -> None:
-    world = World("a", slots=1)
-    world.slot().end()
-    first = world.slot()
-    world.ask("waits")
-    first.end()
-    assert isinstance(world.ask("newcomer"), QueueEntry)
-
-
-def test_a_stream_is_refused_when_no_slot_will_be_free_in_time_and_told_when_one_will() -> None:
-    world = World("a", slots=2)
-    for slot in world.fill():
-        world.clock.seconds += 4.0
-        slot.end()
-    # Streams last 4 and 8 s, 6 s in the mean.
-    world.fill()
-    with pytest.raises(OverloadedError) as refusal:
-        world.ask()
-    assert refusal.value.retry_after_s == pytest.approx(6.0)
-    world.clock.seconds += 5.0
-    # Those that last longer than 5 s last 8: 3 s to go.
-    with pytest.raises(OverloadedError) as refusal:
-        world.ask()
-    assert refusal.value.retry_after_s == pytest.approx(3.0)
-    world.clock.seconds += 1.5
-    world.fleet.check(USUAL, patience_s=1.6)
-    with pytest.raises(OverloadedError):
-        world.fleet.check(USUAL, patience_s=1.4)
-    assert isinstance(world.ask(), QueueEntry)
-
-
-def test_each_place_in_the_line_waits_for_a_slot_of_its_own() -> None:
-    world = World("a", slots=1)
-    slot = world.slot()
-    world.clock.seconds = 1.5
-    slot.end()
-    world.fill()
-    assert isinstance(world.ask("first"), QueueEntry)
-    with pytest.raises(OverloadedError) as refusal:
-        world.ask("second")
-    assert refusal.value.retry_after_s == pytest.approx(3.0)
-
-
-def test_retry_after_is_a_second_at_least() -> None:
-    world = World("a", slots=1)
-    slot = world.slot()
-    world.clock.seconds = 0.01
-    slot.end()
-    world.fill()
-    for _ in range(SETTINGS.max_waiting):
-        world.ask()
-    with pytest.raises(OverloadedError) as refusal:
-        world.ask()
-    assert refusal.value.retry_after_s == 1.0
-
-
-def test_the_check_refuses_what_ask_would_refuse_and_takes_nothing() -> None:
-    world = World("a", slots=1)
-    world.fleet.check(USUAL)
-    slot = world.slot()
-    world.clock.seconds = 60.0
-    slot.end()
-    world.fill()
-    with pytest.raises(OverloadedError):
-        world.fleet.check(USUAL)
-    assert world.fleet.replicas.snapshot()[0].open_streams == 1
-    assert world.fleet.refused_total == 1
-
-
-def test_a_new_replica_serves_those_who_wait() -> None:
-    world = World("a", slots=1)
-    world.slot()
-    world.ask("waits")
-    world.fleet.set_replicas({"a": True, "b": True})
-    world.fleet.reported("b", LoadReport(slots=1))
-    assert [(name, slot.address) for name, slot in world.given_slots] == [("waits", "b")]
 
 
 def test_a_replica_to_avoid_comes_last() -> None:
@@ -363,30 +183,53 @@ def test_ten_thousand_streams_over_64_replicas_stay_balanced() -> None:
     assert max(given.values()) - min(given.values()) <= 1
 
 
-async def test_whoever_gives_up_waiting_is_told_what_those_who_ask_are_told() -> None:
-    """One stream of 30 s a slot, 27 s of it gone by: the slot comes free in 3 s, also for one who has waited."""
-    world = World("a", slots=1)
+def test_the_least_loaded_replica_by_its_own_limit_gets_the_next_stream() -> None:
+    world = World("large", "small")
+    world.fleet.reported("large", LoadReport(slots=20))
+    world.fleet.reported("small", LoadReport(slots=10))
+    assert Counter(world.slot().address for _ in range(30)) == {"large": 20, "small": 10}
+
+
+def test_a_replica_that_refuses_gets_nothing_until_it_reports_or_a_stream_of_ours_ends_there() -> None:
+    world = World("a", slots=10)
     first = world.slot()
-    world.clock.seconds = 30.0
+    world.slot().refuse()
+    assert world.fleet.lease() is None and world.fleet.lease(ignores_limit=True) is not None
+    world.fleet.reported("a", LoadReport(slots=10, open_streams=2))
+    assert world.fleet.lease() is not None
+    world.slot().refuse()
     first.end()
-    world.slot()
-    world.clock.seconds = 58.5
-    with pytest.raises(OverloadedError) as refusal:
-        await wait_for_slot(world.fleet, USUAL, 0.01)
-    assert refusal.value.retry_after_s == pytest.approx(1.5)
-    assert world.fleet.waiting == 0
+    assert world.fleet.lease() is not None and world.fleet.lease() is None
 
 
-@pytest.mark.slow
-async def test_a_slot_that_comes_when_all_have_given_up_goes_through_every_hand() -> None:
-    """Far more than Python would nest: each slot that nobody wants any more comes back and is given to the next."""
-    clock = ManualClock()
-    fleet = Fleet("token2wav", RoutingSettings(max_waiting=5000), clock)
-    fleet.set_replicas({"a": True})
-    fleet.reported("a", LoadReport(slots=1))
-    slot = fleet.ask(USUAL, lambda slot: None)
-    assert isinstance(slot, SlotLease)
-    for _ in range(3000):
-        fleet.ask(USUAL, lambda slot: slot.end(is_whole=False))
-    slot.end()
-    assert (fleet.waiting, fleet.replicas.snapshot()[0].open_streams) == (0, 0)
+def test_one_that_does_not_say_its_limit_gets_a_few_more_after_a_refusal_and_not_all_at_once() -> None:
+    world = World("a", slots=None)
+    held = [world.slot() for _ in range(8)]
+    world.slot().refuse(3.0)
+    assert world.fleet.replicas.next_end_s() == 3.0 and not world.fill()
+    more = []
+    for _ in range(3):
+        world.fleet.reported("a", LoadReport())
+        more.append(len(world.fill()))
+    assert more == [1, 2, 2] and len(held) == 8
+
+
+def test_a_slot_that_our_stream_leaves_is_left_to_gateways_with_fewer_streams_for_a_moment() -> None:
+    world = World("a", slots=4)
+    ours = [world.slot() for _ in range(3)]
+    world.fleet.reported("a", LoadReport(slots=4, open_streams=4))
+    ours[0].end()
+    assert world.fleet.lease() is None
+    world.clock.seconds += 0.75 * YIELDED_S + 1e-6
+    assert world.fleet.lease() is not None
+    alone = World("a", slots=1)
+    alone.slot().end()
+    assert alone.fleet.lease() is not None, "nobody else is there"
+
+
+def test_a_refusal_names_a_moment_within_the_time_in_which_all_who_wait_find_slots() -> None:
+    world = World("a")
+    world.fleet.reported("a", LoadReport(slots=2, next_end_s=0.5))
+    told = [world.fleet.overloaded(waiting=39).retry_after_s for _ in range(300)]
+    assert 1.0 <= min(told) < 3.0 and 18.0 < max(told) <= 20.0
+    assert world.fleet.overloaded().retry_after_s == 1.0

@@ -29,10 +29,9 @@ def test_replicas_come_by_commas_and_by_repeating_the_option() -> None:
     assert [dict(source.known) for source in llm_sources(config.llm_url, config.routing)] == [{"http://l:1": True}]
 
 
-def test_every_setting_of_the_routing_can_be_given() -> None:
-    config = _parsed("--failover-s", "7", "--admission-wait-s", "0", "--failures-to-eject", "5", "--drain-delay-s", "3")
-    assert (config.routing.failover_s, config.routing.admission_wait_s) == (7.0, 0.0)
-    assert (config.routing.failures_to_eject, config.drain_delay_s) == (5, 3.0)
+def test_how_long_a_request_waits_can_be_set() -> None:
+    config = _parsed("--admission-wait-s", "0", "--drain-delay-s", "3")
+    assert (config.routing.admission_wait_s, config.drain_delay_s) == (0.0, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -40,9 +39,8 @@ def test_every_setting_of_the_routing_can_be_given() -> None:
     [
         ["--llm-url", "http://a:1,127.0.0.1:2"],
         ["--token2wav-url", "a:1,dns:b"],
-        ["--probe-interval-s", "0"],
-        ["--failures-to-eject", "0"],
-        ["--ejection-s", "9", "--max-ejection-s", "3"],
+        ["--admission-wait-s", "-1"],
+        ["--admission-wait-s", "nan"],
     ],
 )
 def test_what_can_t_work_is_a_config_error(options: list[str]) -> None:

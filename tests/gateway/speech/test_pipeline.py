@@ -283,7 +283,7 @@ class _NoRoom:
 
     @asynccontextmanager
     async def admitted(
-        self, priority: int, patience_s: float | None = None, is_under_way: bool = False, fingerprint: int = 0
+        self, priority: int, patience_s: float | None = None, is_under_way: bool = False
     ) -> AsyncIterator[None]:
         for nothing in ():
             yield nothing

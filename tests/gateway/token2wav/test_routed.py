@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 import numpy as np
 import pytest
 
-from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, Token2WavStream
 from gateway.errors import (
     OverloadedError,
@@ -25,7 +24,6 @@ from gateway.errors import (
 from gateway.routing.health import ReplicaState
 from gateway.routing.replica import LoadReport
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.speed import SpeedMeter, Wait
 from gateway.token2wav.routed import RoutedToken2Wav
 from tests.gateway.routing.fakes import QUICK, ScriptedToken2Wav, audio_of, chunks, routed, until
 from tests.virtual_time import VirtualClock, run_virtually
@@ -476,7 +474,7 @@ async def test_a_stream_waits_for_a_slot_that_comes_in_time() -> None:
         first = router.open_stream(voice, 1)
         await first.__aenter__()
         waiting = asyncio.create_task(_speak_once(router, voice))
-        await until(lambda: router.fleet.waiting == 1, "waiting")
+        await until(lambda: router.fleet.looking == 1, "waiting")
         await first.__aexit__(None, None, None)
         assert len(await waiting) == 1
 
@@ -489,7 +487,7 @@ async def test_a_stream_that_gets_no_slot_in_time_is_refused_with_when_to_try_ag
             with pytest.raises(OverloadedError) as refusal:
                 await _speak_once(router, voice)
             assert refusal.value.retry_after_s >= 1.0
-            assert router.fleet.waiting == 0
+            assert router.fleet.looking == 0
         assert replica.opened_total == 1
 
 
@@ -499,16 +497,16 @@ async def test_whoever_leaves_the_queue_leaves_no_slot_taken() -> None:
         voice = await _voice(router)
         async with router.open_stream(voice, 1):
             waiting = asyncio.create_task(_speak_once(router, voice))
-            await until(lambda: router.fleet.waiting == 1, "waiting")
+            await until(lambda: router.fleet.looking == 1, "waiting")
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
         # The other way round: the slot comes in the same moment as the cancel.
         holder = router.open_stream(voice, 1)
         await holder.__aenter__()
         waiting = asyncio.create_task(_speak_once(router, voice))
-        await until(lambda: router.fleet.waiting == 1, "waiting")
+        await until(lambda: router.fleet.looking == 1, "waiting")
         leaving = asyncio.create_task(holder.__aexit__(None, None, None))  # type: ignore[arg-type]
-        await until(lambda: router.fleet.waiting == 0, "the place")
+        await until(lambda: router.fleet.looking == 0, "the place")
         waiting.cancel()
         await asyncio.gather(waiting, leaving, return_exceptions=True)
         assert router.snapshot()[0].open_streams == 0
@@ -636,44 +634,3 @@ def test_a_stream_waits_for_its_only_replica_to_be_started_again_and_goes_on_at_
 def test_the_wait_for_a_restart_is_bounded_and_shorter_where_others_might_help(addresses: str, away_s: float) -> None:
     with pytest.raises(Token2WavUnavailableError):
         run_virtually(lambda clock: _speak_over_a_restart(clock, _replicas(*addresses), away_s))
-
-
-class _WaitCounts(SpeedMeter):
-    """Counts the waits that it is told of."""
-
-    def __init__(self) -> None:
-        super().__init__(VirtualClock(), 1.0)
-        self.begun = self.over = 0
-
-    def begin_wait(self, spare_s: float = 0.0) -> Wait | None:
-        self.begun += 1
-        return super().begin_wait(spare_s)
-
-    def end_wait(self, wait: Wait | None = None) -> None:
-        self.over += 1
-
-
-@pytest.mark.parametrize(("first_tokens", "counted"), [(10, 0), (25, 1)])
-async def test_a_short_first_chunk_tells_nothing_of_the_speed(first_tokens: int, counted: int) -> None:
-    """It costs as much as a long one: 64 new streams at once would look as if the service were at its limit."""
-    (replica,) = _replicas("a")
-    async with routed(replica) as router:
-        router.speed = counts = _WaitCounts()
-        async with router.open_stream(await _voice(router), SEED) as stream:
-            first = TokenChunk(0, 0, (1,) * first_tokens, is_last=False)
-            await stream.push(first)
-            assert (counts.begun, counts.over) == (counted, counted)
-            await stream.push(TokenChunk(1, first_tokens - 3, (1,) * 8, is_last=False))
-            assert (counts.begun, counts.over) == (counted + 1, counted + 1)
-            stream.push(TokenChunk(2, first_tokens + 2, (1,) * 8, is_last=True))
-            replica.die()
-        assert counts.begun == counts.over == counted + 2
-
-
-async def test_a_stream_of_one_chunk_is_counted() -> None:
-    (replica,) = _replicas("a")
-    async with routed(replica) as router:
-        router.speed = counts = _WaitCounts()
-        async with router.open_stream(await _voice(router), SEED) as stream:
-            await stream.push(TokenChunk(0, 0, (1,) * 10, is_last=True))
-        assert counts.begun == counts.over == 1

@@ -12,7 +12,7 @@ from gateway.token2wav.voice_file_cache import VoiceFileCache
 from tests.gateway.token2wav.fake_triton import FakeTriton, error, serving
 from token2wav_service.contract import ErrorCode, ServerStatus
 
-STATUS = ServerStatus(8, 3, 1, 16, 100, 0.02, 40.0, is_draining=True)
+STATUS = ServerStatus(8, 3, 1, 16, 100, 0.02, 40.0, is_draining=True, next_end_s=0.4)
 
 
 async def _probe(fake: FakeTriton) -> LoadReport:
@@ -26,7 +26,7 @@ async def _probe(fake: FakeTriton) -> LoadReport:
 
 async def test_the_status_becomes_a_report() -> None:
     report = await _probe(FakeTriton(status=STATUS.to_json()))
-    assert report == LoadReport(True, slots=8, open_streams=3, step_s=0.02, step_streams=16, steps=100)
+    assert report == LoadReport(True, slots=8, open_streams=3, step_s=0.02, steps=100, next_end_s=0.4)
 
 
 async def test_a_server_of_an_older_version_is_ready_and_says_nothing() -> None:

@@ -73,7 +73,11 @@ def _models() -> tuple[Flow, HiFT]:
 
 
 def make_engine(
-    clock: Clock | None = None, probe_device: Callable[[], None] = lambda: None, **changes: object
+    clock: Clock | None = None,
+    probe_device: Callable[[], None] = lambda: None,
+    *,
+    is_realtime: bool = False,
+    **changes: object,
 ) -> Token2WavEngine:
     policy = changes.pop("synthesis", SynthesisPolicy(ode_steps=2))
     config = replace(Token2WavConfig(Path("unused"), synthesis=policy), **changes)  # type: ignore[arg-type]
@@ -82,7 +86,7 @@ def make_engine(
     runner.batches = []
     model = VoiceModel(lambda: MODEL_VERSION, speaker_dimensions=SPEAKER_DIMENSIONS)
     voices = VoiceStore(SeededExtractor(), runner, config.voice_cache_bytes, model)
-    return Token2WavEngine(config, voices, runner, clock or ManualClock(), probe_device)
+    return Token2WavEngine(config, voices, runner, clock or ManualClock(), probe_device, is_realtime=is_realtime)
 
 
 def make_prompt(seed: int = 0, tokens: int = 25) -> VoicePrompt:

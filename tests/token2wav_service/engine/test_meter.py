@@ -16,7 +16,7 @@ from tests.token2wav_service.engine.factory import (
     tokens_of,
 )
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.meter import MAX_KEPT, EngineMeter, PlaybackDeadline
+from token2wav_service.engine.meter import MAX_KEPT, EngineMeter, PlaybackDeadline, Punctuality
 from token2wav_service.types import AudioChunk, ChunkTiming, TokenChunk
 
 
@@ -79,10 +79,10 @@ def test_a_chunk_that_was_pushed_too_late_is_no_miss_of_the_engine() -> None:
 
 def test_after_a_miss_the_listener_plays_on_and_one_delay_is_one_miss() -> None:
     deadline = PlaybackDeadline()
-    assert not deadline.deliver(0.0, 1.0, 1.0)
-    assert deadline.deliver(1.0, 2.5, 1.0)
-    assert not deadline.deliver(2.5, 3.0, 1.0), "it plays from 2.5 to 3.5 now"
-    assert not deadline.deliver(3.0, 9.0, 0.0), "nothing was due with an empty chunk"
+    kept = [deadline.deliver(accepted_s, now_s, 1.0) for accepted_s, now_s in ((0.0, 1.0), (1.0, 2.5), (2.5, 3.0))]
+    assert [each is not None and each.is_late for each in kept] == [False, True, False], "it plays from 2.5 to 3.5 now"
+    assert kept[1:] == [Punctuality(-0.5, 1.0, True), Punctuality(0.5, 1.0, False)]
+    assert deadline.deliver(3.0, 9.0, 0.0) is None, "nothing was due with an empty chunk"
 
 
 def test_slots_and_the_voice_cache_are_in_the_counters() -> None:

@@ -1,0 +1,88 @@
+"""How a service's limit of streams follows how much time to spare it serves them with."""
+
+from __future__ import annotations
+
+import pytest
+
+from servicekit.stream_limit import COLD_STREAMS, LEAST_STREAMS, StreamLimit
+from tests.gateway.fakes import ManualClock
+
+ROOM_S = 0.6
+"""Room of every piece: the audio before it."""
+
+
+class Host:
+    """A service that serves so many streams in time; a second of each stream's speech is a piece of work."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self.clock = ManualClock()
+        self.limit = StreamLimit(most, self.clock)
+        self.slack_s = ROOM_S
+        """How far ahead of its listeners the service is; it falls while there are too many of them."""
+        self.streams, self.ending = 0, 0.0
+
+    def serve(self, wanted: int, capacity: float, seconds: float) -> list[int]:
+        """Have so many callers want streams all the time; returns the open streams of each tenth of a second."""
+        opened = []
+        for _ in range(round(seconds * 10)):
+            self.clock.seconds += 0.1
+            self.ending += self.streams / 80  # a stream lasts 8 s
+            ended, self.ending = divmod(self.ending, 1.0)
+            streams = self.streams = max(min(wanted, self.limit.streams), self.streams - int(ended))
+            self.slack_s = max(-1.0, min(ROOM_S, self.slack_s + 0.1 * (capacity - streams) / capacity))
+            pieces, made_s = (
+                max(1, streams // 10),
+                0.1 * (min(3 * streams, capacity) if self.slack_s == ROOM_S else capacity),
+            )
+            for _ in range(pieces):
+                self.limit.note_piece(self.slack_s, ROOM_S, made_s / pieces, streams)
+            opened.append(streams)
+        return opened
+
+
+def test_a_cold_service_admits_32_at_once_and_not_1000() -> None:
+    assert 32 <= StreamLimit(1000, ManualClock()).streams == COLD_STREAMS <= 100
+
+
+@pytest.mark.parametrize("capacity", [30, 700])
+def test_the_limit_comes_to_what_is_served_in_time_and_nobody_runs_dry(capacity: int) -> None:
+    host = Host()
+    host.serve(1000, capacity, 60.0)
+    served = [(host.serve(1000, capacity, 0.1)[0], host.slack_s) for _ in range(600)]
+    assert 0.9 * capacity <= sum(streams for streams, _ in served) / len(served) <= capacity
+    assert min(slack_s for _, slack_s in served) > 0.0
+
+
+def test_a_ramp_of_80_requests_a_second_is_never_refused_by_a_service_that_has_room() -> None:
+    host, open_streams = Host(), 0.0
+    while open_streams < 640:
+        open_streams = min(640.0, open_streams + 8.0)
+        assert open_streams <= host.limit.streams + 2 * 80, "they would wait for longer than admission allows"
+        host.serve(int(open_streams), 1000.0, 0.1)
+
+
+def test_a_service_that_was_slow_for_a_while_is_used_again() -> None:
+    host = Host()
+    host.serve(500, 1000.0, 20.0)
+    host.serve(500, 20.0, 20.0)
+    assert host.limit.streams < 100
+    host.serve(500, 1000.0, 60.0)
+    assert host.limit.streams >= 450
+
+
+def test_the_limit_keeps_its_bounds_and_what_came_too_late_from_the_llm_says_nothing() -> None:
+    clock = ManualClock()
+    limit = StreamLimit(10, clock)
+    for slack_s, room_s, expected in ((-1.0, 0.0, 10), (0.5, 0.6, 10), (-1.0, 0.6, LEAST_STREAMS)):
+        for _ in range(400):
+            clock.seconds += 0.1
+            limit.note_piece(slack_s, room_s, 0.1, LEAST_STREAMS)
+        assert limit.streams == expected
+
+
+def test_the_next_end_is_sooner_the_more_streams_there_are_and_later_the_more_are_too_many() -> None:
+    limit = StreamLimit(100, ManualClock())
+    for _ in range(100):
+        limit.note_end(8.0)
+    assert limit.next_end_s(64) == pytest.approx(8.0 / 64, rel=0.01)
+    assert limit.next_end_s(80) == pytest.approx(17 * 8.0 / 80, rel=0.01)
