@@ -106,6 +106,7 @@ async def open_gateway(
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(routes.close)
+        stack.push_async_callback(gate.close)
         if worker is not None:
             await stack.enter_async_context(worker.serving(access))
         routes.start()

@@ -313,6 +313,7 @@ def uvicorn_options(settings: AccessSettings, connections: Connections) -> dict[
     """Return arguments of `uvicorn.Config`, for a server that serves sockets of `connections`."""
     wire, tls = settings.wire, settings.tls
     options: dict[str, Any] = {
+        "loop": "asyncio",  # NOTE: uvloop, if it is installed, accepts without `Listener`, which counts connections
         # NOTE: the one of its parsers that bounds headers; they may pass the limit by what one read brings, 256 KiB.
         "http": partial(BoundedProtocol, connections),
         "ws": partial(RefusableSocket, connections),

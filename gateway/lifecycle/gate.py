@@ -14,6 +14,7 @@ from gateway.routing.replica import ReplicaStatus
 from gateway.routing.waiting import unavailable
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import Clock
+from servicekit.tasks import stop
 from servicekit.timeouts import LoopLag, timeout
 
 LOOK_S = 0.1
@@ -171,6 +172,11 @@ class Gate:
         if llm.looking or token2wav.looking:
             return False
         return starting < min(llm.replicas.free_slots(), token2wav.replicas.free_slots())
+
+    async def close(self) -> None:
+        """Look for room no longer."""
+        if self._looking is not None:
+            await stop(self._looking)
 
     async def _look(self) -> None:
         """Ask the services again and again how busy they are, while requests wait: other gateways' streams end too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from gateway.errors import (
@@ -81,11 +82,11 @@ class Watch(Generic[C]):
 
     async def look(self) -> None:
         """Take over how busy the replicas are now; one that does not answer is left to the probes."""
-        usable = [replica.address for replica in self.fleet.replicas.usable()]
-        reports = await asyncio.gather(*(self.client(each).probe() for each in usable), return_exceptions=True)
-        for address, report in zip(usable, reports, strict=True):
-            if isinstance(report, LoadReport):
-                self.fleet.reported(address, report)
+        await asyncio.gather(*(self._look(replica.address) for replica in self.fleet.replicas.usable()))
+
+    async def _look(self, address: str) -> None:
+        with suppress(GatewayError):
+            self.fleet.reported(address, await self.client(address).probe())
 
     def _found(self, found: Found) -> None:
         before = set(self.fleet.replicas.addresses)

@@ -8,12 +8,14 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 import httpx
 import pytest
+import uvicorn
 from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
 from wyoming.client import AsyncTcpClient
 from wyoming.info import Describe
 from wyoming.tts import SynthesizeStart
 
-from gateway.access.settings import AccessSettings, TlsFiles, WireLimits
+from gateway.access.connections import ConnectionLimits, Connections
+from gateway.access.settings import AccessSettings, TlsFiles, WireLimits, uvicorn_options
 from gateway.voices.registry import NamedVoice
 from tests.gateway.access.door import BEARER, KEY, TLS, Door, keys, opened_door
 from tests.gateway.doors.raw_http2 import STREAMING, raw_http2
@@ -187,3 +189,8 @@ async def _end(reader: asyncio.StreamReader) -> bytes:
         return await reader.read()
     except ConnectionResetError:
         return b""
+
+
+def test_the_door_s_loop_is_asyncio_s_whose_connections_are_counted_even_where_uvloop_is_installed() -> None:
+    options = uvicorn_options(AccessSettings(), Connections(ConnectionLimits()))
+    assert uvicorn.Config(lambda: None, **options).loop == "asyncio"
