@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
@@ -17,7 +16,6 @@ NO_PATHS = {f"cosydit/{path.stem}" for path in (ROOT / "deploy/docker").glob("*.
 """Names of images."""
 MADE_BY_USERS = {"deploy/models.lock.json"}
 HOUSES = ("gateway", "token2wav_service", "llm_service", "cosydit", "demo_voice")
-HOP = re.compile(r"^\| \d+ \| `([\w.]+)`[^|]*\| `([\w/.]+)` \|$", re.MULTILINE)
 PATH = re.compile(rf"`((?:{FOLDERS})/[\w./+*<>-]*)`")
 
 
@@ -54,23 +52,3 @@ def test_the_architecture_page_names_every_room() -> None:
     rooms = {path.parent.relative_to(ROOT).as_posix() for house in HOUSES for path in (ROOT / house).glob("*/*.py")}
     missing = {room for room in rooms if not any(name.startswith(f"{room}/") for name in named)}
     assert rooms and not missing
-
-
-def test_the_hops_of_a_token_are_functions_that_exist() -> None:
-    hops = HOP.findall((ROOT / "docs/decisions/house.md").read_text("utf-8"))
-    missing = [(name, file) for name, file in hops if name not in definitions(ROOT / "gateway" / file)]
-    assert len(hops) > 10 and not missing
-
-
-def definitions(file: Path) -> set[str]:
-    """Return the names of a file's classes and functions, and those of its methods behind their class's."""
-    tree = ast.parse(file.read_text("utf-8"))
-    named = [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
-    methods = {
-        f"{node.name}.{inner.name}"
-        for node in named
-        if isinstance(node, ast.ClassDef)
-        for inner in node.body
-        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    return methods | {node.name for node in named}
