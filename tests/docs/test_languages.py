@@ -17,6 +17,7 @@ ENGLISH_OF = {ROOT / "README.zh.md": ROOT / "README.md"} | {
 PAIRS = pytest.mark.parametrize("chinese", ENGLISH_OF, ids=name_of)
 NUMBER = re.compile(r"(?<![\w.])(\d+(?:[.,]\d+)*)(?:\s?(ms|s|[kMG]i?B|kHz|dB|%)(?![A-Za-z]))?")
 RESULT = re.compile(r"\w+\.json\b")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 
 
@@ -44,6 +45,12 @@ def test_what_english_tables_explain_by_name_is_named_in_chinese(chinese: Path) 
     rows = (line for line in prose(ENGLISH_OF[chinese]).splitlines() if line.startswith("| "))
     explained = {name for row in rows for name in CODE.findall(row.split(" | ")[0])}
     assert sorted(name for name in explained - set(CODE.findall(prose(chinese))) if re.search("[a-z]", name)) == []
+
+
+@PAIRS
+def test_a_chinese_page_names_no_option_that_the_english_one_lacks(chinese: Path) -> None:
+    english, found = (set(OPTION.findall(page.read_text("utf-8"))) for page in (ENGLISH_OF[chinese], chinese))
+    assert sorted(found - english) == []
 
 
 def commands(page: Path) -> Iterator[str]:
