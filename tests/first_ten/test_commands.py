@@ -196,7 +196,7 @@ def test_whoever_answers_a_probe_in_no_http_is_not_ready(answer: bytes) -> None:
 
 def test_the_readme_says_for_whom_why_what_it_takes_and_how_it_sounds() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
-    for heading in ("For whom", "Or rather another one", "Requirements", "Licence"):
+    for heading in ("For whom", "Alternatives", "Requirements", "Licence"):
         assert f"\n## {heading}\n" in text
     for rival in ("Kokoro-FastAPI", "speaches", "vllm-omni", "sglang-omni", "hosted"):
         assert re.search(rf"^\| \[?{rival}", text, re.MULTILINE)
