@@ -16,8 +16,8 @@ _FILES = (
 )
 _BLOCK = re.compile(r"(service|message|enum|oneof) (\w+) \{(\})?")
 _RPC = re.compile(r"rpc (\w+)\((stream )?([\w.]+)\) returns \((stream )?([\w.]+)\)")
-_FIELD = re.compile(r"((?:optional |repeated )?(?:map<[^>]+>|[\w.]+)) (\w+) = (\d+)( \[.*\])?;")
-_VALUE = re.compile(r"(\w+) = (\d+);")
+_FIELD = re.compile(r"((?:optional |repeated )?(?:map<[^>]+>|[\w.]+)) (\w+) = \d+( \[.*\])?;")
+_VALUE = re.compile(r"(\w+) = \d+;")
 _INTRODUCTION = """# gRPC
 
 The gateway listens on port 50051 (`--grpc-port`; 0 closes it), with health (`grpc.health.v1.Health`) and reflection.
@@ -46,7 +46,7 @@ def page() -> str:
     """Return the page."""
     parts = [WARNING, _INTRODUCTION.strip()]
     for package, meaning, names, folder in _FILES:
-        parts.append(f"## {package}: {meaning}\n\nSource: `{folder}`.")
+        parts.append(f"## {package}: {meaning}\n\nSource, with the fields' numbers: `{folder}`.")
         for name in names:
             for block in _blocks((ROOT / folder / name).read_text(encoding="utf-8")):
                 parts += _section(block)
@@ -56,9 +56,9 @@ def page() -> str:
 def _section(block: _Block) -> Iterator[str]:
     yield f"### {block.name}"
     yield block.comment
-    heads = {"service": ("call", "request", "answer", "meaning"), "enum": ("value", "number", "meaning")}
+    heads = {"service": ("call", "request", "answer", "meaning"), "enum": ("value", "meaning")}
     if block.rows:
-        yield table(heads.get(block.kind, ("field", "type", "number", "meaning")), block.rows)
+        yield table(heads.get(block.kind, ("field", "type", "meaning")), block.rows)
 
 
 def _blocks(text: str) -> list[_Block]:
@@ -88,7 +88,7 @@ def _row(line: str, said: str) -> tuple[str, ...] | None:
     if found := _RPC.match(line):
         return code(found[1]), f"{found[2] or ''}{code(found[3])}", f"{found[4] or ''}{code(found[5])}", said
     if found := _FIELD.match(line):
-        return code(found[2]), code(found[1]), found[3], said
+        return code(found[2]), code(found[1]), said
     if found := _VALUE.match(line):
-        return code(found[1]), found[2], said
+        return code(found[1]), said
     return None
