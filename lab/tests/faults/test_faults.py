@@ -194,7 +194,12 @@ def test_a_short_campaign_loses_nothing(
 
 
 @pytest.mark.slow
-def test_a_gateway_whose_port_is_taken_ends_each_time_with_each_option(
-    tmp_path_factory: pytest.TempPathFactory,
+def test_starts_with_a_taken_port_all_end_and_are_gone_on_with(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert starts._starts(len(starts.OPTIONS), random_checkpoint(tmp_path_factory)) == 0
+    options = ["--journal", str(tmp_path / "starts.jsonl"), "--checkpoint", str(random_checkpoint(tmp_path_factory))]
+    for name in starts.PARTS.keys() - {"refused_ports"}:
+        options += [f"--{name.replace('_', '-')}", "0"]
+    for count in (len(starts.OPTIONS) - 1, len(starts.OPTIONS)):
+        assert starts.main([*options, "--refused-ports", str(count), "--resume"]) == 0
+        assert f"refused_port_starts {count}, refused_port_hangs 0," in capsys.readouterr().out
