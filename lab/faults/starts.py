@@ -232,10 +232,13 @@ class _Serve:
         try:
             self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(PATIENCE_S)
             return None
         return time.monotonic() - began_s
+
+    def kill(self) -> None:
+        """Kill it, if it still runs; its guardian ends its services."""
+        self._process.kill()
+        self._process.wait(PATIENCE_S)
 
 
 def _stops(layout: CheckpointLayout, numbers: range, streams: int) -> Iterator[Took]:
@@ -248,8 +251,7 @@ def _stops(layout: CheckpointLayout, numbers: range, streams: int) -> Iterator[T
 def _stops_while_starting(layout: CheckpointLayout, numbers: range) -> Iterator[Took]:
     """Stop `serve` at random moments of its start."""
     for number in numbers:
-        with tempfile.TemporaryDirectory(prefix="serve-") as folder:
-            serve = _Serve(Path(folder))
+        with _serving() as serve:
             time.sleep(random.Random(number).uniform(0.0, 30.0))
             yield serve.stop(_TERM_AND_INT[number % 2])
 
@@ -265,10 +267,20 @@ def _stops_while_draining(layout: CheckpointLayout, numbers: range) -> Iterator[
 
 
 @contextmanager
-def _speaking(streams: int) -> Iterator[_Serve]:
-    """Start a `serve` and have it speak so many texts."""
+def _serving() -> Iterator[_Serve]:
+    """Start a `serve`; it is killed in the end."""
     with tempfile.TemporaryDirectory(prefix="serve-") as folder:
         serve = _Serve(Path(folder))
+        try:
+            yield serve
+        finally:
+            serve.kill()
+
+
+@contextmanager
+def _speaking(streams: int) -> Iterator[_Serve]:
+    """Start a `serve` and have it speak so many texts."""
+    with _serving() as serve:
         serve.until_ready()
         callers = [Thread(target=lambda text: asyncio.run(speak(serve.url, text)), args=(n,)) for n in range(streams)]
         for caller in callers:
