@@ -154,7 +154,7 @@ async def test_an_answer_that_is_cut_by_a_stop_leaves_no_traceback(
         while not any(stream.chunks for stream in token2wav.streams[1:]):
             await asyncio.sleep(0.01)
         server_log.setLevel(logging.INFO)  # the next server sets it again
-        door.server.config.timeout_graceful_shutdown = 0
+        monkeypatch.setattr(door.server.config, "timeout_graceful_shutdown", 0)
         door.server.should_exit = True
         with pytest.raises(httpx.RemoteProtocolError):
             await speaking
