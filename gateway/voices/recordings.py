@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from gateway.audio.pcm import PCM16_BYTES
-from gateway.errors import InvalidVoicePromptError, UnsupportedOptionError
+from gateway.errors import InvalidVoicePromptError, UnsupportedOptionError, VoiceStoreError
 from gateway.voices import decoder
 from gateway.voices.draft import wav_of_pcm16
 from token2wav_service.contract import MAX_PROMPT_SECONDS
@@ -66,6 +66,7 @@ async def readable(audio: bytes) -> bytes:
     Raises:
         InvalidVoicePromptError: it is in one of `CONTAINERS`, and damaged, without sound, too long or too costly.
         UnsupportedOptionError: the same, and PyAV is not installed.
+        VoiceStoreError: this machine can't start another process now.
     """
     container = container_of(audio)
     if container is None:
@@ -85,6 +86,8 @@ def _as_wav(audio: bytes, container: Container) -> bytes:
         logger.warning("decoding a recording was ended: %s %s", error, stderr)
         got = f"the {container.name} recording takes too much memory or time to decode"
         raise InvalidVoicePromptError(f"{got}; send another one, {_INSTEAD}") from error
+    except OSError as error:
+        raise VoiceStoreError(f"no process can be started that decodes the recording: {error}") from error
     line, _, pcm = done.stdout.partition(b"\n")
     header = json.loads(line)
     if "refused" in header:

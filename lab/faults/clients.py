@@ -13,6 +13,8 @@ from typing import Any
 
 import grpc
 import httpx
+from riva.proto import riva_tts_pb2
+from riva.proto.riva_tts_pb2_grpc import RivaSpeechSynthesisStub
 from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
@@ -31,7 +33,7 @@ TEXTS = (
     "At last a child asks whether the moon follows them on the way home.",
 )
 _HTTP_OK, _HTTP_TOO_MANY, _HTTP_UNAVAILABLE = 200, 429, 503
-_SOCKET_S = 3.0
+_SOCKET_S, _UPLOAD_S = 3.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Doors:
 
     http: int
     grpc: int
+    wyoming: int
 
     @property
     def url(self) -> str:
@@ -171,23 +174,57 @@ async def cancel_calls(doors: Doors, rng: random.Random) -> None:
     async with grpc.aio.insecure_channel(f"{HOST}:{doors.grpc}") as channel:
         stub = tts_service_pb2_grpc.TextToSpeechServiceStub(channel)  # type: ignore[no-untyped-call]
 
-        async def read(call: Any) -> None:
-            with suppress(grpc.RpcError):
-                async for _ in call:
-                    pass
-
-        async def speak_and_cancel(number: int) -> None:
+        def speak(number: int) -> Any:
             if number % 2:
-                written = (tts_service_pb2.StreamingSynthesizeRequest(**each) for each in (config, {"text": TEXTS[0]}))
-                call = stub.StreamingSynthesize(written)
-            else:
-                call = stub.Synthesize(tts_service_pb2.SynthesizeRequest(text=rng.choice(TEXTS), **config))
-            reading = asyncio.create_task(read(call))
-            await asyncio.sleep(rng.uniform(0.0, 1.0))
-            call.cancel()
-            await stop(reading)
+                return stub.StreamingSynthesize(
+                    tts_service_pb2.StreamingSynthesizeRequest(**each) for each in (config, {"text": TEXTS[0]})
+                )
+            return stub.Synthesize(tts_service_pb2.SynthesizeRequest(text=rng.choice(TEXTS), **config))
 
-        await asyncio.gather(*(speak_and_cancel(number) for number in range(4)))
+        await asyncio.gather(*(_cancel_soon(speak(number), rng) for number in range(4)))
+
+
+async def cancel_riva_calls(doors: Doors, rng: random.Random) -> None:
+    """Begin to speak as Riva's clients do, and cancel at any moment."""
+    asked = riva_tts_pb2.SynthesizeSpeechRequest(
+        text=" ".join(TEXTS), language_code="en-US", voice_name="default", sample_rate_hz=24000, encoding="LINEAR_PCM"
+    )
+    async with grpc.aio.insecure_channel(f"{HOST}:{doors.grpc}") as channel:
+        online = RivaSpeechSynthesisStub(channel).SynthesizeOnline  # type: ignore[no-untyped-call]
+        await asyncio.gather(*(_cancel_soon(online(iter([asked])), rng) for _ in range(4)))
+
+
+async def _cancel_soon(call: Any, rng: random.Random) -> None:
+    async def read() -> None:
+        with suppress(grpc.RpcError):
+            async for _ in call:
+                pass
+
+    reading = asyncio.create_task(read())
+    await asyncio.sleep(rng.uniform(0.0, 1.0))
+    call.cancel()
+    await stop(reading)
+
+
+async def leave_wyoming(doors: Doors, rng: random.Random) -> None:
+    """Have a text spoken over Wyoming, and be gone at any moment."""
+    event = json.dumps({"type": "synthesize", "data": {"text": " ".join(TEXTS)}})
+
+    async def speak_and_leave() -> None:
+        async with connected(doors.wyoming) as connection:
+            await send(connection, f"{event}\n".encode())
+            await asyncio.sleep(rng.uniform(0.0, 1.0))
+            await receive(connection, 1000, 0.2)
+
+    await asyncio.gather(*(speak_and_leave() for _ in range(4)))
+
+
+async def upload(doors: Doors, rng: random.Random, audio: bytes) -> None:
+    """Have a voice made of a recording, whatever comes of it."""
+    form = {"consent": "yes", "name": f"voice{rng.randrange(1 << 30)}"}
+    async with httpx.AsyncClient(timeout=_UPLOAD_S, trust_env=False, verify=False) as client:
+        with suppress(httpx.HTTPError):
+            await client.post(f"{doors.url}/v1/audio/voices", data=form, files={"audio_sample": ("a", audio)})
 
 
 async def leave_sockets(doors: Doors, rng: random.Random) -> None:
@@ -225,6 +262,8 @@ BAD_CLIENTS: Mapping[str, BadClient] = {
     "HTTP/2 rapid reset": lambda doors, rng: reset_rapidly(doors.grpc, rng),
     "a broken WebSocket": break_a_websocket,
     "cancelled gRPC calls": cancel_calls,
+    "cancelled Riva calls": cancel_riva_calls,
+    "Wyoming clients that leave": leave_wyoming,
     "WebSockets that are left": leave_sockets,
     "idle connections": hold_idle_connections,
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from lab.faults.clients import BAD_CLIENTS
-from lab.faults.stand_ins import LLM_MISBEHAVIOURS, TOKEN2WAV_MISBEHAVIOURS
+from lab.faults.stand_ins import LACKS, LLM_MISBEHAVIOURS, TOKEN2WAV_MISBEHAVIOURS
 
 
 class Boundary(str, Enum):
@@ -44,6 +44,7 @@ _REAL = (
     *((Boundary.TOKEN2WAV, kind) for kind in (KILL_MODEL, STOP_MODEL, KILL)),
     *((Boundary.LLM, kind) for kind in (KILL, STOP)),
     (Boundary.GATEWAY, STOP),
+    *((where, FULL_DISK) for where in _SERVICES),
 )
 _PROCESS_SHARE = 0.25
 _MOMENTS_S = {Setting.ONE: (0.1, 1.3), Setting.THREE: (0.1, 1.3), Setting.REAL: (1.0, 5.0)}
@@ -104,7 +105,7 @@ def _kinds(count: int, rng: random.Random) -> list[tuple[Boundary, str]]:
     others += [(Boundary.LLM, kind) for kind in LLM_MISBEHAVIOURS]
     others += [(Boundary.TOKEN2WAV, kind) for kind in TOKEN2WAV_MISBEHAVIOURS]
     others += [(Boundary.DOORS, kind) for kind in BAD_CLIENTS]
-    others += [(Boundary.GATEWAY, kind) for kind in (CLOCK_JUMP, FULL_DISK, FEW_DESCRIPTORS)]
+    others += [(Boundary.GATEWAY, kind) for kind in (CLOCK_JUMP, FULL_DISK, FEW_DESCRIPTORS, *LACKS)]
     of_processes = round(count * _PROCESS_SHARE)
     drawn = _round_robin(process, of_processes, rng) + _round_robin(others, count - of_processes, rng)
     rng.shuffle(drawn)

@@ -3,17 +3,20 @@
 `python -m lab.faults.stand_ins llm PORT`, `... token2wav PORT STATE_PORT` and `... gateway ARGUMENTS`. An
 answer's tokens follow from its text, and a sample from the stream's seed, its token and its place: whoever takes over
 at any point makes the same, so that audio can be compared bit by bit. The gateway is the product's own; SIGUSR1 and
-SIGUSR2 set its wall clock an hour forward and back.
+SIGUSR2 set its wall clock an hour forward and back, and a signal of `LACKS` takes something from it or gives it back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -21,6 +24,7 @@ from typing import Any
 import grpc
 import numpy as np
 import numpy.typing as npt
+import python_multipart.multipart
 from aiohttp import web
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -33,6 +37,7 @@ from token2wav_service.contract import (
     Operation,
     ServerStatus,
 )
+from token2wav_service.voice_file import VoiceFile, encode_voice_file
 
 HOST = "127.0.0.1"
 TOKENS, TOKENS_AN_EVENT, EVENT_S = 64, 4, 0.08
@@ -44,6 +49,13 @@ JUMP_S = 3600.0
 SILENCE_S = 4.0
 LLM_MISBEHAVIOURS = ("status 500", "status 429", "no JSON", "half an event", "foreign tokens", "silence", "early end")
 TOKEN2WAV_MISBEHAVIOURS = ("internal error", "not a number", "wrong tensor", "stopping", "no answer", "early end")
+NO_FORKS, NO_MEMORY = "failing forks", "no free memory"
+LACKS: Mapping[str, tuple[int, type, str, BaseException]] = {
+    NO_FORKS: (signal.SIGRTMIN, subprocess.Popen, "__init__", OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))),
+    NO_MEMORY: (signal.SIGRTMIN + 1, python_multipart.multipart.MultipartParser, "write", MemoryError()),
+}
+"""Signal that begins and ends what the gateway lacks; the class and its method that then raise this error. gRPC's core
+does not survive a failed allocation, so the memory is taken where a request of HTTP is read."""
 
 
 @dataclass
@@ -95,8 +107,27 @@ def _gateway(arguments: list[str]) -> int:
     time.time = lambda: real() + offset_s
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, jump)
+    for lack in LACKS.values():
+        _fail_on_signal(*lack)
     sys.argv = ["gateway", *arguments]
     return serve()
+
+
+def _fail_on_signal(number: int, owner: type, name: str, error: BaseException) -> None:
+    """Have a method fail from one signal to the next."""
+    real, is_failing = getattr(owner, name), False
+
+    def toggle(_: int, __: FrameType | None) -> None:
+        nonlocal is_failing
+        is_failing = not is_failing
+
+    def method(*args: Any, **options: Any) -> Any:
+        if is_failing:
+            raise error
+        return real(*args, **options)
+
+    setattr(owner, name, method)
+    signal.signal(number, toggle)
 
 
 async def _serve_llm(port: int) -> None:
@@ -198,6 +229,11 @@ def samples_of(seed: int, tokens: npt.NDArray[np.int64], first: int) -> npt.NDAr
     return np.repeat((levels / 20_014.0 - 0.25).astype(np.float32), SAMPLES_PER_TOKEN)
 
 
+_VOICE = VoiceFile(
+    "exact", np.zeros(PROMPT_TOKENS, np.int32), np.zeros((2 * PROMPT_TOKENS, 80), np.float32), np.zeros(192, np.float32)
+)
+
+
 class ExactToken2Wav(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Triton's gRPC service, with token2wav's model alone."""
 
@@ -247,7 +283,7 @@ class ExactToken2Wav(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             status = ServerStatus(SLOTS, self._state.open, 0, SLOTS, 0, None, None, is_draining=False)
             return {"status": bytes_tensor(status.to_json().encode())}
         if operation is Operation.EXPORT_VOICE:
-            return {"voice_file": bytes_tensor(b"a voice")}
+            return {"voice_file": bytes_tensor(encode_voice_file(_VOICE))}
         if operation in (Operation.REGISTER_VOICE, Operation.IMPORT_VOICE):
             return {"voice_id": bytes_tensor(b"voice"), "prompt_speech_tokens": np.zeros(PROMPT_TOKENS, np.int32)}
         return {}

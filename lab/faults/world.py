@@ -10,8 +10,8 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,8 @@ from benchmarks.lib.failover import Processes, snr_db
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.process import ServiceProcess, ServiceSpec
 from cosydit.stack.stack import LocalStack, StackOptions
-from lab.faults.clients import BAD_CLIENTS, TEXTS, Answer, Doors, speak
+from gateway.voices.draft import wav_of_pcm16
+from lab.faults.clients import BAD_CLIENTS, TEXTS, Answer, Doors, speak, upload
 from lab.faults.plan import (
     CLOCK_JUMP,
     FEW_DESCRIPTORS,
@@ -38,7 +39,7 @@ from lab.faults.plan import (
     Fault,
 )
 from lab.faults.proxy import HOST, Direction, FaultyProxy
-from lab.faults.stand_ins import LLM_MISBEHAVIOURS, TOKEN2WAV_MISBEHAVIOURS
+from lab.faults.stand_ins import LACKS, LLM_MISBEHAVIOURS, TOKEN2WAV_MISBEHAVIOURS
 from servicekit.drain import sum_of
 from tests.raw_clients import stop_and_continue
 from token2wav_service.serving.process.health import model_processes
@@ -56,7 +57,10 @@ _FEW_DESCRIPTORS = 256
 _CRAWL_BYTES_PER_S = 4000.0
 _DEADLINES = ("--llm-first-token-timeout-s", "3", "--llm-token-timeout-s", "2.5", "--token2wav-chunk-timeout-s", "3")
 """Deadlines shorter than the defaults, so that they pass during a campaign."""
-_GATEWAY = ("--wyoming-port", "0", "--dynamic-chunk-strategy", "exponential", "--admission-wait-s", "10")
+_GATEWAY = ("--dynamic-chunk-strategy", "exponential", "--admission-wait-s", "10")
+_WAV = wav_of_pcm16(bytes(5 * 48_000), 24_000, 1)
+_MPEG4 = b"\0\0\0\x18ftypM4A " + bytes(1000)
+"""No sound, but the gateway starts a process to see that."""
 
 
 class World(Protocol):
@@ -130,56 +134,55 @@ class _Gateway:
     """The gateway's process, and what can be done to it."""
 
     def __init__(self, arguments: Sequence[str], folder: Path) -> None:
-        http, grpc = free_ports(2)
-        self.doors = Doors(http, grpc)
+        http, grpc, wyoming = free_ports(3)
+        self.doors = Doors(http, grpc, wyoming)
         command = [sys.executable, "-m", "lab.faults.stand_ins", "gateway", *arguments]
-        command += ["--port", str(http), "--grpc-port", str(grpc), *_GATEWAY]
+        command += ["--port", str(http), "--grpc-port", str(grpc), "--wyoming-port", str(wyoming), *_GATEWAY]
         self.process = ServiceProcess(
             ServiceSpec("gateway", command, f"{self.doors.url}/readyz", folder / "gateway.log", stop_timeout_s=15.0)
         )
 
     async def hurt(self, fault: Fault) -> None:
+        rng, pid = random.Random(fault.number), self.process.pid
         if fault.boundary is Boundary.DOORS:
-            await BAD_CLIENTS[fault.kind](self.doors, random.Random(fault.number))
+            await BAD_CLIENTS[fault.kind](self.doors, rng)
         elif fault.kind == STOP:
-            await stop_and_continue([self.process.pid], fault.seconds)
+            await stop_and_continue([pid], fault.seconds)
         elif fault.kind == CLOCK_JUMP:
-            await self._jump(fault.seconds)
+            there, back = rng.choice(((signal.SIGUSR1, signal.SIGUSR2), (signal.SIGUSR2, signal.SIGUSR1)))
+            os.kill(pid, there)
+            await asyncio.sleep(fault.seconds)
+            os.kill(pid, back)
         elif fault.kind == FULL_DISK:
-            await self._fill_disk(fault.seconds)
+            with _limited([pid], resource.RLIMIT_FSIZE, 0):
+                await upload(self.doors, rng, _WAV)
+                await asyncio.sleep(fault.seconds)
         elif fault.kind == FEW_DESCRIPTORS:
-            await self._use_descriptors_up(fault)
+            with _limited([pid], resource.RLIMIT_NOFILE, _FEW_DESCRIPTORS):
+                await BAD_CLIENTS["idle connections"](self.doors, rng)
+                await asyncio.sleep(fault.seconds)
+        elif fault.kind in LACKS:
+            number, *_ = LACKS[fault.kind]
+            os.kill(pid, number)
+            await upload(self.doors, rng, _MPEG4)
+            await asyncio.sleep(fault.seconds)
+            os.kill(pid, number)
         else:
             raise ValueError(f"nothing is known of {fault.name}")
 
-    async def _jump(self, seconds: float) -> None:
-        there, back = random.choice(((signal.SIGUSR1, signal.SIGUSR2), (signal.SIGUSR2, signal.SIGUSR1)))
-        os.kill(self.process.pid, there)
-        await asyncio.sleep(seconds)
-        os.kill(self.process.pid, back)
 
-    async def _use_descriptors_up(self, fault: Fault) -> None:
-        """Let the gateway have 256 descriptors for a while, and open as many connections."""
-        _, most = before = resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (_FEW_DESCRIPTORS, most))
-        try:
-            await BAD_CLIENTS["idle connections"](self.doors, random.Random(fault.number))
-            await asyncio.sleep(fault.seconds)
-        finally:
-            resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, before)
-
-    async def _fill_disk(self, seconds: float) -> None:
-        """Have every write to a file fail for a while, as on a full disk, and send recordings meanwhile."""
-        before = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-        try:
-            async with httpx.AsyncClient(timeout=10, trust_env=False, verify=False) as client:
-                form = {"consent": "yes", "name": "full"}
-                files = {"audio_sample": ("a.wav", b"RIFF" + bytes(1000), "audio/wav")}
-                with suppress(httpx.HTTPError):
-                    await client.post(f"{self.doors.url}/v1/audio/voices", data=form, files=files)
-            await asyncio.sleep(seconds)
-        finally:
-            resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, before)
+@contextmanager
+def _limited(pids: Sequence[int], what: int, most: int) -> Iterator[None]:
+    """Let processes have less of something for a while; no file may grow beyond 0 bytes where the disk is full."""
+    before = {pid: resource.prlimit(pid, what) for pid in pids}
+    try:
+        for pid, (_, hard) in before.items():
+            resource.prlimit(pid, what, (most, hard))
+        yield
+    finally:
+        for pid, limits in before.items():
+            with suppress(ProcessLookupError):
+                resource.prlimit(pid, what, limits)
 
 
 class StandInWorld:
@@ -377,6 +380,10 @@ class RealWorld:
             await stop_and_continue(await asyncio.to_thread(_workers, service.pid), fault.seconds)
         elif fault.kind == KILL:
             await self._processes.kill(service)
+        elif fault.kind == FULL_DISK:
+            pids = {service.pid, *await asyncio.to_thread(_workers, service.pid)}
+            with _limited(list(pids), resource.RLIMIT_FSIZE, 0):
+                await asyncio.sleep(fault.seconds)
         elif fault.kind == KILL_MODEL:
             for pid in await asyncio.to_thread(_workers, service.pid):
                 os.kill(pid, signal.SIGKILL)

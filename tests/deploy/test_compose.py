@@ -163,7 +163,8 @@ def test_all_services_send_their_spans_where_one_variable_says_and_nowhere_witho
 ) -> None:
     profiles = GPU_PROFILES if "disaggregated" in overlays else ()
     names = ["llm", "token2wav", "gateway", *(f"token2wav-{profile}" for profile in profiles)]
-    for variables, expected in ((SPANS, "http://jaeger:4318"), ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, "")):
+    for expected in ("http://jaeger:4318", ""):
+        variables = {**SPANS, "OTEL_EXPORTER_OTLP_ENDPOINT": expected}
         services = resolved(compose, overlays, profiles, variables=variables)["services"]
         environments = {name: services[name]["environment"] for name in names}
         assert {
@@ -171,10 +172,21 @@ def test_all_services_send_their_spans_where_one_variable_says_and_nowhere_witho
         } == dict.fromkeys(names, expected)
 
 
-def test_jaeger_without_spans_is_refused_with_what_to_set(compose: Program) -> None:
-    done = compose.run(*ENVIRONMENT, "-f", "compose.yaml", "-f", "observability.yaml", "config", cwd=COMPOSE)
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://jaeger:4318"),
+        ("GRAFANA_PASSWORD", "password of Grafana's admin"),
+    ],
+)
+def test_observability_without_a_setting_that_it_needs_is_refused_with_what_to_set(
+    compose: Program, missing: str, told: str
+) -> None:
+    given = tuple((name, value) for name, value in SPANS.items() if name != missing)
+    lacking = dataclasses.replace(compose, environment=(*compose.environment, *given))
+    done = lacking.run(*ENVIRONMENT, "-f", "compose.yaml", "-f", "observability.yaml", "config", cwd=COMPOSE)
     assert done.returncode != 0
-    assert "http://jaeger:4318" in done.stderr
+    assert told in done.stderr
 
 
 def test_the_settings_choose_files_and_profiles_for_every_command(compose: Program, tmp_path: Path) -> None:

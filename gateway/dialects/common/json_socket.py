@@ -168,11 +168,16 @@ _AFTER_REFUSAL = "ASGI callable returned without completing handshake"
 
 
 def quiet_refusals() -> None:
-    """Keep uvicorn from logging what was logged before: handshakes that `refuse` has answered, and answers that
-    `StreamedAnswer` has broken off, which uvicorn would log with a traceback."""
+    """Keep uvicorn from logging again what was logged before, most of it with a traceback.
+
+    That is: handshakes that `refuse` has answered, answers that `StreamedAnswer` has broken off, and answers that
+    uvicorn cancels when it stops, which it counts in one line.
+    """
     logging.getLogger("uvicorn.error").addFilter(_is_news)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
-    return not (isinstance(error, GatewayError) or record.getMessage().startswith(_AFTER_REFUSAL))
+    return not (
+        isinstance(error, (GatewayError, asyncio.CancelledError)) or record.getMessage().startswith(_AFTER_REFUSAL)
+    )

@@ -20,7 +20,7 @@ from lab.faults.clients import BAD_CLIENTS
 from lab.faults.plan import KILL, WIRE_FAULTS, Boundary, Fault, Setting, draw
 from lab.faults.proxy import HOST, Direction, FaultyProxy
 from lab.faults.run import CALLERS, FaultReport, Journal, figures
-from lab.faults.stand_ins import LLM_MISBEHAVIOURS, TOKEN2WAV_MISBEHAVIOURS, samples_of
+from lab.faults.stand_ins import LACKS, LLM_MISBEHAVIOURS, NO_FORKS, TOKEN2WAV_MISBEHAVIOURS, samples_of
 from tests.workers import free_ports, is_whole, random_checkpoint
 
 PATIENCE_S = 10.0
@@ -30,8 +30,9 @@ FEW = [
     Fault(1, Setting.THREE, Boundary.LLM, "half a piece down", 1, at_s=0.5, seconds=0.5),
     Fault(2, Setting.ONE, Boundary.LLM, "half an event", 0, at_s=0.3, seconds=0.3),
     Fault(3, Setting.ONE, Boundary.DOORS, "cancelled gRPC calls", 0, at_s=0.3, seconds=0.3),
+    Fault(4, Setting.ONE, Boundary.GATEWAY, NO_FORKS, 0, at_s=0.3, seconds=0.3),
 ]
-"""Of each kind one: a killed process, a broken wire, an answer that makes no sense, a caller who does harm."""
+"""Of each kind one: a killed process, a broken wire, an answer that makes no sense, a caller who does harm, a lack."""
 PLAN = {"faults": 3, "real": 0, "seed": 1}
 
 
@@ -108,14 +109,23 @@ async def test_a_refusing_proxy_lets_nobody_in() -> None:
 
 
 def test_a_campaign_has_every_fault_and_enough_of_processes() -> None:
-    drawn = draw(300, 1, real=12)
-    assert [fault.number for fault in drawn] == list(range(300))
-    assert sum(fault.is_process for fault in drawn) >= 60
+    drawn = draw(faults.FAULTS, 1, faults.REAL_FAULTS)
+    assert [fault.number for fault in drawn] == list(range(faults.FAULTS))
+    assert sum(fault.is_process for fault in drawn) >= 100
     for setting in (Setting.ONE, Setting.THREE):
         kinds = {fault.kind for fault in drawn if fault.setting is setting}
-        assert kinds >= {*WIRE_FAULTS, *LLM_MISBEHAVIOURS, *TOKEN2WAV_MISBEHAVIOURS, *BAD_CLIENTS, "kill", "full disk"}
-    assert Counter(fault.setting for fault in drawn)[Setting.REAL] == 12
-    assert drawn == draw(300, 1, real=12) != draw(300, 2, real=12)
+        assert kinds >= {
+            *WIRE_FAULTS,
+            *LLM_MISBEHAVIOURS,
+            *TOKEN2WAV_MISBEHAVIOURS,
+            *BAD_CLIENTS,
+            *LACKS,
+            "kill",
+            "full disk",
+        }
+    assert Counter(fault.setting for fault in drawn)[Setting.REAL] == faults.REAL_FAULTS
+    again, other = (draw(faults.FAULTS, seed, faults.REAL_FAULTS) for seed in (1, 2))
+    assert drawn == again != other
 
 
 def test_audio_of_a_stand_in_is_the_same_from_wherever_it_goes_on() -> None:
@@ -184,7 +194,12 @@ def test_a_short_campaign_loses_nothing(
 
 
 @pytest.mark.slow
-def test_a_gateway_whose_port_is_taken_ends_each_time_with_each_option(
-    tmp_path_factory: pytest.TempPathFactory,
+def test_starts_with_a_taken_port_all_end_and_are_gone_on_with(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert starts._starts(len(starts.OPTIONS), random_checkpoint(tmp_path_factory)) == 0
+    options = ["--journal", str(tmp_path / "starts.jsonl"), "--checkpoint", str(random_checkpoint(tmp_path_factory))]
+    for name in starts.PARTS.keys() - {"refused_ports"}:
+        options += [f"--{name.replace('_', '-')}", "0"]
+    for count in (len(starts.OPTIONS) - 1, len(starts.OPTIONS)):
+        assert starts.main([*options, "--refused-ports", str(count), "--resume"]) == 0
+        assert f"refused_port_starts {count}, refused_port_hangs 0," in capsys.readouterr().out

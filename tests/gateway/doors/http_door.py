@@ -37,6 +37,7 @@ class Door:
     http: httpx.AsyncClient
     llm: FakeLLM
     token2wav: FakeToken2Wav
+    server: uvicorn.Server
 
     async def speak(self, **changes: object) -> httpx.Response:
         body = {"model": "cosydit", "input": "hello", "voice": "default", **changes}
@@ -106,7 +107,7 @@ async def opened_door(
     url = f"http://127.0.0.1:{port}"
     try:
         async with httpx.AsyncClient(base_url=url, timeout=5, trust_env=False, verify=False) as http:
-            yield Door(url, http, llm, token2wav)
+            yield Door(url, http, llm, token2wav, server)
     finally:
         server.should_exit = True
         await serving

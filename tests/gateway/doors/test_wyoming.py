@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from wyoming.tts import Synthesize
 
-from gateway.config import GatewayConfig, longest_stop_s, parse_args
+from gateway.config import HTTP_GRACE_S, GatewayConfig, longest_stop_s, parse_args
 from gateway.dialects.wyoming.settings import WyomingSettings
+from gateway.doors.grpc import DEFAULT_GRACE_S
 from gateway.errors import ConfigError
 from gateway.voices.registry import NamedVoice
 from tests.gateway.doors.wyoming_door import ANY_PORT, ask, listen, opened_wyoming
@@ -66,9 +67,16 @@ def test_languages_are_checked() -> None:
         config("--wyoming-language", "?")
 
 
-def test_the_longest_stop_counts_what_this_door_waits() -> None:
-    required = ["--tokenizer-dir", "llm", "--voices-dir", "voices"]
-    assert longest_stop_s([*required, "--drain-timeout-s", "0"]) >= WyomingSettings.grace_s
+@pytest.mark.parametrize(
+    ("drain_s", "expected_s"),
+    [(0.0, 0.0), (30.0, 30.0 + HTTP_GRACE_S + DEFAULT_GRACE_S + WyomingSettings.grace_s)],
+)
+def test_the_longest_stop_counts_what_each_door_waits_after_streams_had_their_time(
+    drain_s: float, expected_s: float
+) -> None:
+    assert longest_stop_s(["--tokenizer-dir", "llm", "--voices-dir", "voices", "--drain-timeout-s", f"{drain_s}"]) == (
+        expected_s
+    )
 
 
 async def test_why_a_door_stays_shut_is_logged(voices: Voices, caplog: pytest.LogCaptureFixture) -> None:

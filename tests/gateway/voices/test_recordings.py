@@ -12,7 +12,7 @@ import soundfile
 from riva.proto import riva_tts_pb2
 
 from gateway.core import InlineVoice
-from gateway.errors import InvalidVoicePromptError, UnsupportedOptionError
+from gateway.errors import InvalidVoicePromptError, UnsupportedOptionError, VoiceStoreError
 from gateway.voices import decoder
 from gateway.voices.recordings import container_of, readable
 from gateway.voices.registry import NamedVoice, VoiceRegistry
@@ -89,6 +89,12 @@ async def test_a_recording_that_takes_too_much_is_refused_and_its_process_ended(
     with pytest.raises(InvalidVoicePromptError, match="too much memory or time"):
         await readable(recording("webm"))
     assert signal in caplog.text
+
+
+async def test_a_machine_that_cant_start_a_process_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    with pytest.raises(VoiceStoreError, match="no process can be started"):
+        await readable(recording("webm"))
 
 
 async def test_without_pyav_the_refusal_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,13 +135,41 @@ async def test_failures_before_the_first_audio_have_their_own_status(
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
 
 
+@pytest.fixture
+def server_log(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    """The server's log, with the gateway's filter alone."""
+    log = logging.getLogger("uvicorn.error")
+    monkeypatch.setattr(log, "filters", [])
+    quiet_refusals()
+    return log
+
+
+async def test_an_answer_that_is_cut_by_a_stop_leaves_no_traceback(
+    voices: Voices, server_log: logging.Logger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(60), gate=asyncio.Event(), ungated=30), FakeToken2Wav()
+    async with opened_door(llm, token2wav, voices) as door:
+        monkeypatch.setattr(server_log, "handlers", [caplog.handler])
+        speaking = asyncio.create_task(_read_some(door.http))
+        while not any(stream.chunks for stream in token2wav.streams[1:]):
+            await asyncio.sleep(0.01)
+        server_log.setLevel(logging.INFO)  # the next server sets it again
+        monkeypatch.setattr(door.server.config, "timeout_graceful_shutdown", 0)
+        door.server.should_exit = True
+        with pytest.raises(httpx.RemoteProtocolError):
+            await speaking
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [record.getMessage() for record in told] == ["Cancel 1 running task(s), timeout graceful shutdown exceeded"]
+
+
 @pytest.mark.parametrize("broken", ["llm", "token2wav"])
 async def test_a_failure_in_mid_stream_breaks_the_connection_and_is_one_line_of_the_log(
-    voices: Voices, broken: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    voices: Voices,
+    broken: str,
+    server_log: logging.Logger,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server_log = logging.getLogger("uvicorn.error")
-    monkeypatch.setattr(server_log, "filters", [])
-    quiet_refusals()
     llm = FakeLLM(speech_deltas(60)[:-1], errors.LLMInterruptedError("died") if broken == "llm" else None)
     token2wav = FakeToken2Wav(fail_at=1 if broken == "token2wav" else None)
     async with opened_door(llm, token2wav, voices) as door:
