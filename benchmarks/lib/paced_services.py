@@ -35,6 +35,7 @@ from token2wav_service.contract import (
     Operation,
     ServerStatus,
 )
+from token2wav_service.voice_file import VoiceFile, encode_voice_file
 
 Tensors = dict[str, npt.NDArray[Any]]
 """Tensors by name; BYTES are object arrays of bytes."""
@@ -90,6 +91,12 @@ STEP_S = 0.01
 TOKEN_STEP_S, SINGLE_TOKENS, PACK_TOKENS = 0.0015, 20, 16
 """Seconds of a step at 100 answers, number of tokens sent one by one, and tokens of later packs."""
 PROMPT_TOKENS = 125
+_VOICE = VoiceFile(
+    "paced",
+    np.zeros(PROMPT_TOKENS, np.int32),
+    np.zeros((2 * PROMPT_TOKENS, 80), np.float32),
+    np.zeros(192, np.float32),
+)
 _STATUS = ServerStatus(400, 0, 0, 64, 0, None, None, is_draining=False)
 
 
@@ -252,7 +259,7 @@ def _answer_alone(operation: Operation) -> Tensors:
     if operation is Operation.STATUS:
         return {"status": bytes_tensor(_STATUS.to_json().encode())}
     if operation is Operation.EXPORT_VOICE:
-        return {"voice_file": bytes_tensor(b"a voice")}
+        return {"voice_file": bytes_tensor(encode_voice_file(_VOICE))}
     if operation in (Operation.REGISTER_VOICE, Operation.IMPORT_VOICE):
         return {"voice_id": bytes_tensor(b"voice"), "prompt_speech_tokens": np.zeros(PROMPT_TOKENS, np.int32)}
     return {}

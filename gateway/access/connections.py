@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.access.turns import Turns
+
 logger = logging.getLogger(__name__)
 
 
@@ -49,6 +51,8 @@ class Connections:
     def __init__(self, limits: ConnectionLimits | None = None) -> None:
         """Begin without any."""
         self.limits = limits or ConnectionLimits()
+        self.turns = Turns()
+        """In which what they send is parsed."""
         self.unfinished_bytes = 0
         """Bytes of all messages that are not whole yet."""
         self._open: dict[int, Connection] = {}

@@ -14,8 +14,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from gateway.access.connections import Connection, Connections
+from gateway.access.turns import Backlog
 
-_TURN_BYTES = 8 * 1024
 _FRAME_BYTES = 64
 """Bytes that a fragment of a message takes beside its data."""
 
@@ -56,6 +56,7 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         super().connection_made(cast(asyncio.Transport, transport))
+        self._backlog = Backlog(self._owner.turns, self.transport, self._parse, self._resume)
         self._counted = self._owner.of(transport)
         self._counted.greeted()
         self._counted.on_drop = self._abort
@@ -67,11 +68,22 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on; what is read decides how long the next bytes may take."""
+        """See `asyncio.Protocol`."""
         self._received += len(data)
         self._unfinished += len(data)
+        self._backlog.add(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Read on; what is read decides how long the next bytes may take."""
+        if (protocol := self.transport.get_protocol()) is not self:  # a WebSocket's, from its handshake on
+            cast(asyncio.Protocol, protocol).data_received(data)
+            return
         super().data_received(data)
         self._look(_Awaited.HEAD)
+
+    def _resume(self) -> None:
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
 
     def on_response_complete(self) -> None:
         """Note that the answer is sent."""
@@ -139,34 +151,27 @@ class RefusableSocket(WebSocketsSansIOProtocol):
         super().__init__(**parts)
         self._owner = owner
         self._counted: Connection | None = None
-        self._unread = b""
-        self._is_reading = False
-        """Whether `_read` will be called again."""
         self._message_bytes = 0
         """Bytes of the frames of a message whose last one has not come."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        self._backlog = Backlog(self._owner.turns, self.transport, self._parse, self._resume)
         self._counted = self._owner.of(transport)
         self._counted.on_drop = self.transport.abort
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`; what came is read in several turns: it may be thousands of tiny frames."""
-        self._unread += data
-        if not self._is_reading:
-            self._read()
+        """See `asyncio.Protocol`."""
+        self._backlog.add(data)
 
-    def _read(self) -> None:
-        data, self._unread = self._unread[:_TURN_BYTES], self._unread[_TURN_BYTES:]
+    def _parse(self, data: bytes) -> None:
         super().data_received(data)
-        if self._counted is not None:
-            self._counted.hold(len(self._unread) + len(self.conn.reader.buffer) + self._message_bytes)
-        self._is_reading = bool(self._unread) and not self.transport.is_closing()
-        if self._is_reading:
-            self.transport.pause_reading()
-            self.loop.call_soon(self._read)
-        elif not self.read_paused:
+        assert self._counted is not None
+        self._counted.hold(len(self._backlog) + len(self.conn.reader.buffer) + self._message_bytes)
+
+    def _resume(self) -> None:
+        if not self.read_paused:
             self.transport.resume_reading()
 
     def handle_cont(self, event: Any) -> None:

@@ -63,7 +63,7 @@ class WireLimits:
     """Most bytes of a gRPC message, which is gRPC's own default; room for 30 s of a voice prompt at 48 kHz."""
     max_unfinished_bytes: int = ConnectionLimits.unfinished_bytes
     """Most bytes of all messages and bodies that are not whole yet; no option."""
-    max_header_bytes: int = 64 * 1024
+    max_header_bytes: int = 16 * 1024
     """Most bytes of an HTTP request's head, its first line included."""
     max_connections: int = 1024
     """Most open connections of each door, WebSockets among them; further HTTP requests are refused. gRPC calls have the

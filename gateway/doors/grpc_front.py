@@ -20,16 +20,16 @@ from typing import cast
 
 from gateway.access.connections import Connection, Connections, Listener
 from gateway.access.settings import TlsFiles
+from gateway.access.turns import Backlog
 from gateway.doors.http2 import Streams
-from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE
+from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE, let_many_wait
 from servicekit.tasks import cancel
 
 SERVER_NAME = "grpc"
 """Name of the server's own socket in its folder."""
 _ALPN = "h2"
-_TURN = memoryview(bytearray(16 * 1024))
-"""Takes what a caller sends, in one turn of the event loop: more could be thousands of tiny frames. It is used by all
-callers, as what has come in it is taken at once."""
+_BUFFER = memoryview(bytearray(16 * 1024))
+"""Takes what a caller sends. It is used by all callers, as what has come in it is taken at once."""
 
 
 @asynccontextmanager
@@ -55,6 +55,7 @@ async def fronting(
         )
         for each in listeners
     ]
+    let_many_wait(servers)
     try:
         yield
     finally:
@@ -83,12 +84,16 @@ class _Caller(asyncio.BufferedProtocol):
         self.counted: Connection | None = None
         self.server: asyncio.Transport | None = None
         """The way to the server, once there is one."""
+        self.is_server_full = False
+        """Whether the server is to read first."""
+        self._requests: Backlog | None = None
         self._connecting: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.BufferedProtocol`."""
         self.transport = cast(asyncio.Transport, transport)
         self.transport.pause_reading()
+        self._requests = Backlog(self._connections.turns, self.transport, self._parse_requests, self._resume)
         self.counted = self._connections.of(transport)
         self.counted.on_drop = self.transport.abort
         self._callers.add(self)
@@ -96,17 +101,26 @@ class _Caller(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """See `asyncio.BufferedProtocol`."""
-        return _TURN
+        return _BUFFER
 
     def buffer_updated(self, nbytes: int) -> None:
         """See `asyncio.BufferedProtocol`."""
-        assert self.server is not None and self.counted is not None
-        data = bytes(_TURN[:nbytes])
-        self.streams.requests.feed(data)
+        assert self.server is not None and self._requests is not None
+        data = bytes(_BUFFER[:nbytes])
         self.server.write(data)
+        self._requests.add(data)
+
+    def _parse_requests(self, data: bytes) -> None:
+        assert self.counted is not None
+        self.streams.requests.feed(data)
         if self.streams.requests.are_begun:
             self.counted.greeted()
         self.note()
+
+    def _resume(self) -> None:
+        assert self.transport is not None
+        if not self.is_server_full:
+            self.transport.resume_reading()
 
     def note(self) -> None:
         """Have what the streams say counted."""
@@ -174,11 +188,13 @@ class _Server(asyncio.Protocol):
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`."""
         assert self._caller.transport is not None
+        self._caller.is_server_full = True
         self._caller.transport.pause_reading()
 
     def resume_writing(self) -> None:
         """See `asyncio.Protocol`."""
         assert self._caller.transport is not None
+        self._caller.is_server_full = False
         if not self._caller.transport.is_closing():
             self._caller.transport.resume_reading()
 

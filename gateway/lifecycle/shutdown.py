@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from types import FrameType
 
 import uvicorn
@@ -26,6 +26,17 @@ ACCEPTED_AT_ONCE = 4
 """Connections that the event loop takes before it turns to streams under way: a storm's take seconds all together."""
 MAX_UNACCEPTED = 2048
 """Connections that wait in the kernel to be taken."""
+
+
+def let_many_wait(servers: Iterable[asyncio.AbstractServer]) -> None:
+    """Have the kernel keep `MAX_UNACCEPTED` connections of servers that were made with `ACCEPTED_AT_ONCE`.
+
+    asyncio takes as many connections at once as it has the kernel keep, unless the kernel is told later.
+    """
+    for server in servers:
+        for each in server.sockets:  # type: ignore[attr-defined]
+            with each.dup() as listening:
+                listening.listen(MAX_UNACCEPTED)
 
 
 class Shutdown:
@@ -90,11 +101,7 @@ class DrainingServer(uvicorn.Server):
         """Open the doors."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)  # type: ignore[arg-type]
-        # NOTE: asyncio takes as many connections at once as it has the kernel keep, unless the kernel is told later.
-        for server in self.servers:
-            for each in server.sockets:
-                with each.dup() as listening:
-                    listening.listen(MAX_UNACCEPTED)
+        let_many_wait(self.servers)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Answer a signal; called by Python between any two instructions of the main thread."""

@@ -1,84 +1,67 @@
 """The attack campaign: hostile inputs to every door of a real gateway, and what one honest caller notices of them.
 
 `python -m lab.attack --out attack.json` starts services without models (`benchmarks.lib.paced_services`) and a gateway
-with two keys before them. A process of its own sends `--inputs` inputs of `lab.attack.inputs` to one door after the
-other, at a low priority: attackers have machines of their own. Meanwhile an honest key speaks again and again, and the
-gateway's memory and the stalls of its event loop are noted. Everything is on this machine's loopback.
+with two keys before them. A process of its own makes `--inputs` inputs for each door, one kind of `lab.attack.table`
+after the other, at a low priority: attackers have machines of their own. Meanwhile an honest key speaks again and
+again, and the gateway's memory, its sockets and the stalls of its event loop are noted. Between two kinds the honest
+key speaks alone. In the end the same is done to a gateway of two processes whose services have few places.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import multiprocessing
-import os
-import signal
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from cosydit.bench.metrics import percentile
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
-from cosydit.stack.process import ServiceProcess, ServiceSpec
-from lab.attack.inputs import DOORS, HOST, KEY, Ports, run
+from lab.attack.table import FULL_KINDS, KINDS, Kind, counts, go_behind, run
+from lab.attack.target import QUIET, Target, children, foreign_addresses, started
 from lab.load import storm_doors
-from lab.load.process_usage import usages
-from token2wav_service.serving.process.server import free_ports
 
-QUIET = "attack-quiet-key-0123456789"
-CAPACITY = 200.0
-"""Seconds of speech a second that the LLM makes: it is not what is attacked."""
-BASELINE = 30
-"""Requests of the honest caller before the attack."""
-READY_TIMEOUT_S, PAUSE_S, SAMPLE_S = 60.0, 0.1, 0.05
+CAPACITY, FULL_CAPACITY = 200.0, 8.0
+"""Seconds of speech a second that the LLM makes: where it is not what is attacked, and where it is."""
+QUIET_REQUESTS = 8
+"""Requests of the honest caller after each kind of input, without any attack."""
+PAUSE_S, SAMPLE_S = 0.1, 0.1
+_MEDIAN, _TAIL = 50, 95
+_FAILURES = 3
+"""Most failures that a row tells."""
 
 
 @dataclass
 class Row:
-    """What one door's inputs did."""
+    """What the inputs of one kind did."""
 
     door: str
+    harm: str
     inputs: int
     seconds: float = 0.0
     loop_stall_max_ms: float = 0.0
     loop_cpu_max_ms: float = 0.0
-    """CPU time of the event loop in its longest stall; the difference went to other threads and processes."""
+    """Most CPU time of the event loop's thread in one turn; a longer stall is that of other threads and processes."""
     memory_growth_max_mb: float = 0.0
     """The gateway's memory at its highest over that before the first input of all."""
-    ttfa_s: float = 0.0
-    """Median time to first audio of the honest caller."""
     asked: int = 0
+    """Requests of the honest caller, during the attack and after it."""
     refused_wrongly: int = 0
+    """Those that were not spoken to the end; and what else the gateway did wrong."""
     failures: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Target:
-    """The gateway under attack."""
-
-    ports: Ports
-    pid: int
-    notes: Path
-
-    def stalls(self) -> dict[str, float]:
-        """Return the longest stalls since `begin`."""
-        found: dict[str, float] = json.loads(self.notes.read_text("utf-8"))
-        return found
-
-    def memory_mib(self) -> float:
-        """Return what the gateway and its children hold now."""
-        return usages({self.pid: "gateway"})["gateway"].memory_mib
-
-    def begin(self) -> None:
-        """Note the stalls anew."""
-        os.kill(self.pid, signal.SIGUSR1)
+    foreign_addresses: list[str] = field(default_factory=list)
+    """Other machines that the gateway had sockets to, as /proc/net writes them."""
+    attacked_s: list[float] = field(default_factory=list)
+    """Times to first audio of the honest caller during the attack."""
+    quiet_s: list[float] = field(default_factory=list)
+    """The same, after it."""
 
 
 class Honest:
@@ -87,11 +70,12 @@ class Honest:
     def __init__(self, ask: storm_doors.Ask) -> None:
         """Ask nothing yet."""
         self._ask = ask
+        self.asked = 0
         self.first_s: list[float] = []
         self.failures: list[str] = []
 
     async def once(self) -> None:
-        """Ask for one text and listen to the end."""
+        """Ask for one text and listen to the end; then pause."""
         began_s, has_first = time.monotonic(), False
 
         def heard(seconds: float) -> None:
@@ -100,105 +84,153 @@ class Honest:
                 has_first = True
                 self.first_s.append(time.monotonic() - began_s)
 
+        self.asked += 1
         try:
-            await self._ask(QUIET, storm_doors.text_of(len(self.first_s)), heard)
+            await self._ask(QUIET, storm_doors.text_of(self.asked), heard)
         except Exception as error:  # NOTE: whatever a client's library raises, the request was not spoken to its end
             self.failures.append(repr(error))
+        await asyncio.sleep(PAUSE_S)
 
 
-async def measure(target: Target, inputs: int, seed: int) -> tuple[float, list[Row]]:
-    """Attack all doors; return the honest caller's median time to first audio before, and a row for each door."""
-    async with storm_doors.DOORS["http"](storm_doors.Ports(target.ports.http, target.ports.grpc)) as ask:
-        before = Honest(ask)
-        for _ in range(BASELINE):
-            await before.once()
-        if before.failures:
-            raise RuntimeError(f"the gateway does not speak before any attack: {before.failures[0]}")
-        held = target.memory_mib()
-        rows = [await _attacked(target, Honest(ask), Row(door, inputs), held, seed) for door in DOORS]
-    return statistics.median(before.first_s), rows
+class Campaign:
+    """Attacks one gateway."""
 
+    def __init__(self, target: Target, ask: storm_doors.Ask, attackers: ProcessPoolExecutor, seed: int) -> None:
+        """Attack nothing yet.
 
-async def _attacked(target: Target, honest: Honest, row: Row, held: float, seed: int) -> Row:
-    target.begin()
-    began_s, most = time.monotonic(), held
-    attacker = multiprocessing.get_context("spawn").Process(
-        target=run, args=(target.ports, row.door, row.inputs, seed), daemon=True
-    )
-    attacker.start()
+        Args:
+            target: the gateway.
+            ask: how the honest caller asks.
+            attackers: one process.
+            seed: of sizes and times.
+        """
+        self._target = target
+        self._ask = ask
+        self._attackers = attackers
+        self._seed = seed
+        self._held_mib = 0.0
 
-    async def speak() -> None:
-        while attacker.is_alive():
+    async def run(self, dealt: Mapping[Kind, int]) -> list[Row]:
+        """Make so many inputs of each kind; return what each did."""
+        if (quiet := await self._speak_alone()).failures:
+            raise RuntimeError(f"the gateway does not speak before any attack: {quiet.failures[0]}")
+        self._held_mib = self._target.memory_mib()
+        return [await self._attack(kind, count) for kind, count in dealt.items()]
+
+    async def _attack(self, kind: Kind, count: int) -> Row:
+        row, during = Row(kind.door, kind.harm, count), Honest(self._ask)
+        self._target.begin()
+        began_s, number = time.monotonic(), (*KINDS, *FULL_KINDS).index(kind)
+        attack = asyncio.get_running_loop().run_in_executor(
+            self._attackers, run, self._target.ports, number, count, self._seed
+        )
+        watching = asyncio.create_task(self._watch(row, attack))
+        while not attack.done() and kind.is_heard:
+            await during.once()
+        await watching
+        row.seconds, stalls = round(time.monotonic() - began_s, 1), self._target.stalls()
+        row.loop_stall_max_ms, row.loop_cpu_max_ms = round(stalls["wall_ms"], 1), round(stalls["cpu_ms"], 1)
+        after = await self._speak_alone()
+        wrong = [str(attack.exception())] if attack.exception() else []
+        wrong += during.failures + after.failures
+        row.asked, row.refused_wrongly, row.failures = during.asked + after.asked, len(wrong), wrong[:_FAILURES]
+        row.attacked_s, row.quiet_s = _rounded(during.first_s), _rounded(after.first_s)
+        print(f"{row.door}, {row.harm}: {count} inputs in {row.seconds:g} s", file=sys.stderr, flush=True)
+        return row
+
+    async def _watch(self, row: Row, attack: asyncio.Future[None]) -> None:
+        foreign = set[str]()
+        pid = self._target.ports.pid
+        while not attack.done():
+            row.memory_growth_max_mb = max(
+                row.memory_growth_max_mb, round(self._target.memory_mib() - self._held_mib, 1)
+            )
+            foreign |= foreign_addresses([pid, *children(pid)])
+            await asyncio.sleep(SAMPLE_S)
+        row.foreign_addresses = sorted(foreign)
+
+    async def _speak_alone(self) -> Honest:
+        honest = Honest(self._ask)
+        for _ in range(QUIET_REQUESTS):
             await honest.once()
-            await asyncio.sleep(PAUSE_S)
-
-    speaking = asyncio.create_task(speak())
-    while not speaking.done():
-        most = max(most, target.memory_mib())
-        await asyncio.sleep(SAMPLE_S)
-    await speaking
-    attacker.join()
-    if attacker.exitcode:
-        raise RuntimeError(f"the attack on {row.door} failed with status {attacker.exitcode}")
-    stalls = target.stalls()
-    row.seconds = round(time.monotonic() - began_s, 1)
-    row.loop_stall_max_ms, row.loop_cpu_max_ms = round(stalls["wall_ms"], 1), round(stalls["cpu_ms"], 1)
-    row.memory_growth_max_mb = round(most - held, 1)
-    row.ttfa_s = round(statistics.median(honest.first_s), 4) if honest.first_s else math.inf
-    row.asked, row.refused_wrongly = len(honest.first_s) + len(honest.failures), len(honest.failures)
-    row.failures = honest.failures[:3]
-    return row
+        return honest
 
 
-def figures(before_s: float, rows: Sequence[Row]) -> dict[str, float]:
-    """Return what a run is judged by."""
+def _rounded(values: Iterable[float]) -> list[float]:
+    return [round(value, 4) for value in values]
+
+
+def ratios(rows: Sequence[Row], percent: int) -> dict[str, float]:
+    """Return for each door the honest caller's time to first audio under attack, divided by that of quiet times."""
+    found = {}
+    for door in dict.fromkeys(row.door for row in rows):
+        under = [value for row in rows if row.door == door for value in row.attacked_s]
+        alone = [value for row in rows if row.door == door for value in row.quiet_s]
+        found[door] = round(percentile(under, percent) / percentile(alone, percent), 3) if under and alone else math.inf
+    return found
+
+
+def figures(rows: Sequence[Row], full_rows: Sequence[Row], logs: Sequence[str]) -> dict[str, float]:
+    """Return what a run is judged by.
+
+    Args:
+        rows: of the gateway whose services have room.
+        full_rows: of the other one; its honest caller has to wait for a place, so its times are not judged.
+        logs: of both.
+    """
+    both = [*rows, *full_rows]
     return {
-        "inputs": sum(row.inputs for row in rows),
+        "inputs": sum(row.inputs for row in both),
         "loop_stall_max_ms": max(row.loop_stall_max_ms for row in rows),
+        "loop_cpu_max_ms": max(row.loop_cpu_max_ms for row in rows),
         "memory_growth_max_mb": max(row.memory_growth_max_mb for row in rows),
-        "other_caller_ttfa_ratio": round(max(row.ttfa_s for row in rows) / before_s, 3),
-        "refused_wrongly": sum(row.refused_wrongly for row in rows),
+        "other_caller_ttfa_ratio": max(ratios(rows, _MEDIAN).values()),
+        "other_caller_ttfa_p95_ratio": max(ratios(rows, _TAIL).values()),
+        "refused_wrongly": sum(row.refused_wrongly for row in both),
+        "foreign_addresses": sum(len(row.foreign_addresses) for row in both),
+        "tracebacks": sum(log.count("Traceback") for log in logs),
     }
 
 
-@contextmanager
-def _target(folder: Path, checkpoint: Path | None) -> Iterator[Target]:
-    """Start the services and the gateway."""
-    found = resolve_checkpoint(checkpoint, folder)
-    llm, tokens, token2wav, *rest = free_ports(7)
-    ports = Ports(*rest)
-    (folder / "keys.txt").write_text(f"loud {KEY}\nquiet {QUIET}\n", "utf-8")
-    services = [sys.executable, "-m", "benchmarks.lib.paced_services", *map(str, (llm, tokens, token2wav, CAPACITY, 2))]
-    command = [sys.executable, "-m", "lab.attack.gateway", str(folder / "stalls.json")]
-    command += ["--port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)]
-    command += ["--wyoming-port", str(ports.wyoming), "--insecure-wyoming", "--keys-file", str(folder / "keys.txt")]
-    command += ["--created-voices-dir", str(folder / "created"), "--llm-url", f"http://{HOST}:{llm}"]
-    command += ["--llm-backend", "vllm", "--token2wav-url", f"{HOST}:{token2wav}"]
-    command += ["--tokenizer-dir", str(found.llm_dir), "--voices-dir", str(found.voices_dir)]
-    first = ServiceSpec("services", services, f"http://{HOST}:{llm}/health", folder / "services.log")
-    second = ServiceSpec("gateway", command, f"http://{HOST}:{ports.http}/readyz", folder / "gateway.log")
-    with ServiceProcess(first) as made:
-        made.wait_ready(READY_TIMEOUT_S)
-        with ServiceProcess(second) as running:
-            running.wait_ready(READY_TIMEOUT_S)
-            yield Target(ports, running.pid, folder / "stalls.json")
+async def _measure(target: Target, kinds: Sequence[Kind], args: argparse.Namespace) -> list[Row]:
+    doors = args.doors or dict.fromkeys(kind.door for kind in kinds)
+    dealt = {kind: count for door in doors for kind, count in counts(kinds, door, args.inputs).items() if count}
+    ports = storm_doors.Ports(target.ports.http, target.ports.grpc)
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawned, initializer=go_behind) as attackers:
+        async with storm_doors.DOORS["http"](ports) as ask:
+            return await Campaign(target, ask, attackers, args.seed).run(dealt)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     args = _parser().parse_args(argv)
-    with tempfile.TemporaryDirectory(prefix="attack-") as made, _target(Path(made), args.checkpoint) as target:
-        before_s, rows = asyncio.run(measure(target, args.inputs, args.seed))
-    found = figures(before_s, rows)
-    document = {"figures": found, "ttfa_before_s": round(before_s, 4), "doors": [asdict(row) for row in rows]}
-    write_json(args.out, {**document, "environment": describe_environment(vars(args))})
-    print(aligned_table([[name, f"{value:g}"] for name, value in found.items()]), end="")
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="attack-") as made:
+        folder = Path(made)
+        found = resolve_checkpoint(args.checkpoint, folder)
+        rows, written, logs = list[list[Row]](), list[str](), list[str]()
+        for name, kinds, capacity, processes in (("usual", KINDS, CAPACITY, 1), ("full", FULL_KINDS, FULL_CAPACITY, 2)):
+            with started(folder / name, found, capacity, processes) as target:
+                rows.append(asyncio.run(_measure(target, kinds, args)))
+            logs.append(target.log)
+            written += [str(path.relative_to(target.home)) for path in target.home.rglob("*")]
+    document = {
+        "figures": {**figures(*rows, logs), "files_in_home": len(written)},
+        "seconds": round(time.monotonic() - began_s),
+        "ttfa_ratios": {"p50": ratios(rows[0], _MEDIAN), "p95": ratios(rows[0], _TAIL)},
+        "kinds": [asdict(row) for row in (*rows[0], *rows[1])],
+        "environment": describe_environment(vars(args)),
+    }
+    write_json(args.out, document)
+    print(aligned_table([[name, f"{value:g}"] for name, value in document["figures"].items()]), end="")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lab.attack", description=__doc__, allow_abbrev=False)
     parser.add_argument("--inputs", type=int, default=500, help="inputs for each door (default %(default)s)")
+    parser.add_argument("--doors", nargs="+", metavar="DOOR", help="attack these only (default: all)")
     parser.add_argument("--seed", type=int, default=1, help="of sizes and times (default %(default)s)")
     parser.add_argument("--checkpoint", type=Path, help="with tokenizer and voices (default: the bundled voice)")
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")

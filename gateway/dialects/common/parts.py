@@ -23,6 +23,8 @@ def checked_json(text: str) -> str:
     Raises:
         InvalidRequestError: it has too many values; whether it is JSON at all is for its parser to say.
     """
+    if sum(map(text.count, ",[{")) <= MAX_VALUES:  # it has no more of them outside strings either
+        return text
     bare = text.replace("\\\\", "").replace('\\"', "")
     if bare.count('"') > 4 * MAX_VALUES:  # a key and a value have two each
         raise _too_many()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 
 import httpx
 import pytest
@@ -17,6 +18,7 @@ from wyoming.tts import SynthesizeStart
 from gateway.access.connections import ConnectionLimits, Connections
 from gateway.access.settings import AccessSettings, TlsFiles, WireLimits, uvicorn_options
 from gateway.voices.registry import NamedVoice
+from servicekit.timeouts import timeout
 from tests.gateway.access.door import BEARER, KEY, TLS, Door, keys, opened_door
 from tests.gateway.doors.raw_http2 import STREAMING, raw_http2
 
@@ -25,6 +27,7 @@ ROOM = 8
 HEAD = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n"
 WITH_KEY = HEAD + f"authorization: Bearer {KEY}\r\n\r\n".encode()
 PATIENCE_S = 10.0
+AT_ONCE = 64
 
 
 def wire(**changes: float) -> AccessSettings:
@@ -194,3 +197,16 @@ async def _end(reader: asyncio.StreamReader) -> bytes:
 def test_the_door_s_loop_is_asyncio_s_whose_connections_are_counted_even_where_uvloop_is_installed() -> None:
     options = uvicorn_options(AccessSettings(), Connections(ConnectionLimits()))
     assert uvicorn.Config(lambda: None, **options).loop == "asyncio"
+
+
+@pytest.mark.parametrize("name", ["HTTP", "gRPC", "Wyoming"])
+async def test_connections_that_come_all_at_once_wait_in_the_kernel(voices: Voices, name: str) -> None:
+    """The kernel drops those beyond its bound, and their callers try again after a second, or three, or seven."""
+    async with opened_door(voices) as door, timeout(PATIENCE_S):
+        with ExitStack() as held:
+            for _ in range(AT_ONCE):  # the event loop accepts none meanwhile
+                held.enter_context(socket.create_connection(("127.0.0.1", door.ports[name]), timeout=PATIENCE_S))
+            while len(door.access.connections._open) < AT_ONCE:
+                await asyncio.sleep(0.01)
+        while len(door.access.connections._open) >= AT_ONCE:
+            await asyncio.sleep(0.01)

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from gateway.access.settings import AccessSettings, WireLimits
+from gateway.access.turns import PIECE_BYTES
 from gateway.doors.http2 import Frames, Streams
 from gateway.voices.registry import NamedVoice
 from servicekit.timeouts import timeout
@@ -59,6 +61,11 @@ def http_body(door: Door) -> AbstractAsyncContextManager[Gone]:
 
 def http_head(door: Door) -> AbstractAsyncContextManager[Gone]:
     return begun(door.ports["HTTP"], b"GET / HTTP/1.1\r\nx: " + b"x" * PART)
+
+
+def http_tiny_chunks(door: Door) -> AbstractAsyncContextManager[Gone]:
+    head = WITH_KEY.replace(b"content-length: 100000", b"transfer-encoding: chunked")
+    return begun(door.ports["HTTP"], head + b"1\r\n \r\n" * (PART // 6))
 
 
 def ws_one_frame(door: Door) -> AbstractAsyncContextManager[Gone]:
@@ -158,12 +165,16 @@ def test_bytes_of_unfinished_messages_are_counted_however_they_are_cut() -> None
 
 
 @pytest.mark.parametrize(
-    ("begin", "reader", "most"),
-    [(ws_tiny_frames, (WebSocketsSansIOProtocol, "data_received"), 8192), (grpc_message, (Frames, "feed"), 16384)],
-    ids=["WebSocket", "gRPC"],
+    ("begin", "reader"),
+    [
+        (http_tiny_chunks, (H11Protocol, "data_received")),
+        (ws_tiny_frames, (WebSocketsSansIOProtocol, "data_received")),
+        (grpc_message, (Frames, "feed")),
+    ],
+    ids=["HTTP", "WebSocket", "gRPC"],
 )
 async def test_what_comes_at_once_is_read_in_several_turns(
-    voices: Voices, begin: Begin, reader: tuple[type, str], most: int, monkeypatch: pytest.MonkeyPatch
+    voices: Voices, begin: Begin, reader: tuple[type, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A read of 256 KiB may be tens of thousands of tiny frames."""
     read, sizes = getattr(*reader), list[int]()
@@ -171,4 +182,4 @@ async def test_what_comes_at_once_is_read_in_several_turns(
     async with opened_door(voices) as door, begin(door), timeout(PATIENCE_S):
         while sum(sizes) < PART:
             await asyncio.sleep(0.01)
-    assert max(sizes) <= most
+    assert max(sizes) <= PIECE_BYTES

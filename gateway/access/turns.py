@@ -1,0 +1,112 @@
+"""Parses what callers send in small pieces, and gives the event loop back to others between them.
+
+    bytes come ─► piece ─► piece ─ the turn's time is over ─► others' streams go on ─► piece ... ─► all is read
+
+A read of 256 KiB can be 40,000 chunks or frames of a byte, and a parser takes 20 us for each: a second without a turn
+for anybody else. All connections of a process share one time in each turn, as attackers come in numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+PIECE_BYTES = 4 * 1024
+"""Most bytes that are parsed before anybody looks at the time."""
+_TURN_S = 0.005
+"""Seconds of parsing in one turn of the event loop."""
+
+
+class Turns:
+    """Deals out the time for parsing."""
+
+    def __init__(self) -> None:
+        """Begin without anybody who waits."""
+        self._waiting: deque[Backlog] = deque()
+        self._spent_s = 0.0
+        """Time that was parsed in this turn."""
+        self._handle: asyncio.Handle | None = None
+        """Begins the next turn."""
+        self._is_serving = False
+
+    def go_on(self, backlog: Backlog) -> None:
+        """Have a piece parsed at once if this turn has time left, and all others in later turns."""
+        if self._handle is None:
+            self._handle = asyncio.get_running_loop().call_soon(self._begin)
+        self._waiting.append(backlog)
+        self._serve()
+
+    def _begin(self) -> None:
+        self._spent_s, self._handle = 0.0, None
+        self._serve()
+        if self._waiting:
+            self._handle = asyncio.get_running_loop().call_soon(self._begin)
+
+    def _serve(self) -> None:
+        if self._is_serving:  # a parser has begun another backlog, as of a WebSocket
+            return
+        self._is_serving = True
+        while self._waiting and self._spent_s < _TURN_S:
+            began_s = time.perf_counter()
+            backlog = self._waiting.popleft()
+            if backlog.take_piece():
+                self._waiting.append(backlog)
+            self._spent_s += time.perf_counter() - began_s
+        self._is_serving = False
+
+
+class Backlog:
+    """What came from one connection and is not parsed yet."""
+
+    def __init__(
+        self, turns: Turns, transport: asyncio.Transport, parse: Callable[[bytes], None], resume: Callable[[], None]
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            turns: of the process.
+            transport: is not read while there is a backlog.
+            parse: gets the pieces in their order.
+            resume: is called when all is parsed; reads the transport again, unless there is another reason not to.
+        """
+        self._turns = turns
+        self._transport = transport
+        self._parse = parse
+        self._resume = resume
+        self._left = bytearray()
+        self._is_waiting = False
+
+    def __len__(self) -> int:
+        """Return the number of bytes."""
+        return len(self._left)
+
+    def add(self, data: bytes) -> None:
+        """Take what came."""
+        self._left += data
+        if not self._is_waiting:
+            self._is_waiting = True
+            self._turns.go_on(self)
+        if self._is_waiting:
+            self._transport.pause_reading()
+
+    def take_piece(self) -> bool:
+        """Parse some bytes; return whether there are more."""
+        if not self._transport.is_closing():
+            piece = bytes(self._left[:PIECE_BYTES])
+            del self._left[:PIECE_BYTES]
+            try:
+                self._parse(piece)
+            except Exception:
+                logger.exception("a connection is closed, as it can't be read")
+                self._transport.abort()
+        if self._transport.is_closing():
+            self._left.clear()
+        elif not self._left:
+            self._resume()
+        self._is_waiting = bool(self._left)
+        return self._is_waiting
