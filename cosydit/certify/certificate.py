@@ -35,6 +35,11 @@ class Certificate:
         results = {outcome.result for outcome in self.outcomes.values()}
         return next((each for each in (Result.FAIL, Result.PASS) if each in results), Result.NOT_RUN)
 
+    def add(self, outcome: Outcome, paths: Sequence[str]) -> None:
+        """Keep an outcome; all of them stay in the order of the checks' paths."""
+        told = {**self.outcomes, outcome.check: outcome}
+        self.outcomes = {path: told[path] for path in paths if path in told}
+
     def counts(self) -> str:
         """Return how many checks passed, failed and were not run."""
         results = [outcome.result for outcome in self.outcomes.values()]
@@ -91,13 +96,8 @@ def resume(certificate: Certificate, out_dir: Path) -> list[str]:
         raise ValueError(f"{path} can't be read ({error!r}); leave --resume out, or give another --out") from error
     if differing:
         raise ValueError(f"{path} is of another {' and '.join(differing)}; leave --resume out, or give another --out")
-    certificate.outcomes |= {outcome.path: outcome for outcome in outcomes}
-    return [outcome.path for outcome in outcomes if outcome.result is Result.PASS]
-
-
-def in_order(outcomes: Mapping[str, Outcome], paths: Sequence[str]) -> dict[str, Outcome]:
-    """Return the outcomes in the order of the checks."""
-    return {path: outcomes[path] for path in paths if path in outcomes}
+    certificate.outcomes |= {outcome.check: outcome for outcome in outcomes}
+    return [outcome.check for outcome in outcomes if outcome.result is Result.PASS]
 
 
 def _weights(plan: Plan) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError
+from cosydit.certify.check import CheckFailedError, Findings, NotRunError
 from cosydit.certify.context import TEXTS, CheckContext
 from cosydit.cli.download import DEFAULT_LOCK
 from cosydit.stack.checkpoint.download import DownloadError, read_lock
@@ -18,22 +18,8 @@ from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import COSYVOICE2
 from servicekit.file_sums import WEIGHT_SUFFIXES, check_files, sums_path
 
-AREA = "checkpoint"
-PAGE = "checkpoints.md"
 _ROUNDING = 0.01
 """Tolerance as a share of the largest value: bfloat16 keeps 8 bits."""
-
-
-def checks() -> list[Check]:
-    """Return the checks of this area."""
-    return [
-        Check(AREA, "lock", check_lock, PAGE),
-        Check(AREA, "sums", check_sums, PAGE),
-        Check(AREA, "parts", check_parts, PAGE),
-        Check(AREA, "ids", check_ids, PAGE),
-        Check(AREA, "head-bias", check_head_bias, "llm.md"),
-        Check(AREA, "forms", check_forms, "llm.md", timeout_s=900),
-    ]
 
 
 def check_lock(context: CheckContext, found: Findings) -> None:
@@ -63,7 +49,6 @@ def check_parts(context: CheckContext, found: Findings) -> None:
     reports = verify_checkpoint(context.plan.checkpoint_dir)
     problems = [f"{report.name}: {report.problem}" for report in reports if report.problem is not None]
     found.tell("parts", len(reports))
-    found.equals("parts with problems", len(problems), 0)
     if problems:
         raise CheckFailedError("; ".join(problems))
 

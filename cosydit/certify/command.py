@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from servicekit.gpu_host import DEVICES, default_device
+from servicekit.gpu_host import CPU, CUDA, DEVICES, default_device
 
 if TYPE_CHECKING:
     from cosydit.certify.certificate import Certificate
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 PASSED, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
 DEFAULT_OUT = Path("certificate")
-SHORT_LOAD_S = 5.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,9 +32,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--list", action="store_true", help="list the checks and stop")
     parser.add_argument(
         "--resume", action="store_true", help="keep the checks that passed in an earlier run into --out"
-    )
-    parser.add_argument(
-        "--self-test", action="store_true", help="run short checks on the demo voice, then with planted faults"
     )
     parser.add_argument(
         "--device", choices=DEVICES, default=default_device(), help="device of both services (default: a GPU, if any)"
@@ -57,16 +53,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Certify; return 0 if all that could run passed, 1 if something failed, 3 if nothing could run, 2 for bad use."""
-    from cosydit.certify.check import all_checks
-    from cosydit.certify.run import PATH_WIDTH, selected
+    from cosydit.certify.checks import all_checks, selected
     from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
 
     try:
         plan = make_plan(args)
         every = all_checks(plan)
-        checks = list(selected(every, args.only))
+        checks = selected(every, args.only)
         if args.list:
-            print("\n".join(f"{check.path:{PATH_WIDTH}} docs/{check.page}" for check in checks))
+            print("\n".join(f"{check.path:30} docs/{check.page}" for check in checks))
             return PASSED
         certificate, left = _begin(plan, checks, args)
     except (CheckpointMissingError, ValueError) as error:
@@ -74,12 +69,11 @@ def run(args: argparse.Namespace) -> int:
         return USAGE
     with _ended_by_signals():
         _run(plan, every, left, certificate)
-        status = _finish(plan, certificate)
-        return max(status, _self_test(plan, args.only)) if args.self_test else status
+        return _finish(plan, certificate)
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
-    """Read the options; the self-test has its own weights and device.
+    """Read the options.
 
     Raises:
         CheckpointMissingError: the checkpoint is not there.
@@ -90,36 +84,26 @@ def make_plan(args: argparse.Namespace) -> Plan:
     from cosydit.stack.host import find_host
     from cosydit.stack.stack import default_work_dir
     from llm_service.speech_bounds import load_speech_bounds
-    from servicekit.gpu_host import CPU, CUDA
 
-    work_dir = args.work_dir or default_work_dir()
-    checkpoint = resolve_checkpoint(None if args.self_test else args.checkpoint, work_dir)
-    device = CUDA if not args.self_test and find_host(args.device).gpus else CPU
     if args.load_s <= 0 or args.load_streams < 1:
         raise ValueError(f"got --load-s {args.load_s} and --load-streams {args.load_streams}, expected more than 0")
+    if wrong := [text for text in args.set if not all(text.partition("="))]:
+        raise ValueError(f"got --set {wrong[0]!r}, expected NAME=VALUE")
+    device = CUDA if find_host(args.device).gpus else CPU
+    work_dir = args.work_dir or default_work_dir()
+    checkpoint = resolve_checkpoint(args.checkpoint, work_dir)
     return Plan(
         checkpoint_dir=checkpoint.llm_dir.parent.resolve(),
         out_dir=args.out.resolve(),
         work_dir=work_dir.resolve(),
         device=device,
-        is_short=args.self_test,
         golden_dir=args.golden,
         manifest=args.manifest,
-        load_s=SHORT_LOAD_S if args.self_test else args.load_s,
-        load_streams=1 if args.self_test else args.load_streams,
+        load_s=args.load_s,
+        load_streams=args.load_streams,
         is_audible=load_speech_bounds(checkpoint.llm_dir).follows_text is not False,
-        settings=_settings(args.set),
+        settings=dict(text.partition("=")[::2] for text in args.set),
     )
-
-
-def _settings(given: Sequence[str]) -> dict[str, str]:
-    settings = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise ValueError(f"got --set {text!r}, expected NAME=VALUE")
-        settings[name] = value
-    return settings
 
 
 def _begin(plan: Plan, checks: Sequence[Check], args: argparse.Namespace) -> tuple[Certificate, list[Check]]:
@@ -148,17 +132,16 @@ def _run(plan: Plan, every: Sequence[Check], left: Sequence[Check], certificate:
     """Run what is left, a line for each check, the certificate written behind each."""
     from tqdm import tqdm
 
-    from cosydit.certify.certificate import in_order
-    from cosydit.certify.run import describe, run_checks
+    from cosydit.certify.run import run_checks
 
+    paths = [check.path for check in every]
     with tqdm(total=len(left), disable=not sys.stderr.isatty(), leave=False, bar_format="{n}/{total} {desc}") as bar:
 
         def keep(outcome: Outcome) -> None:
-            certificate.outcomes[outcome.path] = outcome
-            certificate.outcomes = in_order(certificate.outcomes, [check.path for check in every])
+            certificate.add(outcome, paths)
             certificate.write(plan.out_dir)
             bar.update()
-            tqdm.write(describe(outcome), file=sys.stdout)
+            tqdm.write(outcome.describe(), file=sys.stdout)
             sys.stdout.flush()
 
         run_checks(plan, left, bar.set_description, keep)
@@ -172,26 +155,7 @@ def _finish(plan: Plan, certificate: Certificate) -> int:
     certificate.write(plan.out_dir)
     page = write_page(certificate, plan.out_dir)
     print(f"{certificate.result.value}: {certificate.counts()}; {plan.out_dir / CERTIFICATE_FILE}, {page}")
-    failed = [outcome for outcome in certificate.outcomes.values() if outcome.result is Result.FAIL]
-    for outcome in failed:
-        print(f"{outcome.path}: see docs/{outcome.page}")
+    for outcome in certificate.outcomes.values():
+        if outcome.result is Result.FAIL:
+            print(f"{outcome.check}: see docs/{outcome.page}")
     return {Result.PASS: PASSED, Result.FAIL: FAILED, Result.NOT_RUN: NOTHING_RAN}[certificate.result]
-
-
-def _self_test(plan: Plan, only: Sequence[str]) -> int:
-    """Plant the faults; return 1 if one was not found."""
-    from cosydit.certify.check import all_checks
-    from cosydit.certify.run import FaultReport, describe, find_faults, wanted_faults
-
-    missed: list[FaultReport] = []
-
-    def tell(report: FaultReport) -> None:
-        if not report.is_found:
-            missed.append(report)
-        verdict = "found" if report.is_found else "MISSED"
-        print(f"{verdict:8} {report.fault.name}: {describe(report.outcome)}", flush=True)
-
-    faults = list(wanted_faults(all_checks(plan), only))
-    find_faults(plan, faults, tell)
-    print(f"{len(faults) - len(missed)} of {len(faults)} planted faults found")
-    return FAILED if missed else PASSED

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,10 +20,6 @@ import numpy.typing as npt
 from cosydit.certify.check import Findings, NotRunError, Plan
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.process import ServiceProcess, ServiceSpec
-from gateway.audio.encoder import open_encoder
-from gateway.audio.formats import AudioFormat, OutputFormat
-from gateway.errors import GatewayError
-from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 T = TypeVar("T")
@@ -40,37 +35,37 @@ TEXTS = (
 VOICE = "default"
 AUDIO_FOLDER = "audio"
 KBIT_PER_S = 32
+PCM16_SCALE = 32768.0
 _FIRST_PORT, _PORTS = 21_000, 9_000
 """Ports to use, below those that Linux gives to outgoing connections: the first, and how many."""
 
 
 class CheckContext:
-    """The plan, and what was opened for the checks that run now."""
+    """The plan, and what was opened for the checks that run now; a context manager that closes it."""
 
-    def __init__(
-        self, plan: Plan, clock: Clock | None = None, on_service: Callable[[int], None] = lambda pid: None
-    ) -> None:
-        """Open nothing yet.
-
-        Args:
-            plan: what is certified.
-            clock: measures.
-            on_service: told of each process group that is started, so that others can end it if we can't.
-        """
+    def __init__(self, plan: Plan) -> None:
+        """Open nothing yet."""
         self.plan = plan
-        """What is certified; replaced while a fault of the checkpoint is planted."""
-        self.fault = ""
-        """Fault that is planted now; empty for none."""
-        self.clock = clock or SystemClock()
-        self._on_service = on_service
         self._opened = ExitStack()
         self._resources: dict[str, Any] = {}
         self._ports = _free_ports(os.getpid())
+
+    def __enter__(self) -> CheckContext:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._resources.clear()
+        self._opened.close()
 
     @property
     def checkpoint(self) -> CheckpointLayout:
         """Where the checkpoint's parts lie."""
         return CheckpointLayout.under(self.plan.checkpoint_dir)
+
+    @property
+    def log_dir(self) -> Path:
+        """Where services that are started here log to."""
+        return self.plan.out_dir / "logs"
 
     def shared(self, name: str, open_it: Callable[[], AbstractContextManager[T]]) -> T:
         """Return what was opened under a name; it stays open until the group ends.
@@ -82,24 +77,14 @@ class CheckContext:
         if isinstance(found, NotRunError):
             raise found
         if found is None:
-            try:
-                found = self._opened.enter_context(open_it())
-            except BaseException:
-                self._resources[name] = NotRunError(f"{name} could not be started; see the check that failed")
-                raise
-            self._resources[name] = found
+            self._resources[name] = NotRunError(f"{name} could not be started; see the check that failed")
+            found = self._resources[name] = self._opened.enter_context(open_it())
         opened: T = found
         return opened
 
     def kept(self, name: str, make: Callable[[], T]) -> T:
         """Return what is made once for the group and needs no closing."""
         return self.shared(name, lambda: nullcontext(make()))
-
-    def end_group(self) -> None:
-        """Close what was shared."""
-        self._resources.clear()
-        opened, self._opened = self._opened, ExitStack()
-        opened.close()
 
     def scratch(self, name: str) -> Path:
         """Return an empty folder that is removed behind the group."""
@@ -111,15 +96,6 @@ class CheckContext:
         """Return free TCP ports of this machine."""
         return [next(self._ports) for _ in range(count)]
 
-    def started(self, pid: int) -> None:
-        """Tell of a process group that was started."""
-        self._on_service(pid)
-
-    @property
-    def log_dir(self) -> Path:
-        """Where services that are started here log to."""
-        return self.plan.out_dir / "logs"
-
     @contextmanager
     def running(self, spec: ServiceSpec, timeout_s: float) -> Iterator[ServiceProcess]:
         """Run one service until the context is left.
@@ -127,11 +103,8 @@ class CheckContext:
         Raises:
             ServiceStartError: it did not become ready; the message ends with its log.
         """
-        with contextlib.suppress(FileNotFoundError):
-            spec.log_path.unlink()
-        service = ServiceProcess(spec)
-        with service:
-            self.started(service.pid)
+        spec.log_path.unlink(missing_ok=True)
+        with ServiceProcess(spec) as service:
             service.wait_ready(timeout_s)
             yield service
 
@@ -144,25 +117,31 @@ def _free_ports(offset: int) -> Iterator[int]:
         port = _FIRST_PORT + number % _PORTS
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 yield port
 
 
 def keep_audio(context: CheckContext, found: Findings, name: str, samples: FloatArray) -> None:
     """Write samples [N] at 24 kHz as Ogg Opus into the certificate's folder; without the `audio` extra, as WAV."""
-    file_name = re.sub(r"[^a-z0-9-]+", "-", name.lower())
-    folder = context.plan.out_dir / AUDIO_FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
+    from gateway.audio.encoder import open_encoder
+    from gateway.audio.formats import AudioFormat, OutputFormat
+    from gateway.errors import GatewayError
+
+    def encoded(form: OutputFormat) -> bytes:
+        with open_encoder(form) as encoder:
+            return encoder.encode(np.clip(np.nan_to_num(samples), -1, 1)) + encoder.finish()
+
     try:
-        audio, suffix = _encoded(samples, OutputFormat(AudioFormat.OPUS, SAMPLE_RATE_HZ, KBIT_PER_S)), "opus"
+        audio, suffix = encoded(OutputFormat(AudioFormat.OPUS, SAMPLE_RATE_HZ, KBIT_PER_S)), "opus"
     except GatewayError:
-        audio, suffix = _encoded(samples, OutputFormat(AudioFormat.WAV)), "wav"
-    path = folder / f"{file_name}.{suffix}"
-    path.write_bytes(audio)
-    found.audio.append(f"{AUDIO_FOLDER}/{path.name}")
+        audio, suffix = encoded(OutputFormat(AudioFormat.WAV)), "wav"
+    file = f"{AUDIO_FOLDER}/{re.sub(r'[^a-z0-9-]+', '-', name.lower())}.{suffix}"
+    (context.plan.out_dir / AUDIO_FOLDER).mkdir(parents=True, exist_ok=True)
+    (context.plan.out_dir / file).write_bytes(audio)
+    found.audio.append(file)
 
 
-def _encoded(samples: FloatArray, form: OutputFormat) -> bytes:
-    with open_encoder(form) as encoder:
-        return encoder.encode(np.clip(np.nan_to_num(samples), -1, 1)) + encoder.finish()
+def samples_of(pieces: list[bytes]) -> FloatArray:
+    """Return 16-bit PCM as samples [N] in +-1."""
+    return np.frombuffer(b"".join(pieces), "<i2").astype(np.float32) / PCM16_SCALE

@@ -12,62 +12,49 @@ import stat
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError
+from cosydit.certify.check import CheckFailedError, Findings, NotRunError
 from cosydit.certify.context import CheckContext
 from cosydit.stack.mps import PROGRAM, SYSTEM_PIPES
+from cosydit.stack.process import answers_ok
 from servicekit.extras import install_command
-from servicekit.gpu_host import MPS_CONTROL, MPS_VARIABLE, missing_for_kernels, serves_user
+from servicekit.gpu_host import (
+    MIB,
+    MPS_CONTROL,
+    MPS_VARIABLE,
+    GpuFacts,
+    missing_for_kernels,
+    read_gpus,
+    run_program,
+    serves_user,
+)
 
-AREA = "host"
-COMMAND_TIMEOUT_S = 30.0
 IMPORT_TIMEOUT_S = 180.0
 MIN_DRIVERS = (((13, 0), 580), ((12, 0), 525), ((11, 8), 520))
 """CUDA release and later -> the least driver branch for Linux, by NVIDIA's table of minor version compatibility."""
 MIN_CAPABILITY = 8.0
 """Least compute capability: the fused kernels and bfloat16 need Ampere."""
 MIN_SHM_MIB = 64
-MIN_FREE_GIB = 6.0
-"""Free GPU memory beyond the weights: pool, graphs, voices and two CUDA contexts."""
-GIB, MIB = 1024**3, 1024**2
+MIN_RAM_GIB, MIN_FREE_GIB = 1.0, 6.0
+"""Least RAM on a CPU; free GPU memory beyond the weights: pool, graphs, voices and two CUDA contexts."""
+GIB = 1024**3
 HUBS = ("https://huggingface.co", "https://www.modelscope.cn")
 _HUB_TIMEOUT_S = 5.0
 _NEEDED = ("torch", "transformers", "onnxruntime", "soundfile", "scipy.signal", "tritonclient.grpc", "tokenizers")
-_NEEDED_SHORT = ("torch", "onnxruntime", "tokenizers")
 _NEEDED_ON_GPU = ("triton",)
 _OPTIONAL = ("vllm", "tensorrt_llm", "tensorrt", "s3tokenizer", "torchaudio")
 _SHOWN_CHARACTERS = 600
 
 
-def checks() -> list[Check]:
-    """Return the checks of this area."""
-    gpu, cpu = "quick-start-gpu.md", "quick-start-cpu.md"
-    return [
-        Check(AREA, "driver", check_driver, gpu),
-        Check(AREA, "gpu", check_gpu, gpu),
-        Check(AREA, "compiler", check_compiler, gpu),
-        Check(AREA, "imports", check_imports, cpu, timeout_s=900),
-        Check(AREA, "memory", check_memory, gpu),
-        Check(AREA, "mps", check_mps, "performance.md"),
-        Check(AREA, "shared-memory", check_shared_memory, "docker.md"),
-        Check(AREA, "tritonserver", check_tritonserver, "troubleshooting.md"),
-        Check(AREA, "docker", check_docker, "docker.md"),
-        Check(AREA, "hubs", check_hubs, "checkpoints.md"),
-    ]
-
-
 def check_driver(context: CheckContext, found: Findings) -> None:
     """The driver is new enough for the CUDA that torch was built for."""
-    line = _gpu_lines("driver_version")[0]
-    branch = int(line.partition(".")[0])
+    line = _gpus()[0].driver
     cuda = torch_cuda_version()
-    needed = min_driver(cuda)
     found.note(f"driver {line}; torch is built for {'CUDA ' + cuda if cuda else 'CPUs alone'}")
-    found.at_least("driver branch", branch, needed)
+    found.at_least("driver branch", int(line.partition(".")[0]), min_driver(cuda))
 
 
 def min_driver(cuda: str | None) -> int:
@@ -88,8 +75,8 @@ def torch_cuda_version() -> str | None:
 
 def check_gpu(context: CheckContext, found: Findings) -> None:
     """Torch sees the GPU, and the GPU can run the kernels."""
-    for line in _gpu_lines("name,memory.total,mig.mode.current,compute_mode"):
-        found.note(line)
+    for gpu in _gpus():
+        found.note(f"{gpu.name}{', a MIG slice' if gpu.is_slice else ''}, {gpu.memory_mib} MiB")
     program = (
         "import json, torch; d = torch.cuda.get_device_capability(); f, t = torch.cuda.mem_get_info(); "
         "x = torch.ones(64, 64, device='cuda'); assert float((x @ x).sum()) == 64 ** 3; "
@@ -113,30 +100,28 @@ def check_compiler(context: CheckContext, found: Findings) -> None:
 
 def check_imports(context: CheckContext, found: Findings) -> None:
     """What the services load can be loaded, each in a process of its own."""
-    needed = _NEEDED_SHORT if context.plan.is_short else _NEEDED + (_NEEDED_ON_GPU if context.plan.is_gpu else ())
-    optional = () if context.plan.is_short else tuple(name for name in _OPTIONAL if importlib.util.find_spec(name))
+    optional = (name for name in _OPTIONAL if importlib.util.find_spec(name))
+    names = (*_NEEDED, *(_NEEDED_ON_GPU if context.plan.is_gpu else ()), *optional)
     with ThreadPoolExecutor(2) as pool:
-        reports = dict(zip((*needed, *optional), pool.map(_import_seconds, (*needed, *optional)), strict=True))
-    broken = {name: report for name, report in reports.items() if isinstance(report, str)}
+        reports = dict(zip(names, pool.map(_import_seconds, names), strict=True))
+    broken = [f"{name}: {report}" for name, report in reports.items() if isinstance(report, str)]
     for name, report in reports.items():
         if not isinstance(report, str):
             found.tell(f"import {name}", report, "s")
     if broken:
-        told = "; ".join(f"{name}: {report}" for name, report in broken.items())
-        raise CheckFailedError(f"{told}. Install again with: {install_command('demo')}")
+        raise CheckFailedError(f"{'; '.join(broken)}. Install again with: {install_command('demo')}")
 
 
 def check_memory(context: CheckContext, found: Findings) -> None:
     """The GPU has room for the weights, the streams' pool and the graphs."""
-    if not context.plan.is_gpu:
-        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        found.tell("RAM", pages / GIB, "GiB")
-        found.at_least("RAM beyond the weights", (pages - _weight_bytes(context)) / GIB, 1.0, "GiB")
-        return
-    free_mib = max(float(line) for line in _gpu_lines("memory.free", units=False))
-    weights_gib = _weight_bytes(context) / GIB
-    found.tell("weights", weights_gib, "GiB")
-    found.at_least("free GPU memory beyond the weights", free_mib * MIB / GIB - weights_gib, MIN_FREE_GIB, "GiB")
+    folders = (context.checkpoint.token2wav_dir, context.checkpoint.llm_dir)
+    weights = sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+    found.tell("weights", weights / GIB, "GiB")
+    if context.plan.is_gpu:
+        free, name, least = max(gpu.free_mib for gpu in _gpus()) * MIB, "free GPU memory", MIN_FREE_GIB
+    else:
+        free, name, least = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "RAM", MIN_RAM_GIB
+    found.at_least(f"{name} beyond the weights", (free - weights) / GIB, least, "GiB")
 
 
 def check_mps(context: CheckContext, found: Findings) -> None:
@@ -193,36 +178,28 @@ def check_docker(context: CheckContext, found: Findings) -> None:
 
 def check_hubs(context: CheckContext, found: Findings) -> None:
     """The hubs of models can be reached."""
-    if context.plan.is_short:
-        raise NotRunError("the self-test asks nothing of the network")
-    reached = [hub for hub in HUBS if _answers(hub, found)]
+    reached = [hub for hub in HUBS if answers_ok(hub, _HUB_TIMEOUT_S)]
     if not reached:
         raise NotRunError("no hub can be reached; the official checkpoint can't be fetched here")
     found.note(f"reached: {', '.join(reached)}")
 
 
-def _gpu_lines(fields: str, units: bool = True) -> list[str]:
+def _gpus() -> tuple[GpuFacts, ...]:
     """Ask the driver.
 
     Raises:
         NotRunError: it lists no GPU.
     """
-    form = "csv,noheader" if units else "csv,noheader,nounits"
-    told = _output(["nvidia-smi", f"--query-gpu={fields}", f"--format={form}"])
-    lines = [line.strip() for line in (told or "").splitlines() if line.strip()]
-    if not lines:
-        raise NotRunError("nvidia-smi lists no GPU")
-    return lines
+    if gpus := read_gpus():
+        return gpus
+    raise NotRunError("nvidia-smi lists no GPU")
 
 
 def _output(command: Sequence[str]) -> str | None:
-    if shutil.which(command[0]) is None:
-        return None
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True)
+        return run_program(command)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout
 
 
 def _run_python(program: str) -> str:
@@ -242,11 +219,6 @@ def _import_seconds(name: str) -> float | str:
     except (CheckFailedError, subprocess.TimeoutExpired) as error:
         return str(error)
     return time.perf_counter() - began
-
-
-def _weight_bytes(context: CheckContext) -> int:
-    folders = (context.checkpoint.token2wav_dir, context.checkpoint.llm_dir)
-    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
 
 
 def _processes(name: str) -> Iterator[int]:
@@ -269,12 +241,3 @@ def _is_answered(control: Path) -> bool:
     except OSError as error:
         return error.errno == errno.EACCES
     return True
-
-
-def _answers(url: str, found: Findings) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=_HUB_TIMEOUT_S):
-            return True
-    except (OSError, ValueError) as error:
-        found.note(f"{url}: {error}")
-        return False

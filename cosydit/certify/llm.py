@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,77 +24,45 @@ import numpy as np
 import numpy.typing as npt
 from prometheus_client.parser import text_string_to_metric_families
 
-from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError
+from cosydit.certify.check import CheckFailedError, Findings, NotRunError
+from cosydit.certify.checks import LLM_PROGRAMS
 from cosydit.certify.context import TEXTS, VOICE, CheckContext
-from cosydit.certify.faults import server_program
 from cosydit.stack.host import find_host, llm_arguments, preset_of, served_form
 from cosydit.stack.process import ServiceSpec, read_json
 from gateway.core import Sampling, Utterance
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.wire import LLMWire
-from llm_service.backends.trtllm import PROGRAM as TRTLLM_PROGRAM
-from llm_service.backends.vllm import PROGRAM as VLLM_PROGRAM
 from llm_service.config import LLMBackend
-from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
+from llm_service.export.check_server import Question, gap_below_best, source_questions
 from llm_service.speech_head import read_speech_head
 from llm_service.text_encoder import TextEncoder, load_text_encoder
 from llm_service.vocab import SPEECH_TOKEN_COUNT, SPEECH_TOKENS_PER_SECOND, SpeechVocabulary
 from token2wav_service.checkpoint.family import open_features
 from token2wav_service.features.audio import load_prompt_audio
 
-AREA = "llm"
-PAGE = "llm.md"
 START_TIMEOUT_S = 600.0
 REQUEST_TIMEOUT_S = 120.0
-GREEDY_TOKENS, SHORT_GREEDY_TOKENS = 12, 6
+GREEDY_TOKENS = 12
 """Number of tokens asked one by one for each text."""
 GREEDY_ANSWER_TOKENS = 48
 TOLERATED_GAP = 1.0
 """Logits by which a choice may be below the float32 model's best: half precision changes near ties."""
 LEAST_EQUAL = 0.75
 """Share of choices that must be the float32 model's own."""
-SHIFTS = range(-4, 5)
 LEAST_MARGIN = 0.5
 """Logits by which the bias must decide between two tokens: more than half precision changes."""
 LITTLE_PENALTY, MUCH_PENALTY = 1.0, 5.0
 EXACT_TOKENS = 40
-AT_ONCE, SHORT_AT_ONCE = 64, 8
+AT_ONCE = 64
 CANCELLED = 4
 LONG_TOKENS = 1500
 FREED_WITHIN_S = 10.0
 POLL_S = 0.05
 _RUNNING = ("cosydit_llm_requests_running", "vllm:num_requests_running", "trtllm_num_requests_running")
-_PROGRAMS = {LLMBackend.VLLM: VLLM_PROGRAM, LLMBackend.TRTLLM: TRTLLM_PROGRAM}
+SERVICE = ["-m", "llm_service"]
 _METRICS = {LLMBackend.TRTLLM: "/prometheus/metrics"}
 
 FloatArray = npt.NDArray[np.float32]
-
-
-def checks(is_gpu: bool) -> list[Check]:
-    """Return the checks of every backend; of one that is not installed, only that it does not start."""
-    backends = [LLMBackend.EMBEDDED] + ([LLMBackend.VLLM, LLMBackend.TRTLLM] if is_gpu else [])
-    return [check for backend in backends for check in _checks_of(backend)]
-
-
-def _checks_of(backend: LLMBackend) -> Iterator[Check]:
-    named = {
-        "start": check_start,
-        "ids": check_ids,
-        "finish-reasons": check_finish_reasons,
-        "token-offset": check_token_offset,
-        "head-bias": check_head_bias,
-        "penalty": check_penalty,
-        "repetition": check_repetition,
-        "seeds": check_seeds,
-        "cancel": check_cancel,
-        "at-once": check_at_once,
-    }
-    program = _PROGRAMS.get(backend)
-    if program is not None and shutil.which(program) is None:
-        named = {"start": check_start}
-    for name, run in named.items():
-        timeout_s = 2 * START_TIMEOUT_S if name in ("start", "token-offset", "at-once") else START_TIMEOUT_S
-        yield Check(AREA, f"{backend.value}/{name}", partial(run, backend=backend), PAGE, timeout_s)
 
 
 @dataclass(frozen=True)
@@ -142,38 +111,38 @@ class Answer:
     total_s: float
 
 
-def server(context: CheckContext, backend: LLMBackend) -> Server:
+def server(context: CheckContext, backend: str) -> Server:
     """Return the backend's server, started by the first check that asks."""
-    return context.shared(f"llm/{backend.value}", partial(_serving, context, backend))
+    return context.shared(f"llm/{backend}", partial(_serving, context, LLMBackend(backend)))
 
 
-def check_start(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+def check_start(context: CheckContext, found: Findings, backend: str) -> None:
     """The service starts, and says which model it serves."""
-    program = _PROGRAMS.get(backend)
+    program = LLM_PROGRAMS[backend]
     if program is not None and shutil.which(program) is None:
-        raise NotRunError(f"{program} is not on PATH: {backend.value} is not installed in this environment")
+        raise NotRunError(f"{program} is not on PATH: {backend} is not installed in this environment")
     running = server(context, backend)
     found.tell("ready after", running.ready_s, "s")
-    found.note(f"model {running.model}, backend {backend.value}")
+    found.note(f"model {running.model}, backend {backend}")
 
 
-def check_ids(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+def check_ids(context: CheckContext, found: Findings, backend: str) -> None:
     """The gateway's request brings speech tokens and nothing else, as many as the text needs."""
     asked = server(context, backend)
-    answers = _ask(asked, _texts(context), seed=1)
+    answers = _ask(asked, TEXTS, seed=1)
     lengths = [len(answer.speech_ids) for answer in answers]
     found.equals("ids outside 0..6560", sum(not 0 <= i < SPEECH_TOKEN_COUNT for a in answers for i in a.speech_ids), 0)
     found.at_least("tokens of the shortest answer", min(lengths), 1)
-    letters = [len(text) for text in _texts(context)]
+    letters = [len(text) for text in TEXTS]
     rates = [length / count for length, count in zip(lengths, letters, strict=True)]
     found.tell("tokens a letter", statistics.mean(rates))
     found.tell("different tokens", len({token for answer in answers for token in answer.speech_ids}))
 
 
-def check_finish_reasons(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+def check_finish_reasons(context: CheckContext, found: Findings, backend: str) -> None:
     """An answer ends by itself or at max_tokens, says which, and never before min_tokens."""
     asked = server(context, backend)
-    reasons = [answer.finish_reason for answer in _ask(asked, _texts(context), seed=2)]
+    reasons = [answer.finish_reason for answer in _ask(asked, TEXTS, seed=2)]
     found.equals("reasons that are neither stop nor length", sum(r not in ("stop", "length") for r in reasons), 0)
     if context.plan.is_audible:
         found.at_least("answers that ended by themselves", reasons.count("stop"), 1)
@@ -183,45 +152,35 @@ def check_finish_reasons(context: CheckContext, found: Findings, backend: LLMBac
     found.equals("of them said to have ended at the bound", int(reason == "length"), 1)
 
 
-@dataclass(frozen=True)
-class Question:
-    """A prompt, and what the float32 model answers."""
-
-    prompt: list[int]
-    """Prompt as LLM ids."""
-    logits: FloatArray
-    """Logits after the prompt, [rows]."""
-
-
-def check_token_offset(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+def check_token_offset(context: CheckContext, found: Findings, backend: str) -> None:
     """Greedy answers are the float32 model's; where they are not, says whether all ids are shifted."""
     asked = server(context, backend)
-    questions, choices = _greedy(context, asked)
-    best = [int(question.logits.argmax()) for question in questions]
-    gaps = [_gap(q.logits, row) for q, row in zip(questions, choices, strict=True)]
-    equal = sum(gap == 0 for gap in gaps) / len(gaps)
+    questions = _questions(context, asked)
+    choices = [_choice(asked, question) for question in questions]
+    gaps = [gap_below_best(q, ids, asked.vocabulary) for q, ids in zip(questions, choices, strict=True)]
     found.tell("questions", len(questions))
-    found.at_least("share of the float32 model's own choices", equal, LEAST_EQUAL)
+    found.at_least("share of the float32 model's own choices", gaps.count(0.0) / len(gaps), LEAST_EQUAL)
     found.at_most("worst choice below its best", max(gaps), TOLERATED_GAP, "logits")
-    shifts = {s: sum(row is not None and row - s == b for row, b in zip(choices, best, strict=True)) for s in SHIFTS}
-    shift = max(shifts, key=lambda s: shifts[s])
-    if shift and shifts[shift] > LEAST_EQUAL * len(questions):
+    best = [int(question.logits.argmax()) + asked.vocabulary.first_id for question in questions]
+    shifts = Counter(ids[0] - own for ids, own in zip(choices, best, strict=True) if ids)
+    shift, count = shifts.most_common(1)[0] if shifts else (0, 0)
+    if shift and count > LEAST_EQUAL * len(questions):
         raise CheckFailedError(f"every id is off by {shift:+d}: wrong token offset in the server or its tokenizer")
 
 
-def check_head_bias(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+def check_head_bias(context: CheckContext, found: Findings, backend: str) -> None:
     """Where the head's bias decides between two tokens, the server answers with it."""
     asked = server(context, backend)
     bias = read_speech_head(context.checkpoint.llm_dir).bias.float().numpy()
-    questions, _ = _greedy(context, asked)
+    questions = _questions(context, asked)
     pairs = [(question, *_decided_by(question.logits, bias)) for question in questions]
     clear = [(question, right, wrong) for question, right, wrong, margin in pairs if margin >= LEAST_MARGIN]
     found.tell("answers that the bias decides", len(clear))
     if not clear:
         raise NotRunError("the bias is too small to decide any answer")
-    choices = [_choice(asked, question, (right, wrong)) for question, right, wrong in clear]
-    without = sum(row != right for row, (_, right, _) in zip(choices, clear, strict=True)) / len(clear)
-    found.at_most("share of them as if there were none", without, 1 - LEAST_EQUAL)
+    drawn = [_of_two(asked, question, (right, wrong)) for question, right, wrong in clear]
+    without = sum(row != right for row, (_, right, _) in zip(drawn, clear, strict=True)) / len(clear)
+    found.tell("share of them as if there were none", without)
     if without > 1 - LEAST_EQUAL:
         raise CheckFailedError(
             f"{without:.0%} of {len(clear)} answers are those of a head without its bias: the bias was dropped; serve "
@@ -238,35 +197,32 @@ def _decided_by(logits: FloatArray, bias: FloatArray) -> tuple[int, int, float]:
     return right, wrong, float(margins[right])
 
 
-def _choice(asked: Server, question: Question, rows: Sequence[int] = (), penalty: float = LITTLE_PENALTY) -> int | None:
-    """Return the row that the server draws greedily, of these alone if there are any; None for an end token."""
-    first_id = asked.vocabulary.first_id
-    only = {"allowed_token_ids": [first_id + row for row in rows]} if rows else {}
-    if rows and asked.backend is LLMBackend.TRTLLM:
+def _choice(asked: Server, question: Question, **flags: Any) -> list[int]:
+    """Return the id that the server draws greedily after a prompt; none for an end token."""
+    one = {"temperature": 0.0, "repetition_penalty": LITTLE_PENALTY, "max_tokens": 1, "min_tokens": 0}
+    return asked.ids(asked.body(TEXTS[0], **one) | {"prompt": list(question.prompt)} | flags)[0]
+
+
+def _of_two(asked: Server, question: Question, rows: Sequence[int], **flags: Any) -> int | None:
+    """Return the row that the server draws of these alone; None for an end token."""
+    if asked.backend is LLMBackend.TRTLLM:
         raise NotRunError("trtllm-serve takes no allowed_token_ids, so that two tokens can't be compared")
-    flags = {"temperature": 0.0, "repetition_penalty": penalty, "max_tokens": 1, "min_tokens": 0}
-    ids, _ = asked.ids(asked.body(TEXTS[0], **flags) | {"prompt": question.prompt} | only)
+    first_id = asked.vocabulary.first_id
+    ids = _choice(asked, question, allowed_token_ids=[first_id + row for row in rows], **flags)
     return ids[0] - first_id if ids else None
 
 
-def check_penalty(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+def check_penalty(context: CheckContext, found: Findings, backend: str) -> None:
     """The repetition penalty is applied: a large one changes a greedy answer."""
     asked = server(context, backend)
-    answers = [
-        asked.ids(
-            asked.body(
-                TEXTS[0],
-                temperature=0.0,
-                repetition_penalty=penalty,
-                min_tokens=GREEDY_ANSWER_TOKENS,
-                max_tokens=GREEDY_ANSWER_TOKENS,
-            )
-        )[0]
+    flags = {"temperature": 0.0, "min_tokens": GREEDY_ANSWER_TOKENS, "max_tokens": GREEDY_ANSWER_TOKENS}
+    plain, penalised = (
+        asked.ids(asked.body(TEXTS[0], repetition_penalty=penalty, **flags))[0]
         for penalty in (LITTLE_PENALTY, MUCH_PENALTY)
-    ]
-    changed = _differences(*answers)
-    found.tell("repeated tokens without a penalty", len(answers[0]) - len(set(answers[0])))
-    found.tell("repeated tokens with a penalty of 5", len(answers[1]) - len(set(answers[1])))
+    )
+    changed = _differences(plain, penalised)
+    found.tell("repeated tokens without a penalty", len(plain) - len(set(plain)))
+    found.tell("repeated tokens with a penalty of 5", len(penalised) - len(set(penalised)))
     found.tell("tokens that the penalty changes", changed)
     if not changed:
         # Perhaps no token was likely twice, so test a case where the likelier of two tokens was heard before.
@@ -274,11 +230,12 @@ def check_penalty(context: CheckContext, found: Findings, backend: LLMBackend) -
 
 
 def _check_penalty_of_heard(context: CheckContext, asked: Server) -> None:
-    questions, _ = _greedy(context, asked)
-    heard, other, margin = _decided_by_penalty(questions[0], asked.vocabulary)
+    question = _questions(context, asked)[0]
+    heard, other, margin = _decided_by_penalty(question, asked.vocabulary)
     if margin < LEAST_MARGIN:
         raise NotRunError("no token would come twice, so that a penalty has nothing to change")
-    drawn = [_choice(asked, questions[0], (heard, other), penalty) for penalty in (LITTLE_PENALTY, MUCH_PENALTY)]
+    pair = (heard, other)
+    drawn = [_of_two(asked, question, pair, repetition_penalty=each) for each in (LITTLE_PENALTY, MUCH_PENALTY)]
     if drawn != [heard, other]:
         raise CheckFailedError("repetition_penalty 1 and 5 give the same greedy answer: the sampler applies no penalty")
 
@@ -298,12 +255,12 @@ def _decided_by_penalty(question: Question, vocabulary: SpeechVocabulary) -> tup
     return heard, other, float(margins[other])
 
 
-def check_repetition(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+def check_repetition(context: CheckContext, found: Findings, backend: str) -> None:
     """Sampling is repetition-aware: of two possible tokens, the one just drawn is not drawn again."""
     asked = server(context, backend)
-    if backend is LLMBackend.TRTLLM:
+    if asked.backend is LLMBackend.TRTLLM:
         raise NotRunError("trtllm-serve has no repetition-aware sampling")
-    questions, _ = _greedy(context, asked)
+    questions = _questions(context, asked)
     repeated = sum(first == second for first, second in (_two_of_two(asked, question) for question in questions))
     found.tell("answers", len(questions))
     found.equals("answers that repeat their first token at once", repeated, 0)
@@ -319,13 +276,13 @@ def _two_of_two(asked: Server, question: Question) -> tuple[int, int]:
     likeliest = np.argsort(question.logits[:SPEECH_TOKEN_COUNT])[-2:]
     only = [asked.vocabulary.first_id + int(row) for row in likeliest]
     flags = {"top_k": 1, "repetition_penalty": LITTLE_PENALTY, "max_tokens": 2, "min_tokens": 2}
-    ids, _ = asked.ids(asked.body(TEXTS[0], **flags) | {"prompt": question.prompt, "allowed_token_ids": only})
+    ids, _ = asked.ids(asked.body(TEXTS[0], **flags) | {"prompt": list(question.prompt), "allowed_token_ids": only})
     if len(ids) != 2 or not set(ids) <= set(only):
         raise CheckFailedError(f"asked for two of the ids {only}, the server answered {ids}")
     return ids[0], ids[1]
 
 
-def check_seeds(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+def check_seeds(context: CheckContext, found: Findings, backend: str) -> None:
     """Equal seeds give equal answers, others don't."""
     asked = server(context, backend)
     first, again, other = (_ask(asked, TEXTS[:1], seed=seed)[0].speech_ids for seed in (7, 7, 8))
@@ -333,12 +290,12 @@ def check_seeds(context: CheckContext, found: Findings, backend: LLMBackend) -> 
     found.at_least("tokens that differ with another seed", _differences(first, other), 1)
 
 
-def check_cancel(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+def check_cancel(context: CheckContext, found: Findings, backend: str) -> None:
     """A caller who hangs up frees the slot."""
     asked = server(context, backend)
     before = _running(asked)
     if before is None:
-        raise NotRunError(f"{backend.value} shows no number of running requests at {_metrics_url(asked)}")
+        raise NotRunError(f"{backend} shows no number of running requests at {_metrics_url(asked)}")
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(httpx.Client(timeout=REQUEST_TIMEOUT_S, trust_env=False))
         body = asked.body(TEXTS[0], min_tokens=LONG_TOKENS, max_tokens=LONG_TOKENS)
@@ -354,7 +311,7 @@ def check_cancel(context: CheckContext, found: Findings, backend: LLMBackend) ->
     found.at_most("freed after", time.perf_counter() - began, FREED_WITHIN_S, "s")
 
 
-def check_at_once(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+def check_at_once(context: CheckContext, found: Findings, backend: str) -> None:
     """Many requests at once all end well; says how fast one and all of them are."""
     asked = server(context, backend)
     alone = _ask(asked, TEXTS[:1], seed=3)[0]
@@ -364,11 +321,10 @@ def check_at_once(context: CheckContext, found: Findings, backend: LLMBackend) -
         found.at_least("tokens a second, alone", spoken, SPEECH_TOKENS_PER_SECOND)
     else:
         found.tell("tokens a second, alone", spoken)
-    count = SHORT_AT_ONCE if context.plan.is_short else AT_ONCE
     began = time.perf_counter()
-    answers = _ask(asked, [TEXTS[i % len(TEXTS)] for i in range(count)], seed=4)
+    answers = _ask(asked, [TEXTS[i % len(TEXTS)] for i in range(AT_ONCE)], seed=4)
     seconds = time.perf_counter() - began
-    found.equals(f"answers of {count} requests at once", len(answers), count)
+    found.equals(f"answers of {AT_ONCE} requests at once", len(answers), AT_ONCE)
     found.tell("tokens a second, all together", sum(len(a.speech_ids) for a in answers) / seconds)
     found.series["first token (ms), all at once"] = sorted(1000 * answer.first_s for answer in answers)
 
@@ -377,7 +333,7 @@ def check_at_once(context: CheckContext, found: Findings, backend: LLMBackend) -
 def _serving(context: CheckContext, backend: LLMBackend) -> Iterator[Server]:
     model_dir = served_form(context.checkpoint.llm_dir, backend.value, context.plan.work_dir)
     host, port = find_host(context.plan.device), context.ports(1)[0]
-    command = [sys.executable, *server_program(context.fault), "--backend", backend.value]
+    command = [sys.executable, *SERVICE, "--backend", backend.value]
     command += ["--model-dir", str(model_dir), "--port", str(port)]
     command += llm_arguments(preset_of(host), backend.value, shared=True) if host.gpus else ()
     url = f"http://127.0.0.1:{port}"
@@ -395,17 +351,8 @@ def _voice(context: CheckContext) -> Utterance:
     folder = context.checkpoint.voices_dir
     transcript = (folder / f"{VOICE}.txt").read_text("utf-8").strip()
     samples = load_prompt_audio((folder / f"{VOICE}.wav").read_bytes())
-    tokens = voice_tokens(context, samples, "cpu")
+    tokens = open_features(context.checkpoint.token2wav_dir, 1, "cpu").tokens(samples)
     return Utterance("", transcript, tuple(int(token) for token in tokens))
-
-
-def voice_tokens(context: CheckContext, samples: FloatArray, device: str) -> npt.NDArray[np.int64]:
-    """Return the speech tokens [T] of a prompt [N] at 16 kHz."""
-    return open_features(context.checkpoint.token2wav_dir, 1, device).tokens(samples)
-
-
-def _texts(context: CheckContext) -> tuple[str, ...]:
-    return TEXTS[:2] if context.plan.is_short else TEXTS
 
 
 def _ask(asked: Server, texts: Sequence[str], seed: int) -> list[Answer]:
@@ -434,40 +381,14 @@ async def _answer(client: SpeechLMClient, asked: Server, text: str, seed: int) -
     return Answer(tuple(ids), reason, first_s, time.perf_counter() - began)
 
 
-def _greedy(context: CheckContext, asked: Server) -> tuple[list[Question], list[int | None]]:
-    """Return the float32 model's logits after each of its own next tokens, and the server's choices there."""
-    return context.shared(f"llm/{asked.backend.value}/greedy", partial(_asked_greedily, context, asked))
+def _questions(context: CheckContext, asked: Server) -> list[Question]:
+    """Return the gateway's prompts with the float32 model's logits, after each of its own next tokens too."""
 
+    def ask_the_model() -> list[Question]:
+        prompts = [asked.body(text)["prompt"] for text in TEXTS]
+        return list(source_questions(context.checkpoint.llm_dir, prompts, GREEDY_TOKENS))
 
-@contextmanager
-def _asked_greedily(context: CheckContext, asked: Server) -> Iterator[tuple[list[Question], list[int | None]]]:
-    questions = list(_questions(context, asked))
-    choices = [_choice(asked, question) for question in questions]
-    yield questions, choices
-
-
-def _questions(context: CheckContext, asked: Server) -> Iterator[Question]:
-    model = SpeechLanguageModel.load(context.checkpoint.llm_dir, "cpu", "float32")
-    count = SHORT_GREEDY_TOKENS if context.plan.is_short else GREEDY_TOKENS
-    prompts = [list(asked.body(text)["prompt"]) for text in _texts(context)]
-    longest = max(map(len, prompts)) + count
-    model.allocate_cache(model.cache_shape(1, longest), rows_per_forward=1)
-    for ids in prompts:
-        logits = model.prefill(0, ids)
-        for _ in range(count):
-            yield Question(list(ids), logits)
-            row = int(logits.argmax())
-            if row >= SPEECH_TOKEN_COUNT:
-                break
-            ids.append(model.vocabulary.first_id + row)
-            logits = model.decode([DecodeRow(0, ids[-1], len(ids) - 1)])[0]
-
-
-def _gap(logits: FloatArray, row: int | None) -> float:
-    """Return how far a choice lies below the best; None is an end token, and what is no row is infinitely far."""
-    if row is None:
-        return float(logits.max() - logits[SPEECH_TOKEN_COUNT:].max())
-    return float(logits.max() - logits[row]) if 0 <= row < len(logits) else float("inf")
+    return context.kept("llm/questions", ask_the_model)
 
 
 def _differences(first: Sequence[int], second: Sequence[int]) -> int:

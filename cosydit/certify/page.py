@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cosydit.bench.plot import figure_class
-from cosydit.bench.types import BenchmarkError
 from cosydit.certify.certificate import Certificate
 from cosydit.certify.check import Outcome, Result
 from servicekit.files import write_text
 
 PAGE_FILE = "certificate.html"
-DOCUMENTATION = "docs/"
 _COLOURS = {Result.PASS: "#1a7f37", Result.FAIL: "#cf222e", Result.NOT_RUN: "#6e7781"}
-_PLOT_INCHES = (7, 2.6)
-_MANY_BARS = 4
-"""Number of figures of one unit from which they are drawn as bars."""
+_WIDTH, _HEIGHT = 640, 120
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #1f2328 }
 table { border-collapse: collapse; width: 100% } td, th { border-bottom: 1px solid #d0d7de; padding: .3rem .5rem;
@@ -31,7 +24,7 @@ padding: .6rem; font-size: 12px } img { max-width: 100% } .outside { color: #cf2
 
 
 def write_page(certificate: Certificate, out_dir: Path) -> Path:
-    """Write the page whole; plots are left out where matplotlib is not installed."""
+    """Write the page whole."""
     path = out_dir / PAGE_FILE
     write_text(path, "\n".join(_page(certificate)))
     return path
@@ -45,11 +38,7 @@ def _page(certificate: Certificate) -> Iterator[str]:
     yield from _told("Settings", certificate.settings)
     yield from _told("Environment", certificate.environment)
     yield from _overview(list(certificate.outcomes.values()))
-    area = ""
     for outcome in certificate.outcomes.values():
-        if outcome.path.partition("/")[0] != area:
-            area = outcome.path.partition("/")[0]
-            yield f"<h2>{_text(area)}</h2>"
         yield from _check(outcome)
     yield "</html>"
 
@@ -57,17 +46,17 @@ def _page(certificate: Certificate) -> Iterator[str]:
 def _overview(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield "<table><tr><th>check<th>result<th>seconds<th></tr>"
     for outcome in outcomes:
-        link = f"<a href='#{_anchor(outcome)}'>{_text(outcome.path)}</a>"
+        link = f"<a href='#{_anchor(outcome)}'>{_text(outcome.check)}</a>"
         yield f"<tr><td>{link}<td>{_badge(outcome.result)}<td>{outcome.seconds:.1f}<td>{_text(outcome.reason)}</tr>"
     yield "</table>"
 
 
 def _check(outcome: Outcome) -> Iterator[str]:
-    yield f"<h3 id='{_anchor(outcome)}'>{_text(outcome.path)} {_badge(outcome.result)}</h3>"
+    yield f"<h3 id='{_anchor(outcome)}'>{_text(outcome.check)} {_badge(outcome.result)}</h3>"
     if outcome.reason:
         yield f"<p>{_text(outcome.reason)}</p>"
     if outcome.result is Result.FAIL:
-        yield f"<p>How to mend it: {_text(DOCUMENTATION + outcome.page)}</p>"
+        yield f"<p>How to mend it: docs/{_text(outcome.page)}</p>"
     if outcome.figures:
         yield "<table>"
         for each in outcome.figures:
@@ -76,39 +65,20 @@ def _check(outcome: Outcome) -> Iterator[str]:
             yield f"<tr{style}><td>{_text(each.name)}<td>{_text(value)}<td>{_text(each.bound)}</tr>"
         yield "</table>"
     yield from (f"<p>{_text(name)}<br><audio controls src='{_text(name)}'></audio></p>" for name in outcome.audio)
-    yield from _plots(outcome)
+    yield from (_plot(name, values) for name, values in outcome.series.items())
     yield from (f"<p>{_text(note)}</p>" for note in outcome.notes)
     if outcome.log_tail:
         yield f"<details><summary>log</summary><pre>{_text(outcome.log_tail)}</pre></details>"
 
 
-def _plots(outcome: Outcome) -> Iterator[str]:
-    try:
-        make = figure_class()
-    except BenchmarkError:
-        return
-    for name, values in outcome.series.items():
-        yield _drawn(make, name, lambda axes, values=values: axes.plot(values, marker=".", linewidth=1))
-    by_unit: dict[str, list[tuple[str, float]]] = {}
-    for figure in outcome.figures:
-        by_unit.setdefault(figure.unit, []).append((figure.name, figure.value))
-    for unit, bars in by_unit.items():
-        if unit and len(bars) >= _MANY_BARS:
-            yield _drawn(make, unit, lambda axes, bars=bars: axes.barh(*zip(*bars[::-1], strict=True)), len(bars))
-
-
-def _drawn(make: Any, title: str, draw: Any, rows: int = 0) -> str:
-    width, height = _PLOT_INCHES
-    figure = make(figsize=(width, max(height, 0.2 * rows)), layout="constrained")
-    axes = figure.subplots()
-    draw(axes)
-    axes.set(title=title)
-    axes.grid(True, alpha=0.3)
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=100)
-    return (
-        f"<p><img alt='{_text(title)}' src='data:image/png;base64,{base64.b64encode(image.getvalue()).decode()}'></p>"
-    )
+def _plot(name: str, values: Sequence[float]) -> str:
+    """Return a line through the values, from 0 to the largest one."""
+    largest, step = max(values, default=0) or 1.0, _WIDTH / max(len(values) - 1, 1)
+    heights = (_HEIGHT * (1 - value / largest) for value in values)
+    points = " ".join(f"{number * step:.1f},{height:.1f}" for number, height in enumerate(heights))
+    line = f"<polyline points='{points}' fill='none' stroke='#0969da'/>"
+    svg = f"<svg viewBox='0 -2 {_WIDTH} {_HEIGHT + 4}' width='{_WIDTH}'>{line}</svg>"
+    return f"<p>{_text(name)}, 0 to {largest:.4g}<br>{svg}</p>"
 
 
 def _told(title: str, values: dict[str, Any]) -> Iterator[str]:
@@ -122,7 +92,7 @@ def _badge(result: Result) -> str:
 
 
 def _anchor(outcome: Outcome) -> str:
-    return outcome.path.replace("/", "-")
+    return outcome.check.replace("/", "-")
 
 
 def _text(text: str) -> str:

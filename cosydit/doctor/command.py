@@ -67,22 +67,22 @@ def run(args: argparse.Namespace) -> int:
 
 def _can_run_on_gpu(args: argparse.Namespace) -> bool:
     """Run the checks of the host that `cosydit certify` begins with; a host without a GPU can't."""
-    from cosydit.certify import host
     from cosydit.certify.check import Plan, Result
+    from cosydit.certify.checks import all_checks, selected
     from cosydit.certify.context import CheckContext
-    from cosydit.certify.run import describe, run_here
+    from cosydit.certify.run import run_here
 
     work_dir = args.work_dir or default_work_dir()
     plan = Plan(args.checkpoint or default_directory(work_dir), work_dir, work_dir, "cuda")
     print("\nGPU")
     outcomes = []
-    for check in host.checks():
+    for check in selected(all_checks(plan), ["host"]):
         outcomes.append(run_here(CheckContext(plan), check))
-        print(f"  {describe(outcomes[-1])}", flush=True)
+        print(f"  {outcomes[-1].describe()}", flush=True)
     failed = [outcome for outcome in outcomes if outcome.result is Result.FAIL]
-    has_gpu = any(outcome.path == "host/gpu" and outcome.result is Result.PASS for outcome in outcomes)
+    has_gpu = any(outcome.check == "host/gpu" and outcome.result is Result.PASS for outcome in outcomes)
     for outcome in failed:
-        print(f"{outcome.path}: see docs/{outcome.page}")
+        print(f"{outcome.check}: see docs/{outcome.page}")
     is_able = has_gpu and not failed
     print(f"the GPU path {'can run; prove it with: cosydit certify' if is_able else 'can NOT run yet'}")
     return is_able

@@ -12,9 +12,9 @@ from math import inf
 from statistics import median
 from typing import Any
 
-from cosydit.certify.audio_faults import AudioFaults
 from cosydit.certify.recognition import WordErrors, total
 from lab.ears.additions import additions
+from lab.ears.audio_faults import AudioFaults
 from lab.ears.bandwidth import Bandwidth
 from lab.ears.opinion import Opinion, mean_opinion
 from lab.ears.speakers import SpeakerRanking, top1

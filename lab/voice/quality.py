@@ -27,7 +27,6 @@ from tqdm import tqdm
 
 from cosydit.bench.report import describe_environment, write_json
 from cosydit.bench.types import count, zero_or_more
-from cosydit.certify.audio_faults import find_faults
 from cosydit.certify.recognition import (
     RATE_HZ,
     FloatArray,
@@ -41,6 +40,7 @@ from gateway.client import ClientError, SpeechTiming, speak_over_http
 from gateway.text import TextFrontEnd, load_text_front_end
 from lab.ears import bandwidth
 from lab.ears.additions import transcribe_long
+from lab.ears.audio_faults import find_faults
 from lab.ears.moonshine import MoonshineRecogniser
 from lab.ears.opinion import Critic, DnsMos, Opinion
 from lab.ears.seams import contour_distance

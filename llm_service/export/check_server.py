@@ -50,9 +50,11 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class _Question:
+class Question:
+    """A prompt, and what the source would answer."""
+
     prompt: tuple[int, ...]  # LLM ids
-    logits: npt.NDArray[np.float32]  # [6564], the source's
+    logits: npt.NDArray[np.float32]  # [rows of the head] after the prompt, the source's
 
 
 def certify(
@@ -74,7 +76,7 @@ def certify(
     encoder = load_text_encoder(source_dir)
     vocabulary = encoder.vocabulary
     prompts = [build_prompt(encoder.encode, "", text, (), vocabulary).token_ids for text in texts]
-    questions = list(_questions(source_dir, prompts, expectation.tokens_per_text))
+    questions = list(source_questions(source_dir, prompts, expectation.tokens_per_text))
     with httpx.Client(base_url=base_url, timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
         asker = _Asker(client, capabilities, vocabulary)
         free = [asker.answer(prompt, expectation.answer_tokens) for prompt in prompts]
@@ -124,8 +126,8 @@ class _Asker:
         return entry
 
 
-def _questions(source_dir: Path, prompts: Sequence[Sequence[int]], count: int) -> Iterator[_Question]:
-    """Yield the source's logits after each prompt, and after each of its own next tokens."""
+def source_questions(source_dir: Path, prompts: Sequence[Sequence[int]], count: int) -> Iterator[Question]:
+    """Yield the source's logits after each prompt, and after each of its own next tokens, `count` for each prompt."""
     model = SpeechLanguageModel.load(source_dir, "cpu", "float32")
     longest = max(len(prompt) for prompt in prompts) + count
     model.allocate_cache(model.cache_shape(1, longest), rows_per_forward=1)
@@ -133,7 +135,7 @@ def _questions(source_dir: Path, prompts: Sequence[Sequence[int]], count: int) -
         ids = list(prompt)
         logits = model.prefill(0, ids)
         for _ in range(count):
-            yield _Question(tuple(ids), logits)
+            yield Question(tuple(ids), logits)
             row = int(logits.argmax())
             ids.append(model.vocabulary.first_id + row)
             if row >= SPEECH_TOKEN_COUNT:
@@ -142,7 +144,7 @@ def _questions(source_dir: Path, prompts: Sequence[Sequence[int]], count: int) -
 
 
 def _judge(
-    questions: Sequence[_Question],
+    questions: Sequence[Question],
     choices: Sequence[list[int]],
     free: Sequence[list[int]],
     expectation: Expectation,
@@ -151,7 +153,7 @@ def _judge(
     said = [token_id for answer in (*choices, *free) for token_id in answer]
     first_id, rows = vocabulary.first_id, vocabulary.head_rows
     foreign = sorted({token_id for token_id in said if not 0 <= token_id - first_id < rows})
-    gaps = [_gap(question, choice, vocabulary) for question, choice in zip(questions, choices, strict=True)]
+    gaps = [gap_below_best(question, choice, vocabulary) for question, choice in zip(questions, choices, strict=True)]
     equal = sum(gap == 0 for gap in gaps)
     is_close = max(gaps) <= expectation.tolerance and equal >= expectation.least_equal * len(gaps)
     spoken = sum(len(answer) for answer in free)
@@ -159,7 +161,7 @@ def _judge(
     return Certificate(len(gaps), equal, max(gaps), tuple(foreign), spoken, passed)
 
 
-def _gap(question: _Question, choice: Sequence[int], vocabulary: SpeechVocabulary) -> float:
+def gap_below_best(question: Question, choice: Sequence[int], vocabulary: SpeechVocabulary) -> float:
     """Return how far below the source's best a choice lies; infinity for a foreign one. No id is an end token."""
     ends = range(SPEECH_TOKEN_COUNT, vocabulary.head_rows)
     rows = [token_id - vocabulary.first_id for token_id in choice[:1]] or list(ends)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,11 +32,10 @@ from token2wav_service.models.flow.rotary_dit import TIME_FEATURES, RotaryDiT, r
 from token2wav_service.models.flow.unet import UNet, time_features
 from token2wav_service.models.streaming import FlowInput
 from token2wav_service.replay.report import FLOW_TOLERANCE, Report
-from token2wav_service.replay.vectors import Tensors, VectorFolder, step_counts
+from token2wav_service.replay.vectors import Probe, Tensors, VectorFolder, probed, step_counts
 
 STEPS = 10
 STREAMING_PARTS = (("offline", False), ("streaming", True))
-Probes = dict[str, Tensor]
 
 
 def load_block_flow(folder: VectorFolder) -> BlockFlow:
@@ -205,20 +202,20 @@ def _estimator(flow: BlockFlow, folder: VectorFolder, report: Report) -> None:
         for key, frame_mask in ((f"{name}.out", every), (f"{name}.masked.out", v["mask"])):
             lengths = frame_mask.sum((1, 2)).long()
             mask = chunk_plan(none, 0, lengths, frames, block).mask
-            with _probed(estimator) as inner:
+            with probed(_probes(estimator)) as inner:
                 out, _ = estimator(*inputs, mask, lengths, valid=frame_mask[:, 0] > 0)
             report.check_close(f"{folder.path.name}/estimator.{key}", out, v[key], FLOW_TOLERANCE)
             if key == "offline.out":
                 _check_inner(folder, v, inner | _time_probes(estimator, v["t"]), report)
 
 
-def _check_inner(folder: VectorFolder, v: Tensors, inner: Probes, report: Report) -> None:
+def _check_inner(folder: VectorFolder, v: Tensors, inner: Tensors, report: Report) -> None:
     for key in (key for key in v if key.startswith("inner.")):
         name = f"{folder.path.name}/estimator.{key}"
         report.check_close(name, inner[key.removeprefix("inner.")], v[key], FLOW_TOLERANCE)
 
 
-def _time_probes(estimator: nn.Module, time: Tensor) -> Probes:
+def _time_probes(estimator: nn.Module, time: Tensor) -> Tensors:
     if isinstance(estimator, UNet):
         features = time_features(time, estimator.config.in_channels)
         return {"sinusoid": features, "time_emb": estimator.time_mlp(time)}
@@ -226,31 +223,12 @@ def _time_probes(estimator: nn.Module, time: Tensor) -> Probes:
     return {"sinusoid": time_features(time, TIME_FEATURES), "time_emb": estimator.time_embed(time)}
 
 
-@contextmanager
-def _probed(estimator: nn.Module) -> Iterator[Probes]:
-    """Collect inner activations under the vectors' names while the estimator runs."""
-    found: Probes = {}
-    watched = _unet_probes(estimator) if isinstance(estimator, UNet) else _dit_probes(estimator)
-    handles = [module.register_forward_hook(_recorder(found, name, read)) for name, module, read in watched]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
+def _probes(estimator: nn.Module) -> list[Probe]:
+    return _unet_probes(estimator) if isinstance(estimator, UNet) else _dit_probes(estimator)
 
 
-_Read = Callable[[tuple[Any, ...], Any], Tensor]
-
-
-def _recorder(found: Probes, name: str, read: _Read) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-    def record(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        found[name] = read(inputs, output)
-
-    return record
-
-
-def _unet_probes(unet: UNet) -> list[tuple[str, nn.Module, _Read]]:
-    def stage_probes(name: str, stage: Any) -> list[tuple[str, nn.Module, _Read]]:
+def _unet_probes(unet: UNet) -> list[Probe]:
+    def stage_probes(name: str, stage: Any) -> list[Probe]:
         return [(f"{name}.resnet", stage.layers[0], lambda inputs, _: inputs[0].transpose(1, 2))]
 
     down: Any = unet.down_blocks[0]
@@ -266,7 +244,7 @@ def _unet_probes(unet: UNet) -> list[tuple[str, nn.Module, _Read]]:
     ]
 
 
-def _dit_probes(dit: Any) -> list[tuple[str, nn.Module, _Read]]:
+def _dit_probes(dit: Any) -> list[Probe]:
     block = dit.transformer_blocks[0]
     return [
         ("input_proj", dit.input_embed.proj, lambda _, output: output),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -14,7 +17,7 @@ from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.vocoder.hift import HiFT
-from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderState
+from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.replay.block_flow_cases import load_block_flow, whole_mel
 from token2wav_service.replay.report import (
     F0_TOLERANCE_HZ,
@@ -23,11 +26,9 @@ from token2wav_service.replay.report import (
     SOURCE_TOLERANCE,
     Report,
 )
-from token2wav_service.replay.stream_cases import UPSTREAM_POLICY
+from token2wav_service.replay.stream_cases import UPSTREAM_POLICY, check_vocoder_caches
 from token2wav_service.replay.vectors import Tensors, VectorFolder
 
-PREFIXES = (12, 20, 33)
-"""Mel frames of the causal vocoder's prefix vectors."""
 PARITY = SourcePhase.UPSTREAM
 
 
@@ -134,7 +135,7 @@ def _overlapped_stream(
         report.check_close(f"{label}.c{number}.wav (f0 given)", got[None], wav, INJECTED_TOLERANCE)
         (got,), (own,), _ = vocoder.forward([VocoderInput(own, mel[0], 0, is_last)], noise=noise)
         report.check_snr(f"{label}.c{number}.wav", got[None], wav)
-        _check_caches(v, f"c{number}", given, label, report)
+        check_vocoder_caches(report, f"{label}.c{number}.cache_", v, f"c{number}.cache_", given)
 
 
 def _stream_noise(folder: VectorFolder, v: Tensors, number: int, samples: int) -> Tensor:
@@ -144,33 +145,24 @@ def _stream_noise(folder: VectorFolder, v: Tensors, number: int, samples: int) -
     return torch.zeros_like(noise) if offset is None else noise
 
 
-def _check_caches(v: Tensors, call: str, state: VocoderState, label: str, report: Report) -> None:
-    held: dict[str, tuple[Tensor | None, float]] = {
-        "cache_mel": (state.mel_tail[:, -OVERLAP_FRAMES:], FLOW_TOLERANCE),
-        "cache_source": (state.source_tail, SOURCE_TOLERANCE),
-        "cache_speech": (state.speech_tail, INJECTED_TOLERANCE),
-    }
-    for name, (tensor, tolerance) in held.items():
-        expected = v.get(f"{call}.{name}")
-        if expected is not None and tensor is not None:
-            report.check_close(f"{label}.{call}.{name}", tensor.reshape(expected.shape), expected, tolerance)
-
-
 def _causal_alone(hift: CausalHiFT, folder: VectorFolder, report: Report) -> None:
     v, label = folder.tensors("hift.safetensors"), f"{folder.path.name}/hift"
     f0, source, wav = _causal_whole(hift, folder, v["mel"])
+    prefixes = sorted({int(match[1]) for key in v if (match := re.match(r"prefix(\d+)\.", key))})
     for key, got, tolerance in (
         ("f0", f0, F0_TOLERANCE_HZ),
         ("source", source[None], SOURCE_TOLERANCE),
         ("wav", wav, INJECTED_TOLERANCE),
     ):
         report.check_close(f"{label}.{key}", got, v[key], tolerance)
-        for frames in PREFIXES:
+        for frames in prefixes:
             # What the original makes of a prefix is the beginning of the whole.
             expected = v[f"prefix{frames}.{key}"]
             report.check_close(f"{label}.prefix{frames}.{key}", got[..., : expected.shape[-1]], expected, tolerance)
+    total = v["mel"].shape[2]
+    inner = {frames for prefix in prefixes for frames in (prefix, prefix + 1) if frames < total}  # also pieces of 1
     pieces = _in_pieces(
-        hift, folder, [v["mel"][:, :, start:end] for start, end in ((0, 12), (12, 20), (20, 21), (21, 40))]
+        hift, folder, [v["mel"][:, :, start:end] for start, end in pairwise([0, *sorted(inner), total])]
     )
     report.check_close(f"{label}.wav (incremental)", torch.cat(pieces)[None], v["wav"], INJECTED_TOLERANCE)
     _causal_decode(hift, v, label, report)

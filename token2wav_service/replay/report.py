@@ -48,7 +48,7 @@ class Report:
         """Compare by largest absolute difference; different shapes fail."""
         if not self._same_shape(output, got, expected):
             return
-        difference = (got.double() - expected.double()).abs().max().item() if expected.numel() else 0.0
+        difference = (got.cpu().double() - expected.double()).abs().max().item() if expected.numel() else 0.0
         self.rows.append(Row(output, "max abs", difference, tolerance, difference <= tolerance))
 
     def check_snr(self, output: str, got: Tensor, expected: Tensor, minimum_db: float = WAVE_SNR_DB) -> None:
@@ -84,7 +84,7 @@ def format_folders(rows: Sequence[Row]) -> str:
 
 def snr_db(got: Tensor, expected: Tensor) -> float:
     """Return 10 log10(|expected|^2 / |got - expected|^2); infinite when equal."""
-    noise = (got.double() - expected.double()).pow(2).sum().item()
+    noise = (got.cpu().double() - expected.double()).pow(2).sum().item()
     signal = expected.double().pow(2).sum().item()
     if noise == 0:
         return math.inf

@@ -154,6 +154,22 @@ def replay_exported(directory: Path, exported: Path, precision: Precision = Prec
     return report
 
 
+@torch.inference_mode()
+def replay_streams(directory: Path, device: str) -> Report:
+    """Replay the streams of the golden folders `*_flow`, `*_hift` and `*_stream` below `directory` on a device.
+
+    Raises:
+        CheckpointError: a golden folder is missing.
+    """
+    flow_folder, hift_folder, stream_folder = (_folder(directory, kind) for kind in ("flow", "hift", "stream"))
+    flow = stream_cases.load_flow_vectors(flow_folder).to(device).eval()
+    hift = stream_cases.load_hift_vectors(hift_folder).to(device).eval()
+    report = Report()
+    stream_cases.replay_flow_streams(flow_folder, report, flow)
+    stream_cases.replay_stream(stream_folder, flow_folder, hift, report, flow)
+    return report
+
+
 def _family_folder(directory: Path, flow: BlockFlow) -> VectorFolder:
     name = FAMILY_FOLDERS[not isinstance(flow, CosyVoice2Flow)]
     if not (directory / name).is_dir():

@@ -21,6 +21,8 @@ from token2wav_service.replay.flow_cases import check_ends
 from token2wav_service.replay.report import FLOW_TOLERANCE, INJECTED_TOLERANCE, SOURCE_TOLERANCE, Report
 from token2wav_service.replay.vectors import Tensors, VectorFolder, calls, step_counts
 
+INJECTED = ".wav (source injected)"
+"""End of the names of the waves that were made from the golden source."""
 UPSTREAM_POLICY = SynthesisPolicy(
     history=HistoryPolicy.UPSTREAM,
     noise=NoiseSource.UPSTREAM,
@@ -202,32 +204,37 @@ def _audio_stream(
 ) -> None:
     v = folder.tensors(file.name)
     state, vocoded, injected = voice, vocoder.initial_state(), vocoder.initial_state()
+    device = vocoder.window.device
     has_sources = all("source_out" in call for call in calls(v))
     for number, ((start, end, last), call) in enumerate(zip(v["schedule"].tolist(), calls(v), strict=True)):
         chunk = FlowInput(state, v["token"].flatten()[start:end].long(), speaker, seed=0, is_last=bool(last))
         (mel,), (state,) = flow.forward([chunk])
         label = folder.label(file, f"c{number}")
         row = VocoderInput(vocoded, mel, seed=0, is_last=bool(last))
-        noise = call.get("noise", _silence(vocoder, row))
+        noise = call.get("noise", _silence(vocoder, row)).to(device)
         (wav,), (vocoded,), source = vocoder.forward([row], noise=noise)
         report.check_snr(f"{label}.wav", wav[None], call["wav"])
         if not has_sources:
             continue
         report.check_snr(f"{label}.source_out", source, call["source_out"])
         row = VocoderInput(injected, mel, seed=0, is_last=bool(last))
-        (wav,), (injected,), _ = vocoder.forward([row], source=call["source_out"])
-        report.check_close(f"{label}.wav (source injected)", wav[None], call["wav"], INJECTED_TOLERANCE)
-        _check_vocoder_caches(report, label, call, injected)
+        (wav,), (injected,), _ = vocoder.forward([row], source=call["source_out"].to(device))
+        report.check_close(f"{label}{INJECTED}", wav[None], call["wav"], INJECTED_TOLERANCE)
+        check_vocoder_caches(report, f"{label}.cache_after.", call, "cache_after.", injected)
 
 
-def _check_vocoder_caches(report: Report, label: str, call: Tensors, state: VocoderState) -> None:
-    held = {"mel": state.mel_tail, "source": state.source_tail, "speech": state.speech_tail}
-    tolerances = {"mel": FLOW_TOLERANCE, "source": SOURCE_TOLERANCE, "speech": INJECTED_TOLERANCE}
-    for name, tensor in held.items():
-        expected = call.get(f"cache_after.{name}")
+def check_vocoder_caches(report: Report, label: str, v: Tensors, prefix: str, state: VocoderState) -> None:
+    """Compare what a vocoder keeps between chunks with the tensors `<prefix>mel`, `source` and `speech`, if there."""
+    held = {
+        "mel": (state.mel_tail[:, -OVERLAP_FRAMES:], FLOW_TOLERANCE),
+        "source": (state.source_tail, SOURCE_TOLERANCE),
+        "speech": (state.speech_tail, INJECTED_TOLERANCE),
+    }
+    for name, (tensor, tolerance) in held.items():
+        expected = v.get(f"{prefix}{name}")
         if expected is not None and tensor is not None:
             got = tensor.reshape(expected.shape) if tensor.numel() == expected.numel() else tensor
-            report.check_close(f"{label}.cache_after.{name}", got, expected, tolerances[name])
+            report.check_close(f"{label}{name}", got, expected, tolerance)
 
 
 def _silence(vocoder: StreamVocoder, row: VocoderInput[VocoderState]) -> Tensor:

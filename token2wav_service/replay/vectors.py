@@ -8,17 +8,21 @@ from __future__ import annotations
 import json
 import lzma
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load, load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from token2wav_service.errors import CheckpointError
 
 Tensors = dict[str, Tensor]
+Probe = tuple[str, nn.Module, Callable[[tuple[Any, ...], Any], Tensor]]
+"""Name of an inner activation in the vectors, its module, and what reads it from the module's inputs and output."""
 _COMPRESSED = ".xz"
 FAMILY_FOLDERS = ("cosyvoice2_unet", "cosyvoice3_dit")
 """Folders that hold a whole family: flow, vocoder and streams."""
@@ -79,3 +83,17 @@ def calls(tensors: Tensors) -> list[Tensors]:
 def step_counts(tensors: Tensors) -> list[int]:
     """Return N of every `nN.`-prefixed group."""
     return sorted({int(m[1]) for key in tensors if (m := re.match(r"n(\d+)\.", key))})
+
+
+@contextmanager
+def probed(probes: Sequence[Probe]) -> Iterator[Tensors]:
+    """Collect inner activations under the vectors' names while a model runs."""
+    found: Tensors = {}
+
+    def record(module: nn.Module, inputs: tuple[Any, ...], output: Any, probe: Probe) -> None:
+        found[probe[0]] = probe[2](inputs, output)
+
+    with ExitStack() as stack:
+        for probe in probes:
+            stack.callback(probe[1].register_forward_hook(partial(record, probe=probe)).remove)
+        yield found

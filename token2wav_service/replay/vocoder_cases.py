@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from token2wav_service.config import SourcePhase
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.replay.report import DECODE_TOLERANCE, F0_TOLERANCE_HZ, SOURCE_TOLERANCE, Report
 from token2wav_service.replay.stream_cases import load_hift_vectors
-from token2wav_service.replay.vectors import VectorFolder, calls
+from token2wav_service.replay.vectors import Probe, VectorFolder, calls, probed
 
 UV_TOLERANCE = 0.0
 
@@ -42,7 +40,7 @@ def _source(hift: HiFT, folder: VectorFolder, file: Path, report: Report) -> Non
 
 def _decode(hift: HiFT, folder: VectorFolder, file: Path, report: Report) -> None:
     v = folder.tensors(file.name)
-    with _probed(hift) as stages:
+    with probed(_stages(hift)) as stages:
         wav = hift(v["mel"], v["source"])
     report.check_close(folder.label(file, "wav"), wav, v["wav"], DECODE_TOLERANCE)
     spectrum = hift.stft(v["source"].squeeze(1))
@@ -56,30 +54,15 @@ def _decode(hift: HiFT, folder: VectorFolder, file: Path, report: Report) -> Non
             report.check_close(folder.label(file, key), stage, expected, DECODE_TOLERANCE)
 
 
-@contextmanager
-def _probed(hift: HiFT) -> Iterator[dict[str, Tensor]]:
-    """Collect the stages' outputs under the vectors' names while the vocoder runs."""
-    outputs: dict[str, Tensor] = {}
+def _stages(hift: HiFT) -> list[Probe]:
     per_stage = len(hift.config.resblock_kernel_sizes)
-    modules = {"conv_pre": hift.conv_pre, "conv_post": hift.conv_post}
+    modules: dict[str, nn.Module] = {"conv_pre": hift.conv_pre, "conv_post": hift.conv_post}
     for stage in range(len(hift.ups)):
         modules[f"ups{stage}"] = hift.ups[stage]
         modules[f"source_branch{stage}"] = hift.source_resblocks[stage]
         for block in range(per_stage):
             modules[f"stage{stage}_resblock{block}"] = hift.resblocks[stage * per_stage + block]
-    handles = [module.register_forward_hook(_recorder(outputs, name)) for name, module in modules.items()]
-    try:
-        yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _recorder(outputs: dict[str, Tensor], name: str) -> Callable[[nn.Module, object, Tensor], None]:
-    def record(module: nn.Module, args: object, output: Tensor) -> None:
-        outputs[name] = output
-
-    return record
+    return [(name, module, lambda _, output: output) for name, module in modules.items()]
 
 
 def _forward(hift: HiFT, folder: VectorFolder, file: Path, report: Report) -> None:

@@ -15,7 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cosydit.certify.audio_faults import find_faults
 from cosydit.certify.recognition import FloatArray, SphinxRecogniser, total, word_errors
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.stack import PORT_COUNT, LocalStack, Ports, StackOptions
@@ -24,6 +23,7 @@ from gateway.chunking.policies import ChunkSettings
 from gateway.config import GatewayConfig
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.text import WHOLE_TEXT, TextFrontEnd, TextOptions, load_text_front_end
+from lab.ears.audio_faults import find_faults
 from lab.ears.opinion import DnsMos, mean_opinion
 from lab.ears.speakers import rank_speakers, top1
 from lab.tests.ears.conftest import RATE_HZ, Voice

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cosydit.certify.audio_faults import AudioFaults
 from cosydit.certify.recognition import WordErrors
 from demo_voice.unpack import VOICES
+from lab.ears.audio_faults import AudioFaults
 from lab.ears.bandwidth import Bandwidth
 from lab.ears.moonshine import END_ID
 from lab.ears.opinion import Opinion

@@ -9,8 +9,8 @@ from cosydit.certify.context import CheckContext
 
 
 def plan_in(folder: Path, device: str = "cpu", checkpoint: Path | None = None) -> Plan:
-    """Return a short plan that writes below a folder."""
-    return Plan(checkpoint or folder / "checkpoint", folder / "out", folder, device, is_short=True)
+    """Return a plan that writes below a folder."""
+    return Plan(checkpoint or folder / "checkpoint", folder / "out", folder, device)
 
 
 def context_in(folder: Path, device: str = "cpu", checkpoint: Path | None = None) -> CheckContext:

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cosydit.certify import host
 from cosydit.certify.check import Outcome, Result
-from cosydit.certify.faults import DEAD_MPS, OLD_DRIVER
+from cosydit.certify.checks import all_checks, selected
 from cosydit.certify.run import run_here
 from servicekit.gpu_host import serves_user
-from tests.cosydit.certify.plans import context_in
-
-CHECKS = {check.name: check for check in host.checks()}
+from tests.cosydit.certify.plans import context_in, plan_in
 
 
-def outcome_of(name: str, folder: Path, device: str = "cuda", fault: str = "") -> Outcome:
-    check = replace(CHECKS[name], fault=fault)
-    context = context_in(folder, device)
-    try:
-        return run_here(context, check)
-    finally:
-        context.end_group()
+def outcome_of(name: str, folder: Path, device: str = "cuda") -> Outcome:
+    (check,) = selected(all_checks(plan_in(folder, device)), [f"host/{name}"])
+    return run_here(context_in(folder, device), check)
 
 
 def fake_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
@@ -46,21 +39,17 @@ def test_a_driver_is_compared_with_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, result: Result
 ) -> None:
     monkeypatch.setattr(host, "torch_cuda_version", lambda: "13.0")
-    fake_smi(tmp_path, monkeypatch, driver)
+    fake_smi(tmp_path, monkeypatch, f"0, GPU-1, H100, 81559, 81000, {driver}, 9.0, Disabled")
     outcome = outcome_of("driver", tmp_path)
     assert outcome.result is result
     assert outcome.figures[0].bound == "at least 580"
 
 
-def test_a_planted_old_driver_is_found(tmp_path: Path) -> None:
-    outcome = outcome_of("driver", tmp_path, fault=OLD_DRIVER)
-    assert outcome.result is Result.FAIL and "driver branch 470" in outcome.reason
-
-
-def test_a_planted_dead_daemon_is_found_and_gone_afterwards(tmp_path: Path) -> None:
-    outcome = outcome_of("mps", tmp_path, fault=DEAD_MPS)
+def test_what_a_killed_daemon_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "control")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    outcome = outcome_of("mps", tmp_path)
     assert outcome.result is Result.FAIL and "MPS daemon" in outcome.reason and "is dead" in outcome.reason
-    assert list(tmp_path.glob("certify-*")) == []
 
 
 def test_a_daemon_that_reads_its_pipe_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +87,8 @@ def test_a_host_without_a_gpu_is_not_run_and_without_a_compiler_fails(
 def test_a_module_that_breaks_at_import_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_module.py").write_text("raise OSError('libcudart.so.12 is missing')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(host, "_NEEDED_SHORT", ("json", "broken_module"))
-    outcome = outcome_of("imports", tmp_path)
+    monkeypatch.setattr(host, "_NEEDED", ("json", "broken_module"))
+    monkeypatch.setattr(host, "_OPTIONAL", ())
+    outcome = outcome_of("imports", tmp_path, device="cpu")
     assert outcome.result is Result.FAIL and "libcudart.so.12 is missing" in outcome.reason
     assert [figure.name for figure in outcome.figures] == ["import json"]

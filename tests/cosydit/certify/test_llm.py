@@ -13,15 +13,15 @@ import pytest
 
 from cosydit.certify import llm
 from cosydit.certify.check import Outcome, Result
+from cosydit.certify.checks import all_checks, selected
 from cosydit.certify.run import run_here
 from llm_service.config import LLMBackend
 from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
-from tests.cosydit.certify.plans import context_in
+from tests.cosydit.certify.plans import context_in, plan_in
 
 ROWS = COSYVOICE2.head_rows
 FIRST = COSYVOICE2.first_id
 QUESTIONS = 12
-NAMES = {check.name.removeprefix("embedded/"): check for check in llm.checks(is_gpu=False)}
 
 
 def rows_of(seed: int) -> llm.FloatArray:
@@ -41,7 +41,7 @@ class FakeServer:
     vocabulary: SpeechVocabulary = COSYVOICE2
 
     def questions(self) -> list[Any]:
-        return [llm.Question([FIRST + 5, FIRST + 6, seed], self.logits(seed)) for seed in range(QUESTIONS)]
+        return [llm.Question((FIRST + 5, FIRST + 6, seed), self.logits(seed)) for seed in range(QUESTIONS)]
 
     def logits(self, seed: int) -> llm.FloatArray:
         return rows_of(seed) + self.bias
@@ -69,9 +69,10 @@ def asked(name: str, server: FakeServer, folder: Path, monkeypatch: pytest.Monke
         "Head", (), {"bias": type("Bias", (), {"float": lambda self: self, "numpy": lambda self: server.bias})()}
     )
     monkeypatch.setattr(llm, "read_speech_head", lambda directory: head)
-    monkeypatch.setattr(llm, "_questions", lambda context, asked: iter(server.questions()))
+    monkeypatch.setattr(llm, "_questions", lambda context, asked: server.questions())
     context.shared("llm/embedded", lambda: nullcontext(server))
-    return run_here(context, NAMES[name])
+    (check,) = selected(all_checks(context.plan), [f"llm/embedded/{name}"])
+    return run_here(context, check)
 
 
 @pytest.mark.parametrize("name", ["token-offset", "head-bias", "penalty", "repetition"])
@@ -108,7 +109,7 @@ def test_a_backend_that_is_not_installed_has_one_check_that_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    checks = {check.name: check for check in llm.checks(is_gpu=True)}
-    assert {name for name in checks if not name.startswith("embedded/")} == {"vllm/start", "trtllm/start"}
-    outcome = run_here(context_in(tmp_path), checks["vllm/start"])
+    checks = {check.path: check for check in selected(all_checks(plan_in(tmp_path, "cuda")), ["llm"])}
+    assert {path for path in checks if "embedded" not in path} == {"llm/vllm/start", "llm/trtllm/start"}
+    outcome = run_here(context_in(tmp_path), checks["llm/vllm/start"])
     assert outcome.result is Result.NOT_RUN and "vllm is not on PATH" in outcome.reason

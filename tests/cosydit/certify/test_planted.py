@@ -1,0 +1,77 @@
+"""Faults planted in a real checkpoint, engine and LLM service: the check that is made for each finds it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cosydit.certify import llm
+from cosydit.certify.check import Outcome, Result
+from cosydit.certify.checks import all_checks, selected
+from cosydit.certify.run import run_here
+from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
+from tests.cosydit.certify.plans import context_in
+from tests.workers import random_checkpoint
+from token2wav_service import build
+
+WEIGHT_FACTOR = 1.5
+SHIFTING_SERVICE = """
+import dataclasses
+from llm_service.embedded import sequence
+advance = sequence.Sequence.advance
+def shifted(self, logits):
+    made = advance(self, logits)
+    return dataclasses.replace(made, token_ids=tuple(token + 1 for token in made.token_ids))
+sequence.Sequence.advance = shifted
+from llm_service.__main__ import main
+raise SystemExit(main())
+"""
+
+
+def outcome_of(path: str, folder: Path, checkpoint: Path) -> Outcome:
+    with context_in(folder, checkpoint=checkpoint) as context:
+        (check,) = selected(all_checks(context.plan), [path])
+        return run_here(context, check)
+
+
+def test_a_changed_byte_of_a_weight_file_is_found(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    shutil.copytree(random_checkpoint(tmp_path_factory), tmp_path / "checkpoint")
+    assert outcome_of("checkpoint/sums", tmp_path, tmp_path / "checkpoint").result is Result.PASS
+    path = tmp_path / "checkpoint" / "token2wav" / "hift.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    found = outcome_of("checkpoint/sums", tmp_path, tmp_path / "checkpoint")
+    assert found.result is Result.FAIL and "hift.pt has SHA-256" in found.reason
+
+
+@pytest.mark.slow
+def test_a_wrong_matrix_of_the_served_engine_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[Any] = []
+    load: Callable[[Path], Any] = build.load_models  # type: ignore[attr-defined]
+
+    def first_one_spoiled(model_dir: Path) -> Any:
+        models = load(model_dir)
+        if not loaded:
+            largest = max(models.flow.decoder.parameters(), key=lambda parameter: int(parameter.numel()))
+            largest.data *= WEIGHT_FACTOR
+        loaded.append(model_dir)
+        return models
+
+    monkeypatch.setattr(build, "load_models", first_one_spoiled)
+    found = outcome_of("token2wav/reference", tmp_path, resolve_checkpoint(None, tmp_path).llm_dir.parent)
+    assert len(loaded) == 2, found.reason
+    assert found.result is Result.FAIL and "log-mel distance" in found.reason
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+def test_a_service_whose_ids_are_off_by_one_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts an LLM service with the demo voice."""
+    monkeypatch.setattr(llm, "SERVICE", ["-c", SHIFTING_SERVICE])
+    found = outcome_of("llm/embedded/token-offset", tmp_path, resolve_checkpoint(None, tmp_path).llm_dir.parent)
+    assert found.result is Result.FAIL and "every id is off by +1" in found.reason, found.reason
