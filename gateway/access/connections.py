@@ -73,6 +73,10 @@ class Connections:
         """Return the connection of a transport that a `Listener` accepted."""
         return self._open[transport.get_extra_info("socket").fileno()]
 
+    def has(self, connection: Connection) -> bool:
+        """Whether a connection is counted."""
+        return self._open.get(connection.fileno()) is connection
+
     def join(self, connection: Connection) -> bool:
         """Count a new connection, which is idle; False if there is no room for it."""
         door, peer = connection.door, connection.peer
@@ -111,7 +115,7 @@ class Connections:
         idle = self._idle[connection.door]
         if not value:
             idle.pop(connection, None)
-        elif self._open.get(connection.fileno()) is connection:
+        elif self.has(connection):
             idle.setdefault(connection)
 
     def make_room(self) -> None:
@@ -168,7 +172,7 @@ class Connection(socket.socket):
 
     def hold(self, count: int) -> None:
         """Note how many bytes of unfinished messages came; others may be dropped for them, and this one too."""
-        if self.owner._open.get(self.fileno()) is not self:
+        if not self.owner.has(self):
             return
         if count and not self.unfinished_bytes:
             self.began_s = time.monotonic()
