@@ -139,34 +139,34 @@ def replay_exported(directory: Path, exported: Path, precision: Precision = Prec
     """
     from token2wav_service.export.onnx_models import open_flow, open_vocoder
 
-    flow, hift, report = open_flow(exported, precision), open_vocoder(exported), Report()
+    flow, hift = open_flow(exported, precision), open_vocoder(exported)
     if not (isinstance(flow, Flow) and isinstance(hift, HiFT)):
         assert isinstance(flow, BlockFlow)
-        folder = _family_folder(directory, flow)
+        folder, report = _family_folder(directory, flow), Report()
         with torch.inference_mode():
             block_flow_cases.replay_block_chunks(folder, report, flow)
             block_vocoder_cases.replay_vocoder_chunks(folder, report, hift)
         return report
-    flow_folder, stream_folder = _folder(directory, "flow"), _folder(directory, "stream")
-    with torch.inference_mode():
-        stream_cases.replay_flow_streams(flow_folder, report, flow)
-        stream_cases.replay_stream(stream_folder, flow_folder, hift, report, flow)
-    return report
+    return _streams(directory, flow, hift)
 
 
-@torch.inference_mode()
 def replay_streams(directory: Path, device: str) -> Report:
     """Replay the streams of the golden folders `*_flow`, `*_hift` and `*_stream` below `directory` on a device.
 
     Raises:
         CheckpointError: a golden folder is missing.
     """
-    flow_folder, hift_folder, stream_folder = (_folder(directory, kind) for kind in ("flow", "hift", "stream"))
-    flow = stream_cases.load_flow_vectors(flow_folder).to(device).eval()
-    hift = stream_cases.load_hift_vectors(hift_folder).to(device).eval()
+    flow = stream_cases.load_flow_vectors(_folder(directory, "flow"))
+    hift = stream_cases.load_hift_vectors(_folder(directory, "hift"))
+    return _streams(directory, flow.to(device).eval(), hift.to(device).eval())
+
+
+@torch.inference_mode()
+def _streams(directory: Path, flow: Flow, hift: HiFT) -> Report:
     report = Report()
+    flow_folder = _folder(directory, "flow")
     stream_cases.replay_flow_streams(flow_folder, report, flow)
-    stream_cases.replay_stream(stream_folder, flow_folder, hift, report, flow)
+    stream_cases.replay_stream(_folder(directory, "stream"), flow_folder, hift, report, flow)
     return report
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,7 @@ def stream_flow(folder: VectorFolder, steps: int, flow: Flow | None = None) -> S
         flow: what computes instead of the folder's weights in PyTorch.
     """
     buffer = folder.tensors("rand_noise.safetensors")["rand_noise"][0]
-    policy = SynthesisPolicy(
-        history=UPSTREAM_POLICY.history,
-        noise=UPSTREAM_POLICY.noise,
-        crossfade=UPSTREAM_POLICY.crossfade,
-        source_phase=UPSTREAM_POLICY.source_phase,
-        ode_steps=steps,
-    )
-    return StreamFlow(flow or load_flow_vectors(folder), policy, buffer)
+    return StreamFlow(flow or load_flow_vectors(folder), replace(UPSTREAM_POLICY, ode_steps=steps), buffer)
 
 
 def _solver_steps(folder: VectorFolder, setup: Tensors) -> int:
