@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cosydit.certify import llm
+from cosydit.certify import llm, token2wav
 from cosydit.certify.check import Outcome, Result
 from cosydit.certify.checks import all_checks, selected
 from cosydit.certify.run import run_here
@@ -63,6 +63,7 @@ def test_a_wrong_matrix_of_the_served_engine_is_found(tmp_path: Path, monkeypatc
         return models
 
     monkeypatch.setattr(build, "load_models", first_one_spoiled)
+    monkeypatch.setattr(token2wav, "SPOKEN_TOKENS", 25)
     found = outcome_of("token2wav/reference", tmp_path, resolve_checkpoint(None, tmp_path).llm_dir.parent)
     assert len(loaded) == 2, found.reason
     assert found.result is Result.FAIL and "log-mel distance" in found.reason
