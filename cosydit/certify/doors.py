@@ -22,6 +22,7 @@ from cosydit.certify.context import VOICE
 from cosydit.stack.stack import StackOptions
 from gateway.client import OnAudio, speak_over_grpc, speak_over_http
 from servicekit.clock import SystemClock
+from servicekit.timeouts import timeout
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 TIMEOUT_S = 120.0
@@ -102,7 +103,7 @@ def _riva(options: StackOptions, wyoming_port: int, text: str, hear: OnAudio) ->
 
 def _wyoming(options: StackOptions, wyoming_port: int, text: str, hear: OnAudio) -> None:
     async def listen() -> None:
-        async with AsyncTcpClient("127.0.0.1", wyoming_port) as client:
+        async with timeout(TIMEOUT_S), AsyncTcpClient("127.0.0.1", wyoming_port) as client:
             await client.write_event(Synthesize(text=text, voice=SynthesizeVoice(name=VOICE)).event())
             while (event := await client.read_event()) is not None and event.type != "audio-stop":
                 if event.type == "error":
@@ -110,7 +111,7 @@ def _wyoming(options: StackOptions, wyoming_port: int, text: str, hear: OnAudio)
                 if AudioChunk.is_type(event.type):
                     hear(AudioChunk.from_event(event).audio)
 
-    asyncio.run(asyncio.wait_for(listen(), TIMEOUT_S))
+    asyncio.run(listen())
 
 
 def _triton(options: StackOptions, wyoming_port: int, text: str, hear: OnAudio) -> None:
