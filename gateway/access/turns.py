@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-PIECE_BYTES = 4 * 1024
-"""Most bytes that are parsed before anybody looks at the time."""
-_TURN_S = 0.005
+PIECE_BYTES = 1024
+"""Most bytes that are parsed before anybody looks at the time: of chunks of a byte, 4 ms."""
+_TURN_S = 0.002
 """Seconds of parsing in one turn of the event loop."""
 
 

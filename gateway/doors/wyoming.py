@@ -25,6 +25,7 @@ from gateway.dialects.wyoming.settings import WyomingSettings
 from gateway.dialects.wyoming.wire import CountedReader, EventStream
 from gateway.errors import ConfigError, OverloadedError
 from gateway.host import Host
+from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE, let_many_wait
 from gateway.processes.ports import open_port, port_of
 from gateway.telemetry.call import WYOMING, Call, serving
 from gateway.telemetry.telemetry import Telemetry
@@ -71,7 +72,11 @@ async def serving_wyoming(
     connections = access.connections if access is not None else Connections()
     door = _Door(host, settings, access, telemetry, connections)
     loop = asyncio.get_running_loop()
-    servers = [await loop.create_server(door.protocol, sock=each) for each in connections.listen(bound, NAME)]
+    servers = [
+        await loop.create_server(door.protocol, sock=each, backlog=ACCEPTED_AT_ONCE)
+        for each in connections.listen(bound, NAME)
+    ]
+    let_many_wait(servers)
     logger.info("Wyoming (Home Assistant) on %s:%d", settings.host, port)
     try:
         yield port

@@ -24,7 +24,7 @@ from pathlib import Path
 from cosydit.bench.metrics import percentile
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
-from lab.attack.table import FULL_KINDS, KINDS, Kind, counts, go_behind, run
+from lab.attack.table import DOORS, FULL_KINDS, KINDS, Kind, counts, go_behind, run
 from lab.attack.target import QUIET, Target, children, foreign_addresses, started
 from lab.load import storm_doors
 
@@ -181,25 +181,23 @@ def figures(rows: Sequence[Row], full_rows: Sequence[Row], logs: Sequence[str]) 
     both = [*rows, *full_rows]
     return {
         "inputs": sum(row.inputs for row in both),
-        "loop_stall_max_ms": max(row.loop_stall_max_ms for row in rows),
-        "loop_cpu_max_ms": max(row.loop_cpu_max_ms for row in rows),
-        "memory_growth_max_mb": max(row.memory_growth_max_mb for row in rows),
-        "other_caller_ttfa_ratio": max(ratios(rows, _MEDIAN).values()),
-        "other_caller_ttfa_p95_ratio": max(ratios(rows, _TAIL).values()),
+        "loop_stall_max_ms": max((row.loop_stall_max_ms for row in rows), default=0.0),
+        "loop_cpu_max_ms": max((row.loop_cpu_max_ms for row in rows), default=0.0),
+        "memory_growth_max_mb": max((row.memory_growth_max_mb for row in rows), default=0.0),
+        "other_caller_ttfa_ratio": max(ratios(rows, _MEDIAN).values(), default=1.0),
+        "other_caller_ttfa_p95_ratio": max(ratios(rows, _TAIL).values(), default=1.0),
         "refused_wrongly": sum(row.refused_wrongly for row in both),
         "foreign_addresses": sum(len(row.foreign_addresses) for row in both),
         "tracebacks": sum(log.count("Traceback") for log in logs),
     }
 
 
-async def _measure(target: Target, kinds: Sequence[Kind], args: argparse.Namespace) -> list[Row]:
-    doors = args.doors or dict.fromkeys(kind.door for kind in kinds)
-    dealt = {kind: count for door in doors for kind, count in counts(kinds, door, args.inputs).items() if count}
+async def _measure(target: Target, dealt: Mapping[Kind, int], seed: int) -> list[Row]:
     ports = storm_doors.Ports(target.ports.http, target.ports.grpc)
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawned, initializer=go_behind) as attackers:
         async with storm_doors.DOORS["http"](ports) as ask:
-            return await Campaign(target, ask, attackers, args.seed).run(dealt)
+            return await Campaign(target, ask, attackers, seed).run(dealt)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -211,8 +209,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = resolve_checkpoint(args.checkpoint, folder)
         rows, written, logs = list[list[Row]](), list[str](), list[str]()
         for name, kinds, capacity, processes in (("usual", KINDS, CAPACITY, 1), ("full", FULL_KINDS, FULL_CAPACITY, 2)):
+            dealt = {kind: count for door in args.doors for kind, count in counts(kinds, door, args.inputs).items()}
             with started(folder / name, found, capacity, processes) as target:
-                rows.append(asyncio.run(_measure(target, kinds, args)))
+                rows.append(asyncio.run(_measure(target, dealt, args.seed)))
             logs.append(target.log)
             written += [str(path.relative_to(target.home)) for path in target.home.rglob("*")]
     document = {
@@ -230,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lab.attack", description=__doc__, allow_abbrev=False)
     parser.add_argument("--inputs", type=int, default=500, help="inputs for each door (default %(default)s)")
-    parser.add_argument("--doors", nargs="+", metavar="DOOR", help="attack these only (default: all)")
+    parser.add_argument("--doors", nargs="+", choices=DOORS, default=DOORS, help="attack these only (default: all)")
     parser.add_argument("--seed", type=int, default=1, help="of sizes and times (default %(default)s)")
     parser.add_argument("--checkpoint", type=Path, help="with tokenizer and voices (default: the bundled voice)")
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")

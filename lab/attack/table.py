@@ -129,16 +129,18 @@ FULL_KINDS: tuple[Kind, ...] = (
 )
 """What is done to a gateway of two processes whose services have few places."""
 
+DOORS = tuple(dict.fromkeys(kind.door for kind in (*KINDS, *FULL_KINDS)))
+
 
 def counts(kinds: Sequence[Kind], door: str, total: int) -> dict[Kind, int]:
-    """Deal out a door's inputs to its kinds."""
+    """Deal out a door's inputs to its kinds, those that take long first; kinds without any are left out."""
     chosen = sorted((kind for kind in kinds if kind.door == door), key=lambda kind: kind.most or total)
     dealt, left = {}, total
     for number, kind in enumerate(chosen):
         share = -(-left // (len(chosen) - number))
         dealt[kind] = share if kind.most is None else min(kind.most, share)
         left -= dealt[kind]
-    return dealt
+    return {kind: count for kind, count in dealt.items() if count}
 
 
 async def _attack(ports: Ports, kind: Kind, count: int, seed: int) -> None:

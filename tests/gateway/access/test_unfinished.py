@@ -103,7 +103,7 @@ def grpc_with_key(door: Door) -> AbstractAsyncContextManager[Gone]:
     "begin", [http_head, http_body, ws_one_frame, ws_many_frames, wyoming_event, grpc_message, grpc_with_key]
 )
 async def test_who_passes_the_bound_loses_the_connection_that_began_first(voices: Voices, begin: Begin) -> None:
-    settings = AccessSettings(fixed_keys=keys(), wire=WireLimits(max_unfinished_bytes=BOUND))
+    settings = AccessSettings(fixed_keys=keys(), wire=WireLimits(max_unfinished_bytes=BOUND, max_header_bytes=BOUND))
     async with opened_door(voices, settings) as door, AsyncExitStack() as held, timeout(PATIENCE_S):
         connections = door.access.connections
         first = await held.enter_async_context(begin(door))
