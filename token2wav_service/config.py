@@ -8,8 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
 MIB = 1024 * 1024
+HELP = "help"
+"""Key of a field's metadata with its meaning, for help texts and pages."""
+_T = TypeVar("_T")
+
+
+def described(default: _T, meaning: str) -> _T:
+    """Return a dataclass's field with a default and its meaning."""
+    return dataclasses.field(default=default, metadata={HELP: meaning})
 
 
 class HistoryPolicy(str, Enum):
@@ -79,23 +88,31 @@ class SourcePhase(str, Enum):
 class SynthesisPolicy:
     """Settings that change the audio; their values `upstream` reproduce the original's numbers."""
 
-    history: HistoryPolicy = HistoryPolicy.AUTO
-    """Earlier frames that a chunk sees: upstream, prompt_and_recent or auto."""
-    estimator_recent_frames: int = 100
-    """Newest mel frames (50 Hz) the DiT keeps beside the prompt; of a block-masked flow, rounded up to whole blocks."""
-    conformer_recent_frames: int = 250
-    """Newest mel frames (50 Hz) the conformer keeps beside the prompt; at least 2, one token's."""
-    noise: NoiseSource = NoiseSource.COUNTER
-    """Source of the flow's noise: counter or upstream."""
-    crossfade: Crossfade = Crossfade.NORMALISED
-    """Window that joins chunks: normalised or upstream."""
-    source_phase: SourcePhase = SourcePhase.CONTINUOUS
-    """Start of the harmonic source in each call: continuous or upstream."""
-    ode_steps: int = 10
-    """Euler steps of the flow's solver."""
-    parity: Parity = Parity.NONE
-    """Chunks of a block-masked flow: `upstream` computes them as the original does, for comparisons; needs
-    `runner=torch`."""
+    history: HistoryPolicy = described(
+        HistoryPolicy.AUTO,
+        "Earlier frames that a chunk sees: upstream, prompt_and_recent or auto.",
+    )
+    estimator_recent_frames: int = described(
+        100,
+        "Newest mel frames (50 Hz) the DiT keeps beside the prompt; of a block-masked flow, rounded up to "
+        "whole blocks.",
+    )
+    conformer_recent_frames: int = described(
+        250,
+        "Newest mel frames (50 Hz) the conformer keeps beside the prompt; at least 2, one token's.",
+    )
+    noise: NoiseSource = described(NoiseSource.COUNTER, "Source of the flow's noise: counter or upstream.")
+    crossfade: Crossfade = described(Crossfade.NORMALISED, "Window that joins chunks: normalised or upstream.")
+    source_phase: SourcePhase = described(
+        SourcePhase.CONTINUOUS,
+        "Start of the harmonic source in each call: continuous or upstream.",
+    )
+    ode_steps: int = described(10, "Euler steps of the flow's solver.")
+    parity: Parity = described(
+        Parity.NONE,
+        "Chunks of a block-masked flow: `upstream` computes them as the original does, for comparisons; needs "
+        "`runner=torch`.",
+    )
 
 
 @dataclass(frozen=True)
@@ -104,54 +121,58 @@ class Token2WavConfig:
 
     model_dir: Path
     """Directory with flow.yaml, flow.pt, hift.pt and the two ONNX files."""
-    device: str = "cpu"
-    """Device that computes, such as cpu or cuda."""
-    dtype: str = "float32"
-    """dtype of the flow; of the vocoder, only products are ever smaller than float32."""
-    max_batch_size: int = 16
-    """Most streams in one step."""
-    batch_window_us: int = 0
-    """Microseconds a step waits for more streams to join it."""
-    max_streams: int = 64
-    """Most open streams; one more is refused."""
-    max_chunk_tokens: int = 1500
-    """Most tokens (25 Hz) in one chunk: a minute of audio."""
-    voice_cache_bytes: int = 512 * MIB
-    """Most bytes of cached voices; the one used longest ago is dropped first."""
-    idle_timeout_s: float = 60.0
-    """Seconds without a chunk after which an open stream is aborted; above 0, finite."""
-    runner: RunnerKind = RunnerKind.AUTO
-    """Program that computes batches: auto, torch, packed, slots or tensorrt."""
-    engines_dir: Path | None = None
-    """Folder of TensorRT engines, for runner `tensorrt`; None is `engines` in model_dir."""
-    tensorrt_contexts: int = 64
-    """Most TensorRT execution contexts; every size that is prepared keeps one."""
-    tensorrt_prompt_frames: tuple[int, ...] = (300, 900)
-    """Mel frames (50 Hz), ascending, to which a batch's prompts are padded, the first that fits; longer prompts run in
-    the fused kernels."""
-    tensorrt_vocoder: str = "float32"
-    """Precision of the vocoder's engine, float32 (with TF32 products) or float16; without such an engine, fused kernels
-    run the vocoder."""
-    num_threads: int | None = None
-    """CPU threads for torch; None leaves torch's choice."""
+    device: str = described("cpu", "Device that computes, such as cpu or cuda.")
+    dtype: str = described("float32", "dtype of the flow; of the vocoder, only products are ever smaller than float32.")
+    max_batch_size: int = described(16, "Most streams in one step.")
+    batch_window_us: int = described(0, "Microseconds a step waits for more streams to join it.")
+    max_streams: int = described(64, "Most open streams; one more is refused.")
+    max_chunk_tokens: int = described(1500, "Most tokens (25 Hz) in one chunk: a minute of audio.")
+    voice_cache_bytes: int = described(
+        512 * MIB,
+        "Most bytes of cached voices; the one used longest ago is dropped first.",
+    )
+    idle_timeout_s: float = described(
+        60.0,
+        "Seconds without a chunk after which an open stream is aborted; above 0, finite.",
+    )
+    runner: RunnerKind = described(
+        RunnerKind.AUTO,
+        "Program that computes batches: auto, torch, packed, slots or tensorrt.",
+    )
+    engines_dir: Path | None = described(
+        None,
+        "Folder of TensorRT engines, for runner `tensorrt`; None is `engines` in model_dir.",
+    )
+    tensorrt_contexts: int = described(64, "Most TensorRT execution contexts; every size that is prepared keeps one.")
+    tensorrt_prompt_frames: tuple[int, ...] = described(
+        (300, 900),
+        "Mel frames (50 Hz), ascending, to which a batch's prompts are padded, the first that fits; longer "
+        "prompts run in the fused kernels.",
+    )
+    tensorrt_vocoder: str = described(
+        "float32",
+        "Precision of the vocoder's engine, float32 (with TF32 products) or float16; without such an engine, "
+        "fused kernels run the vocoder.",
+    )
+    num_threads: int | None = described(None, "CPU threads for torch; None leaves torch's choice.")
     synthesis: SynthesisPolicy = SynthesisPolicy()
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, str]) -> Token2WavConfig:
-        """Read flat string settings (field names of this class and of `SynthesisPolicy`).
+        """Read flat string settings: names of `SETTABLE`, fields of this class and of `SynthesisPolicy`.
 
         Raises:
             ValueError: an unknown name, a missing model_dir, or a value that does not parse.
         """
-        own = {f.name for f in dataclasses.fields(cls)} - {"synthesis"}
-        policy = {f.name for f in dataclasses.fields(SynthesisPolicy)}
+        own = SETTABLE.keys() & {f.name for f in dataclasses.fields(cls)}
+        policy = SETTABLE.keys() & {f.name for f in dataclasses.fields(SynthesisPolicy)}
         unknown = sorted(set(settings) - own - policy)
         if unknown:
             raise ValueError(f"unknown settings {unknown}; known are {sorted(own | policy)}")
         if "model_dir" not in settings:
             raise ValueError("model_dir is missing: give the directory that holds flow.yaml and flow.pt")
-        synthesis = SynthesisPolicy(**{k: _PARSERS[k](v) for k, v in settings.items() if k in policy})  # type: ignore[arg-type]
-        return cls(**{k: _PARSERS[k](v) for k, v in settings.items() if k in own}, synthesis=synthesis)  # type: ignore[arg-type]
+        synthesis = SynthesisPolicy(**{k: SETTABLE[k](v) for k, v in settings.items() if k in policy})  # type: ignore[arg-type]
+        return cls(**{k: SETTABLE[k](v) for k, v in settings.items() if k in own}, synthesis=synthesis)  # type: ignore[arg-type]
 
 
 def _at_least(minimum: int) -> Callable[[str], int]:
@@ -187,7 +208,7 @@ def _one_of(*names: str) -> Callable[[str], str]:
     return parse
 
 
-_PARSERS: dict[str, Callable[[str], object]] = {
+SETTABLE: dict[str, Callable[[str], object]] = {
     "model_dir": Path,
     "device": str,
     "dtype": str,
@@ -203,12 +224,8 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "tensorrt_prompt_frames": _ascending,
     "tensorrt_vocoder": _one_of("float32", "float16"),
     "num_threads": _at_least(1),
-    "history": HistoryPolicy,
     "estimator_recent_frames": _at_least(0),
     "conformer_recent_frames": _at_least(2),
-    "noise": NoiseSource,
-    "crossfade": Crossfade,
-    "source_phase": SourcePhase,
     "ode_steps": _at_least(1),
-    "parity": Parity,
 }
+"""Settings, and what reads each. The rest of `SynthesisPolicy` is for tests and replays of the original's numbers."""

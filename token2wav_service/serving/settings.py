@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from token2wav_service.config import SynthesisPolicy, Token2WavConfig
+from servicekit import settings
+from servicekit.settings import Section
+from token2wav_service.config import HELP, SETTABLE, SynthesisPolicy, Token2WavConfig
 from token2wav_service.contract import (
     AUDIO_TOKENIZER_MODEL,
     DROP_IN_MODEL,
@@ -190,13 +192,13 @@ def _set_decoupled(config: ModelConfigMessage, value: str) -> None:
 
 def _engine_settings() -> tuple[Setting, ...]:
     """Every field of the engine's own configuration that has no name of the original's."""
-    of_models = {"device", "dtype", "num_threads", "noise", "crossfade", "source_phase", "ode_steps", "parity"}
-    renamed = {"model_dir", "max_batch_size", "batch_window_us", "synthesis"}
+    of_models = {"device", "dtype", "num_threads", "ode_steps"}
+    renamed = {"model_dir", "max_batch_size", "batch_window_us"}
     fields = [*dataclasses.fields(Token2WavConfig), *dataclasses.fields(SynthesisPolicy)]
     return tuple(
         Setting(
             field.name,
-            f"token2wav engine: {field.name}",
+            field.metadata[HELP],
             _folder if field.name.endswith("_dir") else _engine_value(field.name),
             tuple(
                 Parameter(model, field.name)
@@ -205,7 +207,7 @@ def _engine_settings() -> tuple[Setting, ...]:
             default=_as_text(field.default),
         )
         for field in fields
-        if field.name not in renamed
+        if field.name in SETTABLE.keys() - renamed
     )
 
 
@@ -359,3 +361,31 @@ SETTINGS: tuple[Setting, ...] = (
     *_engine_settings(),
 )
 """Everything the assembler accepts, the original's names first."""
+SERVED = (
+    "BLS_INSTANCE_NUM",
+    "TRITON_MAX_BATCH_SIZE",
+    "MAX_QUEUE_DELAY_MICROSECONDS",
+    "DECOUPLED_MODE",
+    "ORIGINAL_MODELS",
+    "USE_SPK2INFO_CACHE",
+    "device",
+    "dtype",
+    "max_streams",
+    "voice_cache_bytes",
+    "runner",
+    "tensorrt_vocoder",
+    "num_threads",
+    "ode_steps",
+)
+"""Settings that `cosydit serve` has."""
+TOKEN2WAV = Section(
+    "token2wav",
+    tuple(
+        settings.Setting(
+            each.name, each.help, settings.Kind(each.check, "VALUE"), each.default, in_serve=each.name in SERVED
+        )
+        for each in SETTINGS
+    ),
+    "token2wav-",
+)
+"""The same as a section of settings."""

@@ -176,14 +176,9 @@ OWN_SETTINGS = [
     (TOKEN2WAV_MODEL, "tensorrt_vocoder", "float16"),
     (TOKEN2WAV_MODEL, "tensorrt_prompt_frames", "250,500"),
     (TOKEN2WAV_MODEL, "num_threads", "1"),
-    (TOKEN2WAV_MODEL, "history", "prompt_and_recent"),
     (TOKEN2WAV_MODEL, "estimator_recent_frames", "50"),
     (TOKEN2WAV_MODEL, "conformer_recent_frames", "60"),
-    (TOKEN2WAV_MODEL, "noise", "upstream"),
-    (TOKEN2WAV_MODEL, "crossfade", "upstream"),
-    (TOKEN2WAV_MODEL, "source_phase", "upstream"),
     (TOKEN2WAV_MODEL, "ode_steps", "5"),
-    (TOKEN2WAV_MODEL, "parity", "upstream"),
 ]
 
 
@@ -215,7 +210,7 @@ def test_every_setting_is_covered_by_a_test_here() -> None:
         ("llm_backend", "gpt"),
         ("triton_grpc_address", "http://localhost:8001"),
         ("token_hop_len", "3"),
-        ("history", "all"),
+        ("history", "upstream"),
         ("num_threads", "0"),
     ],
 )
