@@ -70,10 +70,7 @@ def stack_options(checkpoint: Path | None, work_dir: Path, servers: int) -> Stac
         settings={"BLS_INSTANCE_NUM": "1", "num_threads": "1"},
         replicas=tuple(more),
         # Chunks of the same cuts in every run, whatever the load: their waveforms are compared.
-        gateway_options=(
-            *("--admission-wait-s", "60"),
-            *("--dynamic-chunk-strategy", "exponential"),
-        ),
+        gateway={"admission_wait_s": "60", "dynamic_chunk_strategy": "exponential"},
     )
 
 

@@ -100,11 +100,11 @@ family_engine() {
 
 family_end_to_end() {
   local options out=$OUT/${NAME}_${1}_end_to_end status=0
-  local plain='{"serve_options": "--gateway-options --llm-max-speech-tokens 200", "audio_s": 8, "prompt_s": 5}'
+  local plain='{"serve_options": "--llm-max-speech-tokens 200", "audio_s": 8, "prompt_s": 5}'
   is_done "$out/summary.txt" && return
   mapfile -t options < <(commit_option)
   make_checkpoint "$WORK/$1" "$1" 64
-  start_server --checkpoint "$WORK/$1" --work-dir "$WORK/serve_$1" --gateway-options "--llm-max-speech-tokens 200"
+  start_server --checkpoint "$WORK/$1" --work-dir "$WORK/serve_$1" --llm-max-speech-tokens 200
   mkdir -p "$out"
   "$PYTHON" -m benchmarks.end_to_end --out "$out" --closed 1 --open 16 --open-s 30 --unseen 0 --warm-up-burst 32 \
     --setting "$plain" "${options[@]}" | tee "$WORK/summary.txt" || status=$?
@@ -168,7 +168,7 @@ sweep() {
   mkdir -p "$1"
   start_mps
   make_checkpoint "$WORK/checkpoint" step_audio2
-  start_server --checkpoint "$WORK/checkpoint" --work-dir "$WORK" --gateway-options "--llm-max-speech-tokens 200" \
+  start_server --checkpoint "$WORK/checkpoint" --work-dir "$WORK" --llm-max-speech-tokens 200 \
     "${SERVE_OPTIONS[@]}"
   measure "$(plain_setting)" "$@" --open-s 20 --warm-up-burst 32 | tee "$WORK/summary.txt" || status=$?
   stop_services

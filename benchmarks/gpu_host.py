@@ -25,13 +25,13 @@ from cosydit.stack.process import ServiceProcess, ServiceSpec, ServiceStartError
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = "run_stepaudio2_dit_token2wav.sh"
 TEXT = "Hello. This sentence went through two services."
-RANDOM_ANSWERS = "--llm-max-speech-tokens 200"
+RANDOM_ANSWERS = ("--llm-max-speech-tokens", "200")
 """Option of the gateway: an LLM of random weights does not end an answer by itself."""
 HAND_SET = (
-    "--set", "device=cuda", "--set", "dtype=float16", "--set", "TRITON_MAX_BATCH_SIZE=64", "--set", "max_streams=400",
-    "--set", "voice_cache_bytes=16000000000", "--llm-backend", "embedded",
-    "--llm-options", "--device cuda --max-batch-size 512 --kv-cache-free-gpu-memory-fraction 0.15",
-    "--gateway-options", f"--dynamic-chunk-strategy deadline {RANDOM_ANSWERS}",
+    "--token2wav-device", "cuda", "--token2wav-dtype", "float16", "--triton-max-batch-size", "64",
+    "--token2wav-max-streams", "400", "--token2wav-voice-cache-bytes", "16000000000", "--llm-backend", "embedded",
+    "--llm-device", "cuda", "--llm-max-batch-size", "512", "--llm-kv-cache-free-gpu-memory-fraction", "0.15",
+    "--dynamic-chunk-strategy", "deadline", *RANDOM_ANSWERS,
 )  # fmt: skip
 """Options of the server that is set up by hand, as figures were taken before `serve` chose for itself."""
 COMMANDS = ("stages", "say", "batch")
@@ -114,7 +114,7 @@ def _serve(part: str, args: argparse.Namespace) -> dict[str, Any]:
     if not checkpoint.exists():
         make = ["checkpoint", "make-random", str(checkpoint), "--size", "official", "--numbered-voices", str(VOICES)]
         subprocess.run([*_cosydit(), *make], check=True)
-    options = HAND_SET if part == "hand_set" else ("--gateway-options", RANDOM_ANSWERS)
+    options = HAND_SET if part == "hand_set" else RANDOM_ANSWERS
     command = [*_cosydit(), "serve", "--checkpoint", str(checkpoint), "--work-dir", str(args.work_dir / part), *options]
     if busy_ports((HTTP_PORT,)):
         raise ServiceStartError(f"something listens on port {HTTP_PORT}: its times would count as this one's; stop it")

@@ -21,7 +21,7 @@ import numpy as np
 
 from cosydit.bench.metrics import percentile
 from cosydit.bench.report import aligned_table, describe_environment, write_json
-from cosydit.stack.host import find_host, llm_arguments, preset_of, served_form
+from cosydit.stack.host import find_host, llm_settings, preset_of, served_form
 from cosydit.stack.process import ServiceProcess, ServiceSpec
 from gateway.core import Sampling, Utterance
 from gateway.llm.client import SpeechLMClient
@@ -31,6 +31,7 @@ from llm_service.config import LLMBackend
 from llm_service.prompt import LengthLimits
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import SPEECH_TOKEN_COUNT
+from servicekit.settings import as_options
 
 PORT, GRPC_PORT = 8000, 8100
 READY_TIMEOUT_S = 300.0
@@ -156,7 +157,7 @@ def _served(args: argparse.Namespace, backend: LLMBackend) -> Iterator[list[str]
     command = [sys.executable, "-m", "llm_service", "--backend", backend.value, "--model-dir", str(model_dir)]
     command += ["--port", str(PORT)]
     host = find_host("auto")
-    command += llm_arguments(preset_of(host), backend.value, shared=True) if host.gpus else ()
+    command += as_options(llm_settings(preset_of(host), backend.value, shared=True)) if host.gpus else []
     if backend is LLMBackend.EMBEDDED:
         command += ["--grpc-port", str(GRPC_PORT)]
     log = args.work_dir / f"llm_{backend.value}.log"

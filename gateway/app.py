@@ -121,7 +121,7 @@ async def open_gateway(
                 executor=executor,
                 encode_text=encoder.encode,
                 default_format=default_format(load_codecs()),
-                limits=HostLimits(run_ahead_s=config.run_ahead_s, reader_timeout_s=config.reader_timeout_s),
+                limits=HostLimits(run_ahead_s=config.run_ahead_s),
                 declaration=declaration,
                 routes=routes,
                 shutdown=Shutdown(gate, readiness, config.drain_delay_s, config.drain_timeout_s),
@@ -175,7 +175,7 @@ def _llm_wire(config: GatewayConfig, encoder: TextEncoder) -> LLMWire:
 def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
     def llm_client(address: str) -> LLMReplicaClient:
         if address.startswith(SCHEME):
-            return TokenStreamClient(address, wire, config.llm_deadlines, clock, lag, config.llm_pace)
+            return TokenStreamClient(address, wire, config.llm_deadlines, clock, lag)
         return SpeechLMClient(address, wire, config.llm_model, config.llm_deadlines, clock, lag)
 
     def token2wav_client(address: str) -> Token2WavClient:

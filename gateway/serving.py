@@ -11,7 +11,7 @@ import uvicorn
 from gateway.access.http_middleware import guarded
 from gateway.access.settings import http_rules, open_access, uvicorn_options
 from gateway.app import open_with_ports
-from gateway.config import GatewayConfig
+from gateway.config import DEFAULT_MAX_BODY_BYTES, GatewayConfig
 from gateway.dialects.common.json_socket import quiet_refusals
 from gateway.doors.http import build_app
 from gateway.errors import ConfigError
@@ -60,7 +60,7 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
     failed = StartFailure()
     app = build_app(
         partial(open_with_ports, config, access, telemetry, worker, on_failed=failed),
-        config.max_body_bytes,
+        DEFAULT_MAX_BODY_BYTES,
         registry if config.telemetry.is_at_the_door(access.has_keys) else None,
         on_warm=exempt_startup_objects,
     )
@@ -98,10 +98,11 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
 
 def _open_many_files(config: GatewayConfig) -> None:
     """Raise the limit on open files; warn if the connections that may come do not fit."""
-    allowed, wanted = raise_open_files(), FILES_A_CONNECTION * config.access.wire.max_connections
+    connections = config.access.wire.max_connections
+    allowed, wanted = raise_open_files(), FILES_A_CONNECTION * connections
     if allowed < wanted:
-        got = f"this process may open {allowed} files, and --max-connections needs {wanted}"
-        logger.warning("%s; raise the hard limit (ulimit -Hn), or give a lower --max-connections", got)
+        got = f"this process may open {allowed} files, and {connections} connections need {wanted}"
+        logger.warning("%s; raise the hard limit (ulimit -Hn)", got)
 
 
 def _log_calls() -> None:

@@ -11,13 +11,13 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llm_service.backends import Backend, EmbeddedBackend, TrtllmBackend, VllmBackend
 from llm_service.backends.auto import AUTO, GPU_DEVICE, choose_backend, has_gpu
 from llm_service.config import (
-    SETTINGS,
+    LLM,
     LLMBackend,
     ServerConfig,
     SettingValue,
@@ -29,6 +29,7 @@ from llm_service.errors import BackendUnavailableError, CheckpointError, LLMServ
 from servicekit.file_sums import FileSumsError, check_files
 from servicekit.gpu_host import mps_problem
 from servicekit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
+from servicekit.settings import Given, add_options, given_settings
 from servicekit.tracing import ENDPOINT_VARIABLE
 
 EXIT_USAGE = 2
@@ -39,21 +40,20 @@ MPS_BELOW_NORMAL = "1"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the launcher; return its exit status. With vllm and trtllm the process becomes the server."""
-    options = vars(_parser().parse_args(arguments))
-    backend_name = _chosen(str(options.pop("backend")), options)
-    is_dry_run = bool(options.pop("dry_run"))
-    log_format, endpoint = options.pop("log_format", None), options.pop("otlp_endpoint", None)
-    if endpoint is not None:
-        os.environ[ENDPOINT_VARIABLE] = str(endpoint)
+    args = _parser().parse_args(arguments)
+    if args.otlp_endpoint is not None:
+        os.environ[ENDPOINT_VARIABLE] = args.otlp_endpoint
     try:
-        configure_logging(LogFormat(log_format) if log_format else log_format_of())
+        configure_logging(LogFormat(args.log_format) if args.log_format else log_format_of())
+        options: dict[str, SettingValue] = dict(_single(given_settings(LLM, args, os.environ, has_prefix=False)))
     except ValueError as err:
         sys.stderr.write(f"error: {err}\n")
         return EXIT_USAGE
+    backend_name = _chosen(args.backend, options)
     try:
         config = parse_server_config(backend_name, options)
         backend = _backend(backend_name, options)
-        if is_dry_run:
+        if args.dry_run:
             sys.stdout.write(shlex.join(backend.command(config)) + "\n")
             return 0
         backend.check(config)
@@ -63,6 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {err}\n")
         return EXIT_USAGE
     return 0
+
+
+def _single(given: Given) -> Iterator[tuple[str, str]]:
+    """Yield name and text; no setting of the LLM repeats."""
+    for name, value in given.items():
+        if isinstance(value, str):
+            yield name, value
 
 
 def _chosen(name: str, options: dict[str, SettingValue]) -> LLMBackend:
@@ -121,27 +128,18 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m llm_service",
         description="Serve the speech-token LLM over OpenAI-compatible HTTP.",
         allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
     )
     names = [AUTO, *(name.value for name in LLMBackend)]
     what = "server to start; auto: trtllm on a GPU where it works, else embedded (default %(default)s)"
     parser.add_argument("--backend", choices=names, default=LLMBackend.EMBEDDED.value, help=what)
-    parser.add_argument(
-        "--dry-run", action="store_true", default=False, help="print the command of the server and stop"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="print the command of the server and stop")
     formats = [each.value for each in LogFormat]
     parser.add_argument(
         "--log-format", choices=formats, help=f"format of the log (default: {FORMAT_VARIABLE}, else text) [embedded]"
     )
     spans = f"URL of an OTLP/HTTP receiver of spans; {ENDPOINT_VARIABLE} is the default [embedded]"
     parser.add_argument("--otlp-endpoint", metavar="URL", help=spans)
-    for setting in SETTINGS:
-        flag = f"--{setting.name.replace('_', '-')}"
-        only = "" if len(setting.backends) == len(LLMBackend) else f" [{', '.join(sorted(setting.backends))}]"
-        if setting.kind is bool:
-            parser.add_argument(flag, dest=setting.name, action="store_true", help=setting.help + only)
-        else:
-            parser.add_argument(flag, dest=setting.name, metavar=setting.kind.__name__, help=setting.help + only)
+    add_options(parser, LLM, has_prefix=False)
     return parser
 
 

@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 from llm_service.errors import ConfigError
+from servicekit.settings import COUNT, PATH, PORT, SWITCH, TEXT, Section, Setting, number, one_of, whole
 
 # In a checkpoint directory: the speech head with its bias, weight [6564, hidden] and bias [6564].
 SPEECH_HEAD_FILE = "speech_head.safetensors"
@@ -38,87 +39,104 @@ _GUARDED = frozenset({LLMBackend.EMBEDDED, LLMBackend.VLLM})
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One setting as the outside knows it."""
+class LLMSetting(Setting):
+    """One setting, and the backends that it means something to."""
 
-    name: str
-    help: str
-    kind: type = str
     backends: frozenset[LLMBackend] = ALL_BACKENDS
-    choices: tuple[str, ...] | None = None
+
+    @property
+    def meaning(self) -> str:
+        """The help text with the default and the backends."""
+        names = ", ".join(sorted(each.value for each in self.backends))
+        return super().meaning + ("" if self.backends == ALL_BACKENDS else f" [{names}]")
 
 
 SETTINGS = (
-    Setting("model_dir", "directory of the checkpoint in Hugging Face layout; for trtllm also of a built engine"),
-    Setting("tokenizer_dir", "directory of the tokenizer (default: model_dir)"),
-    Setting("host", f"address to listen on (default {LOOPBACK_HOST}; with --in-container {ALL_INTERFACES_HOST})"),
-    Setting("port", "port to listen on; with embedded 0 takes any free one (default 8000)", int),
-    Setting("in_container", f"listen on {ALL_INTERFACES_HOST} unless a host is given", bool),
-    Setting("max_batch_size", "most requests that run together (default 64; embedded 8, on a GPU 1024)", int),
-    Setting(
+    LLMSetting(
+        "model_dir",
+        "directory of the checkpoint in Hugging Face layout, of trtllm also of an engine",
+        PATH,
+        in_serve=False,
+    ),
+    LLMSetting("tokenizer_dir", "directory of the tokenizer (default: model_dir)", PATH, in_serve=False),
+    LLMSetting("host", f"address to listen on (default {LOOPBACK_HOST})", TEXT, in_serve=False),
+    LLMSetting("port", "HTTP port; with embedded 0 takes any free one", PORT, "8000"),
+    LLMSetting("in_container", f"listen on {ALL_INTERFACES_HOST} unless a host is given", SWITCH, in_serve=False),
+    LLMSetting("max_batch_size", "most requests that run together (default 64; embedded 8, on a GPU 1024)", COUNT),
+    LLMSetting(
         "kv_cache_free_gpu_memory_fraction",
-        "share of free memory for the key-value cache (default 0.4); vllm: share of all GPU memory, weights included; "
-        "embedded on CPU: share of free RAM, which may lower the batch size",
-        float,
+        "share of free memory for keys and values (default 0.4); vllm: of all GPU memory, weights included",
+        number(0.0, 1.0, is_open=True),
     ),
-    Setting(
-        "max_num_tokens",
-        "most tokens of one step, prompts included (default: the server's own; embedded 8192)",
-        int,
+    LLMSetting("max_num_tokens", "most tokens of one step (default: its own; embedded 8192)", COUNT, in_serve=False),
+    LLMSetting("max_seq_len", "longest prompt plus answer (default: its own; 4096)", COUNT, in_serve=False),
+    LLMSetting(
+        "served_model_name",
+        "name of the model in /v1/models (default: the model directory's name)",
+        TEXT,
+        in_serve=False,
+        backends=_NAMED,
     ),
-    Setting("max_seq_len", "longest prompt plus answer, in tokens (default: the server's own; embedded 4096)", int),
-    Setting("served_model_name", "name of the model in /v1/models (default: the model directory's name)", str, _NAMED),
-    Setting(
+    LLMSetting(
         "stream_interval",
-        "tokens in one streamed event after the first; fewer, larger events cost the server less (default: its own)",
-        int,
-        _STREAMED,
+        "tokens in an event after the first",
+        COUNT,
+        in_serve=False,
+        backends=_STREAMED,
     ),
-    Setting(
-        "engine_backend", "engine that trtllm-serve runs (default: its choice)", str, _TRTLLM, ("pytorch", "tensorrt")
+    LLMSetting(
+        "engine_backend",
+        "engine that trtllm-serve runs (default: its choice)",
+        one_of("pytorch", "tensorrt"),
+        in_serve=False,
+        backends=_TRTLLM,
     ),
-    Setting("device", "torch device (default cpu)", str, _EMBEDDED),
-    Setting(
+    LLMSetting("device", "torch device (default cpu)", TEXT, backends=_EMBEDDED),
+    LLMSetting(
         "engine",
-        "engine; eager: plain torch (formerly called transformers); graphs: CUDA graphs with the sampler inside "
-        "(default: graphs on a GPU)",
-        str,
-        _EMBEDDED,
-        ("eager", "graphs", "transformers"),
+        "engine; eager: plain torch (formerly called transformers); graphs: CUDA graphs (default: graphs on a GPU)",
+        one_of("eager", "graphs", "transformers"),
+        backends=_EMBEDDED,
     ),
-    Setting(
+    LLMSetting(
         "dtype",
-        "type of the computation (default float32; of graphs on a GPU the checkpoint's own, float16 or bfloat16)",
-        str,
-        _EMBEDDED,
-        ("float32", "bfloat16", "float16"),
+        "type of the computation (default float32; of graphs the checkpoint's own half type)",
+        one_of("float32", "bfloat16", "float16"),
+        backends=_EMBEDDED,
     ),
-    Setting("grpc_port", "port of the gRPC token stream; 0 takes any free one (default: none)", int, _EMBEDDED),
-    Setting(
-        "max_lead_s",
-        "with engine graphs: seconds of speech ahead of its listener beyond which a stream yields to waiting ones "
-        "(default 5)",
-        float,
-        _EMBEDDED,
+    LLMSetting(
+        "grpc_port",
+        "gRPC port of the token stream; 0: any free one (default: none)",
+        PORT,
+        in_serve=False,
+        backends=_EMBEDDED,
     ),
-    Setting("num_threads", "number of torch threads (default: torch's choice)", int, _EMBEDDED),
-    Setting(
-        "rows_per_forward",
-        "fixed number of rows of a decode step, so that equal seeds give equal tokens (default 8)",
-        int,
-        _EMBEDDED,
+    LLMSetting("num_threads", "number of torch threads (default: torch's choice)", COUNT, backends=_EMBEDDED),
+    LLMSetting(
+        "max_queue_size",
+        "most requests that wait for a slot; more are refused (default 64)",
+        whole(0),
+        in_serve=False,
+        backends=_EMBEDDED,
     ),
-    Setting(
-        "max_queue_size", "most requests that wait for a slot; more are refused with 429 (default 64)", int, _EMBEDDED
-    ),
-    Setting(
+    LLMSetting(
         "ras_window",
-        "number of last tokens that repetition-aware sampling checks; 0: off (default 10); vllm: of the converted form",
-        int,
-        _GUARDED,
+        "last tokens that repetition-aware sampling checks; 0: off (default 10); vllm: of the converted form",
+        whole(0),
+        in_serve=False,
+        backends=_GUARDED,
     ),
-    Setting("ras_tau", "share of --ras-window from which a token is drawn again (default 0.1)", float, _GUARDED),
+    LLMSetting(
+        "ras_tau",
+        "share of ras_window from which a token is drawn again (default 0.1)",
+        number(0.0, 1.0, is_open=True),
+        in_serve=False,
+        backends=_GUARDED,
+    ),
 )
+LLM = Section("llm", SETTINGS, "llm-")
+ROWS_PER_FORWARD = 8
+"""Rows of a decode step of plain torch: a fixed number, so that equal seeds give equal tokens whoever else speaks."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +177,7 @@ class EmbeddedConfig:
     engine: str | None = None  # None: graphs on a GPU, else eager
     dtype: str | None = None  # None: of graphs on a GPU the checkpoint's own half type, else float32
     grpc_port: int | None = None
-    max_lead_s: float = 5.0
     num_threads: int | None = None
-    rows_per_forward: int = 8
     max_queue_size: int = 64  # requests beyond those that run
     ras_window: int = 10  # tokens
     ras_tau: float = 0.1  # share of the window
@@ -171,9 +187,6 @@ class EmbeddedConfig:
             _require_range("num_threads", self.num_threads, 1, 1024)
         if self.grpc_port is not None:
             _require_range("grpc_port", self.grpc_port, 0, MAX_PORT)
-        if not 0.0 <= self.max_lead_s <= MAX_LEAD_S:
-            raise ConfigError(f"max_lead_s is {self.max_lead_s}; expected 0..{MAX_LEAD_S:.0f}")
-        _require_range("rows_per_forward", self.rows_per_forward, 1, 1024)
         _require_range("max_queue_size", self.max_queue_size, 0, 1 << 20)
         _require_guard(self.ras_window, self.ras_tau)
 
@@ -204,7 +217,6 @@ def _is_gpu(device: object) -> bool:
 
 
 GRAPHS = "graphs"
-MAX_LEAD_S = 3600.0
 EMBEDDED_MAX_BATCH_SIZE = 8
 GPU_MAX_BATCH_SIZE = 1024
 EMBEDDED_MAX_NUM_TOKENS = 8192
@@ -273,18 +285,12 @@ def _checked(backend: LLMBackend, values: Mapping[str, SettingValue]) -> dict[st
     return checked
 
 
-def _converted(setting: Setting, value: SettingValue) -> SettingValue:
-    if setting.choices is not None and value not in setting.choices:
-        raise ConfigError(f"{setting.name} is {value!r}; expected one of {', '.join(setting.choices)}")
-    if setting.kind is bool and isinstance(value, str):
-        if value.lower() not in ("true", "false"):
-            raise ConfigError(f"{setting.name} is {value!r}; expected true or false")
-        return value.lower() == "true"
+def _converted(setting: LLMSetting, value: SettingValue) -> SettingValue:
     try:
-        converted: SettingValue = setting.kind(value)
+        converted = setting.kind.read(str(value))
     except ValueError as err:
-        raise ConfigError(f"{setting.name} is {value!r}; expected {setting.kind.__name__}") from err
-    return converted
+        raise ConfigError(f"{setting.name} is {value!r}; {err}") from err
+    return converted if isinstance(converted, bool | int | float) else str(converted)
 
 
 def _require_range(name: str, value: int, low: int, high: int) -> None:

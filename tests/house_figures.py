@@ -40,7 +40,8 @@ def main() -> None:
 def house_figures(root: Path) -> dict[str, int]:
     """Return each figure by its name.
 
-    Lines are those of Python files. `routing_constants` counts the numbers that modules of the gateway's routing name,
+    Lines are those of Python files. `serve_settings` counts the declared settings that `cosydit serve` has, beside
+    `--config` and `--no-gateway`; `routing_constants` the numbers that modules of the gateway's routing name;
     `double_names` the public class names that more than one module of the wheel defines.
     """
     wheel = _files(root, *WHEEL)
@@ -54,6 +55,7 @@ def house_figures(root: Path) -> dict[str, int]:
         "test_lines": _lines(_files(root, "tests")),
         "lab_lines": _lines(_files(root, *LABORATORY)),
         "doc_words": sum(len(page.read_text("utf-8").split()) for page in _pages(root)),
+        "serve_settings": _served(root),
         "routing_lines": _lines(routing),
         "routing_constants": sum(_numbers_named(path) for path in routing),
         "double_names": sum(count > 1 for count in names.values()),
@@ -125,6 +127,23 @@ def _is_number(node: ast.expr) -> bool:
     except ValueError:
         return False
     return isinstance(value, int | float) and not isinstance(value, bool) and value != 0
+
+
+def _served(root: Path) -> int:
+    """Count the settings of `cosydit serve`: calls of `Setting` that do not leave it out, and names of token2wav's."""
+    count = 0
+    for name in ("gateway/settings.py", "llm_service/config.py", "cosydit/cli/stack_options.py"):
+        calls = [node for node in ast.walk(ast.parse((root / name).read_text("utf-8"))) if isinstance(node, ast.Call)]
+        made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id.endswith("Setting")]
+        count += sum(all(keyword.arg != "in_serve" for keyword in call.keywords) for call in made)
+    return count + len(_names_of(root / "token2wav_service/serving/settings.py", "SERVED"))
+
+
+def _names_of(path: Path, constant: str) -> Sequence[str]:
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == constant:
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return ()
 
 
 def _reachable(graph: Graph, start: str) -> set[str]:

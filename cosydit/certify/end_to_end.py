@@ -96,7 +96,7 @@ def _started(context: CheckContext) -> Iterator[RunningStack]:
         settings=context.plan.settings,
         ready_timeout_s=READY_TIMEOUT_S,
         llm_backend=AUTO,
-        gateway_options=("--wyoming-port", str(wyoming_port)),
+        gateway={"wyoming_port": str(wyoming_port)},
     )
     options = with_served_form(for_host(options, host))
     stack = LocalStack(options, with_gateway=True)

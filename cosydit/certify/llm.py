@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cosydit.certify.check import CheckFailedError, Findings, NotRunError
 from cosydit.certify.checks import LLM_PROGRAMS
 from cosydit.certify.context import TEXTS, VOICE, CheckContext
-from cosydit.stack.host import find_host, llm_arguments, preset_of, served_form
+from cosydit.stack.host import find_host, llm_settings, preset_of, served_form
 from cosydit.stack.process import ServiceSpec, read_json
 from gateway.core import Sampling, Utterance
 from gateway.llm.client import SpeechLMClient
@@ -37,6 +37,7 @@ from llm_service.export.check_server import Question, gap_below_best, source_que
 from llm_service.speech_head import read_speech_head
 from llm_service.text_encoder import TextEncoder, load_text_encoder
 from llm_service.vocab import SPEECH_TOKEN_COUNT, SPEECH_TOKENS_PER_SECOND, SpeechVocabulary
+from servicekit.settings import as_options
 from token2wav_service.checkpoint.family import open_features
 from token2wav_service.features.audio import load_prompt_audio
 
@@ -335,7 +336,7 @@ def _serving(context: CheckContext, backend: LLMBackend) -> Iterator[Server]:
     host, port = find_host(context.plan.device), context.ports(1)[0]
     command = [sys.executable, *SERVICE, "--backend", backend.value]
     command += ["--model-dir", str(model_dir), "--port", str(port)]
-    command += llm_arguments(preset_of(host), backend.value, shared=True) if host.gpus else ()
+    command += as_options(llm_settings(preset_of(host), backend.value, shared=True)) if host.gpus else []
     url = f"http://127.0.0.1:{port}"
     log = context.log_dir / f"llm_{backend.value}.log"
     began = time.perf_counter()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from cosydit.cli.stack_options import (
     add_stack_options,
+    all_given,
     check_installed,
     choice_lines,
     complain,
@@ -19,6 +20,7 @@ from cosydit.cli.stack_options import (
     stack_options,
     wav_path,
 )
+from servicekit.gpu_host import AUTO
 
 if TYPE_CHECKING:
     from cosydit.stack.stack import StackOptions
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WARM_UP_TEXT = "Ready."
-ONE_STREAM = ("--rows-per-forward", "1")
-"""Options of the LLM on a CPU for a single caller."""
+ONE_STREAM = {"max_batch_size": "2"}
+"""Settings of the LLM on a CPU for a single caller: the answer that is heard, and the next one."""
 FEW_STREAMS = {"BLS_INSTANCE_NUM": "1", "TRITON_MAX_BATCH_SIZE": "1", "max_streams": "4"}
 """Settings of the model repository for a single caller: a small pool and few programs are ready sooner."""
 
@@ -58,8 +60,9 @@ def run(args: argparse.Namespace) -> int:
     request = SpeechRequest(args.text, args.voice, args.seed)
     try:
         _check_text(args.text)
-        host = find_host(args.device)
-        options = _for_one(for_host(stack_options(args, defaults=FEW_STREAMS), host, one_stream=True))
+        given = all_given(args)
+        host = find_host(str(given[""].get("device", AUTO)))
+        options = _for_one(for_host(stack_options(given, FEW_STREAMS), host, one_stream=True))
         check_installed(options.llm_backend)
         _check_voice(args.voice, options.checkpoint.voices_dir)
         options = with_served_form(options)
@@ -89,9 +92,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _for_one(options: StackOptions) -> StackOptions:
     """Have an LLM on the CPU compute one row at a time, unless the user says otherwise."""
-    if options.llm_backend != "embedded" or "--device" in options.llm_options:
+    if options.llm_backend != "embedded" or "device" in options.llm:
         return options
-    return dataclasses.replace(options, llm_options=(*ONE_STREAM, *options.llm_options))
+    return dataclasses.replace(options, llm={**ONE_STREAM, **options.llm})
 
 
 def _check_text(text: str) -> None:

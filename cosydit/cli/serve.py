@@ -5,75 +5,53 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
-import shlex
-from collections.abc import Sequence
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 from cosydit.cli.stack_options import (
     add_stack_options,
+    all_given,
     check_installed,
     choice_lines,
     complain,
     gpu_shared,
     stack_options,
 )
+from gateway.settings import GATEWAY
+from servicekit.gpu_host import AUTO
+from servicekit.settings import Given, Section
 
 if TYPE_CHECKING:
     from cosydit.stack.host import Host
     from cosydit.stack.stack import StackOptions
+    from gateway.config import GatewayConfig
+    from gateway.dialects.wyoming.settings import WyomingSettings
 
 logger = logging.getLogger(__name__)
 
-DRAIN_TIMEOUT_S = 0.7
+ALL_ADDRESSES = ("", "0.0.0.0", "::")
+LOOPBACK = "127.0.0.1"
+DRAIN_TIMEOUT_S = "0.7"
 """Seconds that streams may go on when `serve` is stopped: whoever stops it waits in front of it."""
-_ALL_ADDRESSES = ("", "0.0.0.0", "::")
+CREATED_VOICES_FOLDER = "created_voices"
+"""Folder of the work directory for voices that callers of this machine create."""
+_DEFAULTS = {
+    "drain_timeout_s": DRAIN_TIMEOUT_S,
+    "processes": AUTO,
+    "created_voices_dir": f"WORK-DIR/{CREATED_VOICES_FOLDER} on a loopback host, else none",
+}
+GATEWAY_SERVED = Section(
+    GATEWAY.name,
+    tuple(
+        dataclasses.replace(each, default=_DEFAULTS.get(each.name, each.default)) for each in GATEWAY.served().settings
+    ),
+)
+"""The gateway's settings with the defaults of `serve`."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("serve", help="start both services and the gateway, until interrupted")
-    add_stack_options(parser)
-    parser.add_argument("--gateway-port", type=int, default=8080, help="HTTP port of the gateway (default %(default)s)")
-    parser.add_argument(
-        "--gateway-grpc-port",
-        type=int,
-        default=50051,
-        help="gRPC port of the gateway; 0: no gRPC (default %(default)s)",
-    )
-    processes = "gateway processes on the same ports; auto: 1 without a GPU, else by the cores (default %(default)s)"
-    parser.add_argument("--gateway-processes", default="auto", metavar="N", help=processes)
-    wyoming = "Wyoming port (Home Assistant); 0: no Wyoming (default: 10200 if it is free and no API keys are set)"
-    parser.add_argument("--gateway-wyoming-port", type=int, default=None, metavar="N", help=wyoming)
-    parser.add_argument(
-        "--gateway-options",
-        type=shlex.split,
-        default=[],
-        metavar="'OPTIONS'",
-        help="options of the gateway; `python -m gateway --help` lists them",
-    )
-    parser.add_argument(
-        "--token2wav-replicas",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of Triton servers; each one's ports are 10 above those of the one before (default %(default)s)",
-    )
-    parser.add_argument(
-        "--llm-gpu", metavar="GPU", help="GPU of the LLM, as CUDA_VISIBLE_DEVICES names it (default: any)"
-    )
-    parser.add_argument(
-        "--token2wav-gpus",
-        type=lambda names: names.split(","),
-        default=[],
-        metavar="GPU[,GPU...]",
-        help="GPUs of the Triton servers in turn, used again if there are more servers (default: any)",
-    )
-    parser.add_argument(
-        "--created-voices-dir",
-        type=Path,
-        metavar="DIR",
-        help="directory for voices that callers create (default: callers can't create any)",
-    )
+    add_stack_options(parser, GATEWAY_SERVED)
     parser.add_argument("--no-gateway", action="store_true", help="start only the LLM service and Triton")
     parser.set_defaults(run=run)
 
@@ -83,30 +61,21 @@ def run(args: argparse.Namespace) -> int:
     from cosydit.stack.host import find_host, for_host, with_served_form
     from cosydit.stack.process import ServiceStartError, stopped_by_signals
     from cosydit.stack.run_file import announced
-    from cosydit.stack.stack import REPLICA_PORT_STEP, LocalStack, run_record
+    from cosydit.stack.stack import LocalStack, gateway_settings, run_record
     from cosydit.stack.supervisor import RestartPolicy, Supervisor
+    from gateway.config import gateway_config
+    from gateway.errors import ConfigError
     from llm_service.errors import LLMServiceError
     from token2wav_service.serving.process.installation import TritonNotFoundError
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
     try:
-        host = find_host(args.device)
-        options = stack_options(
-            args, defaults={}, gateway_port=args.gateway_port, gateway_grpc_port=args.gateway_grpc_port
-        )
-        options = dataclasses.replace(
-            options,
-            replicas=tuple(
-                options.ports.triton.shifted(REPLICA_PORT_STEP * number) for number in range(1, args.token2wav_replicas)
-            ),
-            gateway_options=_gateway_options(args, host),
-            llm_gpu=args.llm_gpu,
-            token2wav_gpus=args.token2wav_gpus,
-        )
-        options = for_host(options, host)
+        given = all_given(args, GATEWAY_SERVED)
+        host = find_host(str(given[""].get("device", AUTO)))
+        options = _with_gateway(for_host(stack_options(given), host), host)
+        config = None if args.no_gateway else gateway_config(gateway_settings(options), os.environ)
         check_installed(options.llm_backend)
         options = with_served_form(options)
-        home = wyoming_line(options.gateway_options)
         stack = LocalStack(options, with_gateway=not args.no_gateway)
         record = run_record(options, with_gateway=not args.no_gateway)
         with (
@@ -116,10 +85,11 @@ def run(args: argparse.Namespace) -> int:
             announced(options.work_dir, record),
         ):
             chosen = choice_lines(options, host, mps)
-            print("\n".join([*stack.describe(), *chosen, *_where(options, args, home)]), flush=True)
+            print("\n".join([*stack.describe(), *chosen, *_where(options, config)]), flush=True)
             return Supervisor(stack.kinds, RestartPolicy(ready_timeout_s=options.ready_timeout_s)).watch()
     except (
         CheckpointMissingError,
+        ConfigError,
         LLMServiceError,
         ModuleNotFoundError,
         OSError,
@@ -130,19 +100,27 @@ def run(args: argparse.Namespace) -> int:
         return complain("serve", err)
 
 
-def _gateway_options(args: argparse.Namespace, host: Host) -> list[str]:
-    """Return the gateway's arguments; what was asked for comes later and wins."""
-    options = ["--drain-timeout-s", str(DRAIN_TIMEOUT_S)]
-    options += [*_wyoming_options(args.gateway_wyoming_port), *_processes_option(args.gateway_processes, host)]
-    if args.created_voices_dir is not None:
-        options += ["--created-voices-dir", str(args.created_voices_dir)]
-    return [*options, *args.gateway_options]
+def _with_gateway(options: StackOptions, host: Host) -> StackOptions:
+    """Fill in what nobody gave of the gateway's settings."""
+    from cosydit.stack.host import gateway_processes
+    from gateway.access.settings import is_loopback
+
+    given = options.gateway
+    chosen: Given = {"drain_timeout_s": DRAIN_TIMEOUT_S, **gateway_processes(host)}
+    if given.get("processes") == AUTO and not host.gpus:
+        chosen["processes"] = "1"
+        given = {name: value for name, value in given.items() if name != "processes"}
+    if "wyoming_port" not in given:
+        chosen |= _wyoming_settings()
+    if is_loopback(str(given.get("host", LOOPBACK))):
+        chosen["created_voices_dir"] = str(options.work_dir / CREATED_VOICES_FOLDER)
+    return dataclasses.replace(options, gateway={**chosen, **given})
 
 
-def _where(options: StackOptions, args: argparse.Namespace, home: str) -> list[str]:
+def _where(options: StackOptions, config: GatewayConfig | None) -> list[str]:
     """Return what a caller needs to know, a line each."""
     lines = [f"logs      {options.log_dir}", "watch     cosydit top"]
-    if args.no_gateway:
+    if config is None:
         return lines
     if options.ports.gateway_grpc:
         lines.insert(0, f"gRPC      127.0.0.1:{options.ports.gateway_grpc}")
@@ -150,37 +128,28 @@ def _where(options: StackOptions, args: argparse.Namespace, home: str) -> list[s
         f"page      {options.gateway_url}/",
         f"base URL  {options.gateway_url}/v1 (OpenAI clients)",
         *lines,
-        home,
+        wyoming_line(config.wyoming),
         f"speak: cosydit client http --url {options.gateway_url} --text 'Hello.' --out hello.wav",
     ]
 
 
-def _processes_option(asked: str, host: Host) -> tuple[str, ...]:
-    from cosydit.stack.host import gateway_processes_option
-
-    return gateway_processes_option(host) if asked == "auto" else ("--processes", asked)
-
-
-def _wyoming_options(port: int | None) -> tuple[str, ...]:
-    """Return the gateway's options for the port that was asked for; where none was, a taken port means no door."""
+def _wyoming_settings() -> Given:
+    """Return no port where something else has the usual one: who asked for none is not to be kept from serving."""
     from cosydit.stack.process import busy_ports
     from gateway.dialects.wyoming.settings import DEFAULT_WYOMING_PORT
 
-    if port is None and busy_ports((DEFAULT_WYOMING_PORT,)):
-        got = "Wyoming (Home Assistant) is off: something listens on port %d; --gateway-wyoming-port names another"
-        logger.warning(got, DEFAULT_WYOMING_PORT)
-        return ("--wyoming-port", "0")
-    return () if port is None else ("--wyoming-port", str(port))
+    if not busy_ports((DEFAULT_WYOMING_PORT,)):
+        return {}
+    got = "Wyoming (Home Assistant) is off: something listens on port %d; --wyoming-port names another"
+    logger.warning(got, DEFAULT_WYOMING_PORT)
+    return {"wyoming_port": "0"}
 
 
-def wyoming_line(gateway_options: Sequence[str]) -> str:
-    """Say where the Wyoming door is that a gateway with these options opens, or why there is none."""
-    from gateway.config import parse_args
-
-    wyoming = parse_args(["--tokenizer-dir", ".", "--voices-dir", ".", *gateway_options]).wyoming
+def wyoming_line(wyoming: WyomingSettings | None) -> str:
+    """Say where the Wyoming door is, or why there is none."""
     if wyoming is None:
         return "Home Assistant: off"
     if wyoming.shut_because is not None:
-        return f"Home Assistant: off, {wyoming.shut_because}; --gateway-options --insecure-wyoming opens it"
-    host = "this machine's address" if wyoming.host in _ALL_ADDRESSES else wyoming.host
+        return f"Home Assistant: off, {wyoming.shut_because}; --insecure-wyoming opens it"
+    host = "this machine's address" if wyoming.host in ALL_ADDRESSES else wyoming.host
     return f"Home Assistant: add the integration Wyoming Protocol with {host}, port {wyoming.port}"

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from servicekit.gpu_host import DEVICE_VARIABLE, DEVICES, default_device
+from gateway.settings import GATEWAY
+from llm_service.config import LLM
+from servicekit.gpu_host import AUTO, DEVICES
+from servicekit.logs import FORMAT_VARIABLE, LogFormat
+from servicekit.settings import (
+    COUNT,
+    PATH,
+    PORT,
+    Given,
+    Kind,
+    Section,
+    Setting,
+    add_options,
+    given_settings,
+    one_of,
+    read_file,
+    read_settings,
+)
+from servicekit.tracing import ENDPOINT_VARIABLE
+from token2wav_service.serving.settings import TOKEN2WAV
 
 if TYPE_CHECKING:
     from cosydit.stack.host import Host
@@ -22,81 +41,112 @@ TOKEN2WAV_MODULES = ("torch", "onnxruntime", "scipy", "soundfile", "yaml")
 LLM_MODULES = ("safetensors",)
 
 
-def add_stack_options(parser: argparse.ArgumentParser) -> None:
-    """Add where the checkpoint, the logs and the ports are."""
-    parser.add_argument(
-        "--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (default: the demo voice)"
-    )
-    parser.add_argument(
-        "--device",
-        choices=DEVICES,
-        default=default_device(),
-        help=f"device of both services; auto: the GPU where there is one (default: {DEVICE_VARIABLE}, else auto)",
-    )
-    parser.add_argument(
-        "--llm-backend",
-        choices=("auto", "embedded", "vllm", "trtllm"),
-        default="auto",
-        help="LLM server; auto: on a GPU trtllm where it works, else embedded (default %(default)s)",
-    )
-    parser.add_argument(
-        "--llm-options",
-        type=shlex.split,
-        default=[],
-        metavar="'OPTIONS'",
-        help="options of the LLM service; `python -m llm_service --help` lists them",
-    )
-    parser.add_argument("--work-dir", type=Path, help="logs and model repository (default: ~/.cache/cosydit)")
-    parser.add_argument("--llm-port", type=int, default=8000, help="HTTP port of the LLM service (default %(default)s)")
-    tokens = "gRPC port of the LLM service's token stream, on a GPU (default %(default)s)"
-    parser.add_argument("--llm-grpc-port", type=int, default=8100, help=tokens)
-    parser.add_argument("--triton-http-port", type=int, default=18000, help="HTTP port of Triton (default %(default)s)")
-    parser.add_argument("--triton-grpc-port", type=int, default=8001, help="gRPC port of Triton (default %(default)s)")
-    parser.add_argument(
-        "--triton-metrics-port", type=int, default=8002, help="metrics port of Triton (default %(default)s)"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="setting of the model repository; `python -m token2wav_service.serving.assemble --help` lists them",
-    )
+HEAD = Section(
+    "",
+    (
+        Setting("checkpoint", "directory with token2wav/, llm/ and voices/; not given: the demo voice", PATH),
+        Setting("device", "device of both services; auto: the GPU where there is one", one_of(*DEVICES), AUTO),
+        Setting("work_dir", "logs and model repository; not given: ~/.cache/cosydit", PATH, variable="COSYDIT_HOME"),
+        Setting("log_format", "format of all services' logs", one_of(*(each.value for each in LogFormat)), "text"),
+        Setting(
+            "otlp_endpoint",
+            "base URL of an OTLP/HTTP receiver of spans, for all services",
+            Kind(str, "URL"),
+            variable=ENDPOINT_VARIABLE,
+        ),
+    ),
+)
+LLM_SERVED = Section(
+    LLM.name,
+    (
+        Setting(
+            "backend",
+            "LLM server; auto: on a GPU trtllm where it works, else embedded",
+            one_of("auto", "embedded", "vllm", "trtllm"),
+            "auto",
+        ),
+        Setting("gpu", "GPU of the LLM, as CUDA_VISIBLE_DEVICES names it; not given: any", Kind(str, "GPU")),
+        Setting("grpc_port", "gRPC port of the token stream, on a GPU", PORT, "8100"),
+        *LLM.served().settings,
+    ),
+    LLM.prefix,
+)
+TOKEN2WAV_SERVED = Section(
+    TOKEN2WAV.name,
+    (
+        Setting("replicas", "number of Triton servers; the ports of each are 10 above those of the last", COUNT, "1"),
+        Setting("gpus", "GPUs of the Triton servers in turn; not given: any", Kind(str, "GPU"), repeats=True),
+        Setting("http_port", "HTTP port of Triton", PORT, "18000", alias="--triton-http-port"),
+        Setting("grpc_port", "gRPC port of Triton", PORT, "8001", alias="--triton-grpc-port"),
+        Setting("metrics_port", "metrics port of Triton", PORT, "8002", alias="--triton-metrics-port"),
+        *TOKEN2WAV.served().settings,
+    ),
+    TOKEN2WAV.prefix,
+)
+STACK = (HEAD, LLM_SERVED, TOKEN2WAV_SERVED)
+"""What every command that starts the services can be given."""
+_DOORS = {"gateway": "port", "gateway_grpc": "grpc_port"}
+"""Settings of the gateway that the stack knows as its ports."""
+_OF_THE_STACK = {"backend", "gpu", "port", "grpc_port", "replicas", "gpus", "http_port", "metrics_port"}
+"""Settings that the services themselves do not have, or are told by the stack."""
 
 
-def stack_options(
-    args: argparse.Namespace, *, defaults: Mapping[str, str], gateway_port: int = 8080, gateway_grpc_port: int = 50051
-) -> StackOptions:
-    """Read the options; unpacks the demo voice when no checkpoint is named.
+def add_stack_options(parser: argparse.ArgumentParser, *more: Section) -> None:
+    """Add the options of `STACK` and of further sections, and the file that may have them all."""
+    about = "TOML file with the settings below, in its head and the sections [llm], [token2wav] and [gateway]"
+    parser.add_argument("--config", type=Path, metavar="FILE", help=about)
+    for section in (*STACK, *more):
+        add_options(parser, section)
+
+
+def all_given(args: argparse.Namespace, *more: Section) -> dict[str, Given]:
+    """Return by section what was given to a command with `add_stack_options`.
+
+    Raises:
+        SettingsError: a value, or the file, can't be read.
+    """
+    sections = (*STACK, *more)
+    file = read_file(args.config, (*STACK, GATEWAY.served())) if args.config else {}
+    return {section.name: given_settings(section, args, os.environ, file) for section in sections}
+
+
+def stack_options(given: Mapping[str, Given], defaults: Mapping[str, str] | None = None) -> StackOptions:
+    """Make a stack of what was given; unpacks the demo voice when no checkpoint is named.
 
     Args:
-        defaults: settings of the model repository that --set may change.
+        given: by section.
+        defaults: settings of the model repository, where nothing else was given.
 
     Raises:
         CheckpointMissingError: the named checkpoint is not there.
-        ValueError: a setting that is not NAME=VALUE.
     """
     from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
-    from cosydit.stack.stack import Ports, StackOptions, default_work_dir
+    from cosydit.stack.stack import REPLICA_PORT_STEP, Ports, StackOptions, default_work_dir
 
-    work_dir = args.work_dir or default_work_dir()
-    settings = {**defaults, **dict(_name_value(text) for text in args.set)}
+    head, llm, token2wav = (read_settings(each, given[each.name]) for each in STACK)
+    gateway = dict(given.get(GATEWAY.name, {}))
+    ports = Ports(llm.port, token2wav.http_port, token2wav.grpc_port, token2wav.metrics_port, llm_grpc=llm.grpc_port)
+    doors = {port: int(str(gateway.pop(name))) for port, name in _DOORS.items() if name in gateway}
+    for variable, name in ((FORMAT_VARIABLE, "log_format"), (ENDPOINT_VARIABLE, "otlp_endpoint")):
+        if name in given[""]:
+            os.environ[variable] = str(given[""][name])
+    work_dir = head.work_dir or default_work_dir()
     return StackOptions(
-        checkpoint=resolve_checkpoint(args.checkpoint, work_dir),
+        checkpoint=resolve_checkpoint(head.checkpoint, work_dir),
         work_dir=work_dir,
-        ports=Ports(
-            args.llm_port,
-            args.triton_http_port,
-            args.triton_grpc_port,
-            args.triton_metrics_port,
-            gateway_port,
-            gateway_grpc_port,
-            args.llm_grpc_port,
-        ),
-        settings=settings,
-        llm_backend=args.llm_backend,
-        llm_options=args.llm_options,
+        ports=dataclasses.replace(ports, **doors),
+        settings={**(defaults or {}), **_of_the_service(given[TOKEN2WAV.name])},
+        llm_backend=llm.backend,
+        llm={**_of_the_service(given[LLM.name])},
+        gateway=gateway,
+        replicas=tuple(ports.triton.shifted(REPLICA_PORT_STEP * number) for number in range(1, token2wav.replicas)),
+        llm_gpu=llm.gpu,
+        token2wav_gpus=token2wav.gpus,
     )
+
+
+def _of_the_service(given: Given) -> dict[str, str]:
+    return {name: str(value) for name, value in given.items() if name not in _OF_THE_STACK}
 
 
 @contextmanager
@@ -161,10 +211,3 @@ def wav_path(text: str) -> Path:
     if not os.access(path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"got {text}, and nothing can be written into {path.parent}; name another")
     return path
-
-
-def _name_value(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise ValueError(f"got --set {text!r}, expected NAME=VALUE")
-    return name, value

@@ -24,6 +24,7 @@ from llm_service.export.convert import Origin, convert_huggingface
 from llm_service.huggingface_layout import has_speech_form
 from servicekit.extras import own_command
 from servicekit.gpu_host import AUTO, CPU, CUDA, DEVICES, GpuFacts, default_device, read_gpus
+from servicekit.settings import Given, as_options
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ def for_host(options: StackOptions, host: Host, one_stream: bool = False) -> Sta
         host: see `find_host`.
         one_stream: the services will have one caller.
     """
-    llm_on_gpu = bool(host.gpus) and _value_of("--device", options.llm_options) in (None, CUDA)
+    llm_on_gpu = bool(host.gpus) and options.llm.get("device") in (None, CUDA)
     backend = options.llm_backend
     if backend == AUTO:
         backend = host.choose(options.checkpoint.llm_dir, llm_on_gpu).value
@@ -86,15 +87,13 @@ def for_host(options: StackOptions, host: Host, one_stream: bool = False) -> Sta
     preset, shared = preset_of(host), shares_gpu(options)
     token2wav_dir = options.checkpoint.token2wav_dir
     chosen = token2wav_settings(preset, token2wav_dir, options.settings, _servers_a_gpu(options))
-    llm = llm_arguments(preset, backend, shared, one_stream) if llm_on_gpu else ()
-    return dataclasses.replace(
-        options, settings={**chosen, **options.settings}, llm_options=(*llm, *options.llm_options)
-    )
+    llm = llm_settings(preset, backend, shared, one_stream) if llm_on_gpu else {}
+    return dataclasses.replace(options, settings={**chosen, **options.settings}, llm={**llm, **options.llm})
 
 
-def gateway_processes_option(host: Host) -> tuple[str, ...]:
-    """Return the gateway's option for how many processes it has: where there is a GPU, as many as its cores allow."""
-    return ("--processes", AUTO) if host.gpus else ()
+def gateway_processes(host: Host) -> Given:
+    """Return how many processes the gateway has: where there is a GPU, as many as its cores allow."""
+    return {"processes": AUTO} if host.gpus else {}
 
 
 def preset_of(host: Host) -> GpuPreset:
@@ -103,8 +102,8 @@ def preset_of(host: Host) -> GpuPreset:
     return preset_for(_usable_mib(smallest))
 
 
-def llm_arguments(preset: GpuPreset, backend: str, shared: bool, one_stream: bool = False) -> tuple[str, ...]:
-    """Return arguments of the LLM service on a GPU.
+def llm_settings(preset: GpuPreset, backend: str, shared: bool, one_stream: bool = False) -> Given:
+    """Return settings of the LLM service on a GPU.
 
     Args:
         preset: of the GPU.
@@ -112,20 +111,19 @@ def llm_arguments(preset: GpuPreset, backend: str, shared: bool, one_stream: boo
         shared: whether token2wav runs on the same GPU.
         one_stream: whether there will be one caller.
     """
-    device = ("--device", CUDA) if backend == EMBEDDED else ()
-    interval = ("--stream-interval", str(STREAM_INTERVAL)) if backend == "vllm" else ()
     if not shared:
         slots, share = ALONE.get(backend, (None, None))
     else:
         slots, share = str(preset.llm[backend].slots), f"{preset.llm[backend].memory_share:g}"
     if one_stream:
         slots = "4"
-    return (
-        *device,
-        *(("--max-batch-size", slots) if slots else ()),
-        *(("--kv-cache-free-gpu-memory-fraction", share) if share else ()),
-        *interval,
-    )
+    settings: dict[str, str | None] = {
+        "device": CUDA if backend == EMBEDDED else None,
+        "max_batch_size": slots,
+        "kv_cache_free_gpu_memory_fraction": share,
+        "stream_interval": str(STREAM_INTERVAL) if backend == "vllm" else None,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def token2wav_settings(
@@ -199,8 +197,8 @@ def describe_choice(options: StackOptions, host: Host) -> list[str]:
     shown = " ".join(f"{name}={options.settings[name]}" for name in names if name in options.settings)
     return [
         gpu_line(host),
-        f"token2wav {shown}    (change: --set NAME=VALUE)",
-        f"LLM       {options.llm_backend} {' '.join(options.llm_options)}    (change: --llm-backend, --llm-options)",
+        f"token2wav {shown}    (change: --token2wav-...)",
+        f"LLM       {options.llm_backend} {' '.join(as_options(options.llm))}    (change: --llm-...)",
     ]
 
 
@@ -241,17 +239,6 @@ def _runner(token2wav_dir: Path) -> dict[str, str]:
     return {"runner": "tensorrt"} if fits else {}
 
 
-def _value_of(option: str, arguments: Sequence[str]) -> str | None:
-    """Return an option's value as argparse would read it; None if it is not given."""
-    value = None
-    for index, argument in enumerate(arguments):
-        if argument == option and index + 1 < len(arguments):
-            value = arguments[index + 1]
-        elif argument.startswith(f"{option}="):
-            value = argument.partition("=")[2]
-    return value
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Write what is chosen for this host, a line each, for the run script; what a person wants to know goes to stderr.
 
@@ -273,8 +260,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def script_lines(options: StackOptions, asked: StackOptions, host: Host) -> list[str]:
     """Return what the run script reads: see `main`."""
-    lines = [f"llm_backend {options.llm_backend}", *(f"llm_option {word}" for word in options.llm_options)]
-    lines += [f"gateway_option {word}" for word in gateway_processes_option(host)]
+    lines = [f"llm_backend {options.llm_backend}", *(f"llm_option {word}" for word in as_options(options.llm))]
+    lines += [f"gateway_option {word}" for word in as_options(gateway_processes(host))]
     lines += [f"setting {name}={value}" for name, value in options.settings.items() if name not in asked.settings]
     if host.gpus:
         preset = preset_of(host)

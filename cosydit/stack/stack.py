@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import logging
@@ -31,12 +30,14 @@ from cosydit.stack.process import (
 )
 from cosydit.stack.run_file import RunRecord
 from servicekit.gpu_host import CPU, CUDA
+from servicekit.settings import Given, as_options
 from token2wav_service.contract import TOKEN2WAV_MODEL
 from token2wav_service.serving.process.health import ask_model
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+ALL_ADDRESSES = ("", "0.0.0.0", "::")
 EMBEDDED = "embedded"
 """The LLM server that may share the CPU with token2wav."""
 STOP_MARGIN_S = 10.0
@@ -46,6 +47,8 @@ LLM_METRICS = {"trtllm": "/prometheus/metrics"}
 ONE_PROCESS = {"BLS_INSTANCE_NUM": "1", "requests_per_instance": "40"}
 """Settings of a cosyvoice2_dit that streams: it serves as many at once as the usual ten processes, and starts and ends
 faster. Triton ends the processes of one model one after the other, in 1.2 s each."""
+_OF_BOTH = ("dynamic_chunk_strategy", "token_hop_len", "token_hop_len_first", "token_hop_len_max")
+"""Settings that the gateway and cosyvoice2_dit have in common: given once, they hold for both."""
 REPLICA_PORT_STEP = 10
 """Distance between the ports of one token2wav server and those of the next."""
 
@@ -105,10 +108,10 @@ class StackOptions:
     llm_backend: str = "embedded"
     llm_model_dir: Path | None = None
     """Folder of the LLM to serve, if not the checkpoint's own; the tokenizer is always the checkpoint's."""
-    llm_options: Sequence[str] = ()
-    """Further arguments of `python -m llm_service`."""
-    gateway_options: Sequence[str] = ()
-    """Further arguments of `python -m gateway`."""
+    llm: Given = field(default_factory=dict)
+    """Further settings of the LLM service, by name."""
+    gateway: Given = field(default_factory=dict)
+    """Further settings of the gateway, by name."""
     replicas: tuple[TritonPorts, ...] = ()
     """Ports of more Triton servers, which serve token2wav_dit alone and only the gateway."""
     llm_gpu: str | None = None
@@ -123,7 +126,7 @@ class StackOptions:
     @property
     def has_token_stream(self) -> bool:
         """Tell whether the gateway takes tokens over gRPC: our own engine on a GPU outruns HTTP."""
-        return self.llm_backend == EMBEDDED and CUDA in self.llm_options
+        return self.llm_backend == EMBEDDED and self.llm.get("device") == CUDA
 
     @property
     def token_url(self) -> str:
@@ -146,7 +149,10 @@ class StackOptions:
 
     @property
     def gateway_url(self) -> str:
-        return f"http://{LOOPBACK}:{self.ports.gateway}"
+        asked = str(self.gateway.get("host", LOOPBACK))
+        host = LOOPBACK if asked in ALL_ADDRESSES else f"[{asked}]" if ":" in asked else asked
+        scheme = "https" if "tls_cert" in self.gateway else "http"
+        return f"{scheme}://{host}:{self.ports.gateway}"
 
     @property
     def repository(self) -> Path:
@@ -261,7 +267,8 @@ def assemble_repository(options: StackOptions) -> None:
     settings = {
         "model_dir": str(options.checkpoint.token2wav_dir),
         "llm_tokenizer_dir": str(options.checkpoint.llm_dir),
-        "voices_dir": str(options.checkpoint.voices_dir),
+        "voices_dir": str(options.gateway.get("voices_dir", options.checkpoint.voices_dir)),
+        **{name: str(options.gateway[name]) for name in _OF_BOTH if name in options.gateway},
         "llm_api_base": options.llm_url,
         "llm_backend": options.llm_backend,
         "triton_grpc_address": options.token2wav_url,
@@ -288,11 +295,11 @@ def llm_spec(options: StackOptions) -> ServiceSpec:
     llm_dir = options.checkpoint.llm_dir
     command += ["--model-dir", str(options.llm_model_dir or llm_dir), "--tokenizer-dir", str(llm_dir)]
     command += ["--port", str(options.ports.llm)]
-    if options.llm_backend == EMBEDDED and not {"--num-threads", "--device"} & set(options.llm_options):
+    if options.llm_backend == EMBEDDED and not {"num_threads", "device"} & set(options.llm):
         command += ["--num-threads", str(_shares(options).llm)]
     if options.has_token_stream:
         command += ["--grpc-port", str(options.ports.llm_grpc)]
-    command += options.llm_options
+    command += as_options(options.llm)
     ready, log = f"{options.llm_url}/health", options.log_dir / "llm_service.log"
     lives = partial(answers_ok, ready, ANSWER_TIMEOUT_S)
     return ServiceSpec("llm_service", command, ready, log, _on_gpu(options.llm_gpu), lives=lives)
@@ -331,46 +338,42 @@ def _on_gpu(gpu: str | None) -> dict[str, str]:
 
 def gateway_spec(options: StackOptions) -> ServiceSpec:
     """Return how the gateway is started in front of the two services."""
-    from gateway.config import longest_stop_s
+    from gateway.config import gateway_config
 
-    arguments = gateway_arguments(options)
-    command = [sys.executable, "-m", "gateway", *arguments]
+    given = gateway_settings(options)
+    command = [sys.executable, "-m", "gateway", *as_options(given)]
     ready, log = f"{options.gateway_url}/readyz", options.log_dir / "gateway.log"
-    stop_timeout_s = longest_stop_s(arguments) + STOP_MARGIN_S
+    stop_timeout_s = gateway_config(given, os.environ).longest_stop_s + STOP_MARGIN_S
     lives = partial(answers, f"{options.gateway_url}/healthz")
     return ServiceSpec("gateway", command, ready, log, stop_timeout_s=stop_timeout_s, lives=lives)
 
 
-def gateway_arguments(options: StackOptions) -> list[str]:
-    """Return the command line of the gateway, without the program."""
+def gateway_settings(options: StackOptions) -> Given:
+    """Return the gateway's settings in front of these services."""
     checkpoint = options.checkpoint
-    arguments = ["--port", str(options.ports.gateway)]
-    arguments += ["--grpc-port", str(options.ports.gateway_grpc)]
-    arguments += ["--llm-url", options.token_url, "--token2wav-url", ",".join(options.token2wav_urls)]
-    arguments += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
-    return [*arguments, "--llm-backend", options.llm_backend, *_llm_slots(options), *options.gateway_options]
-
-
-def _llm_slots(options: StackOptions) -> list[str]:
-    """Tell the gateway how many answers an LLM server makes at once, if the server was told so."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--max-batch-size")
-    size = parser.parse_known_args(list(options.llm_options))[0].max_batch_size
-    return [] if size is None else ["--llm-slots", size]
+    return {
+        "port": str(options.ports.gateway),
+        "grpc_port": str(options.ports.gateway_grpc),
+        "llm_url": options.token_url,
+        "token2wav_url": ",".join(options.token2wav_urls),
+        "tokenizer_dir": str(checkpoint.llm_dir),
+        "voices_dir": str(checkpoint.voices_dir),
+        "llm_backend": options.llm_backend,
+        **({"llm_slots": options.llm["max_batch_size"]} if "max_batch_size" in options.llm else {}),
+        **options.gateway,
+    }
 
 
 def run_record(options: StackOptions, with_gateway: bool) -> RunRecord:
     """Return where the services of these options are reached and read."""
-    from gateway.config import metrics_port
-
     gateway = options.gateway_url if with_gateway else None
     metrics = {
         "token2wav": [f"http://{LOOPBACK}:{ports.metrics}/metrics" for ports in options.tritons],
         "llm": [f"{options.llm_url}{LLM_METRICS.get(options.llm_backend, '/metrics')}"],
     }
     if with_gateway:
-        port = metrics_port(gateway_arguments(options)) or options.ports.gateway
-        metrics["gateway"] = [f"http://{LOOPBACK}:{port}/metrics"]
+        port = options.gateway.get("metrics_port")
+        metrics["gateway"] = [f"http://{LOOPBACK}:{port}/metrics" if port else f"{gateway}/metrics"]
     return RunRecord(gateway, metrics)
 
 

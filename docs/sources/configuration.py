@@ -6,30 +6,51 @@ import argparse
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import gateway.config
-import llm_service.__main__
 import token2wav_service.serving.__main__ as token2wav_process
-from cosydit.cli.main import build_parser
-from sources.markdown import WARNING, attribute_docs, code, table
-from token2wav_service.config import SynthesisPolicy, Token2WavConfig
-from token2wav_service.serving.settings import SETTINGS
+from cosydit.cli.serve import GATEWAY_SERVED
+from cosydit.cli.stack_options import STACK
+from gateway.settings import GATEWAY
+from llm_service.config import LLM
+from servicekit.settings import Section, Setting
+from sources.markdown import WARNING, code, table
+from token2wav_service.serving.settings import TOKEN2WAV
 
 ROOT = Path(__file__).resolve().parents[2]
 _SAID_DEFAULT = re.compile(r"(.*?),? \(default:? ([^()]*)\)", re.DOTALL)
 _INTRODUCTION = """# Configuration
 
-Every option of every program, as the programs themselves know them. Each program also prints them with `--help`.
+Every setting of the services, from the tables that the programs themselves read. The options of the other commands:
+`cosydit COMMAND --help`. Where to begin: [settings one must know](../README.DIT.md#settings-one-must-know).
 
-Where to begin: [settings one must know](../README.DIT.md#settings-one-must-know) on the deployment page. How options
-reach the services:
-
-- `cosydit serve --llm-options "..."` and `--gateway-options "..."` pass options on to the LLM service and the gateway;
-  `--set NAME=VALUE` passes a setting on to token2wav and the model repository.
-- The run script takes `--set NAME=VALUE` too.
+- `cosydit serve` takes the settings of all three services: as options, as variables, or in one file.
+- The programs of the services take their own as options and as the same variables.
 - In Compose and Kubernetes the options stand in the `command` of each service.
+
+The command line wins, then the environment, then the file:
+
+```toml
+# cosydit serve --config cosydit.toml
+device = "cpu"
+
+[llm]
+max_batch_size = 8
+
+[token2wav]
+BLS_INSTANCE_NUM = 1
+max_streams = 32
+
+[gateway]
+port = 8080
+keys_file = "keys.txt"
+voice_alias = ["reader=default"]
+```
+
+A setting in the file has the name of its option, with underscores, and without the `llm-` or `token2wav-` in front. Its
+variable is `COSYDIT_` and the option in capitals, such as `COSYDIT_LLM_MAX_BATCH_SIZE`; the names of the original, in
+capitals, are their own variables. An option that may be repeated takes several values with commas, too.
 
 An unknown option or setting is an error, never ignored.
 
@@ -60,6 +81,7 @@ _ENVIRONMENT = (
 
 
 RUN_SCRIPT = "run_stepaudio2_dit_token2wav.sh"
+_TRITON = """`--set NAME=VALUE` takes the settings above, by their names in the file, and those of the second table."""
 _OTHER_SCRIPTS = """`run_cosyvoice2.sh` and `run_cosyvoice3.sh` take the same options, but for the verbs and stage 7's.
 They differ in their stages and ports: [the deployment guide](../README.DIT.md#stages-of-the-other-families) lists both.
 """
@@ -71,15 +93,16 @@ def page() -> str:
     parts.append(f"## The run scripts\n\nThe manual that `bash {RUN_SCRIPT} --help` prints:\n")
     parts.append(f"```text\n{_script_manual()}\n```")
     parts.append(_OTHER_SCRIPTS)
-    parts.append("## The gateway\n")
-    parts += _parser_section(gateway.config._parser())
-    parts.append("## The LLM service\n\nOptions in [brackets] are for that backend only.\n")
-    parts += _parser_section(llm_service.__main__._parser())
-    parts.append("## token2wav\n")
-    parts += _parser_section(token2wav_process._parser())
-    parts += ["### Settings of the model repository\n", _settings()]
-    parts.append("## The command `cosydit`\n")
-    parts += _commands()
+    parts.append("## cosydit serve\n\n`cosydit say` takes the first three tables.\n")
+    for section in (*STACK, GATEWAY_SERVED):
+        parts.append(f"### {f'[{section.name}]' if section.name else 'Head of the file'}\n")
+        parts.append(_settings(section, section.settings))
+    parts.append("## The services' own programs\n\nBeside the settings above (without `llm-` in front):\n")
+    for program, section in (("python -m gateway", GATEWAY), ("python -m llm_service", LLM)):
+        alone = [setting for setting in section.settings if not setting.in_serve]
+        parts += [f"### {program}\n", _settings(section, alone, has_prefix=False)]
+    parts += ["### python -m token2wav_service.serving\n", _TRITON, _table_of_parser(token2wav_process._parser())]
+    parts.append(_names([setting for setting in TOKEN2WAV.settings if not setting.in_serve]))
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -94,31 +117,26 @@ def _script_manual() -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.rstrip("\n")
 
 
-def _parser_section(parser: argparse.ArgumentParser) -> list[str]:
-    return [f"`{parser.prog}`", table(("option", "default", "meaning"), _rows(parser))]
+def _settings(section: Section, settings: Sequence[Setting], has_prefix: bool = True) -> str:
+    """Return the table of some settings of a section."""
+    rows = []
+    for setting in settings:
+        value = f" {setting.kind.shown}".rstrip()
+        meaning = setting.meaning if setting.default is None else setting.help
+        if setting.alias:
+            meaning += f"; also {code(setting.alias)}"
+        rows.append((code(f"{section.option(setting, has_prefix)}{value}"), code(setting.default or ""), meaning))
+    return table(("option", "default", "meaning"), rows)
 
 
-def _commands() -> list[str]:
-    subparsers = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
-    helps = {action.dest: action.help or "" for action in subparsers._choices_actions}
-    parts = []
-    for name in sorted(subparsers.choices):
-        parts.append(f"### cosydit {name}\n\n{_sentence(helps.get(name, ''))}")
-        parts += [table(("option", "default", "meaning"), rows) for rows in _command_rows(subparsers.choices[name])]
-    return parts
+def _names(settings: Sequence[Setting]) -> str:
+    """Return the table of settings that `--set` takes."""
+    rows = [(code(setting.name), code(setting.default or ""), setting.help) for setting in settings]
+    return table(("name", "default", "meaning"), rows)
 
 
-def _command_rows(parser: argparse.ArgumentParser) -> Iterator[list[tuple[str, str, str]]]:
-    """Yield the rows of a command, and those of its own subcommands in one table with it."""
-    rows = list(_rows(parser))
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            helps = {each.dest: each.help or "" for each in action._choices_actions}
-            for name, inner in action.choices.items():
-                rows.append((f"**{name}**", "", _sentence(helps.get(name, ""))))
-                rows += _rows(inner)
-    if rows:
-        yield rows
+def _table_of_parser(parser: argparse.ArgumentParser) -> str:
+    return table(("option", "default", "meaning"), list(_rows(parser)))
 
 
 def _rows(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
@@ -163,17 +181,3 @@ def _default(action: argparse.Action) -> str:
     if isinstance(default, float):
         return f"{default:g}"
     return "on" if default is True else str(default).replace(str(Path.home()), "~")
-
-
-def _settings() -> str:
-    docs = attribute_docs(Token2WavConfig) | attribute_docs(SynthesisPolicy)
-    rows = []
-    for setting in SETTINGS:
-        meaning = docs.get(setting.name, "") if setting.help.startswith("token2wav engine:") else setting.help
-        default = "required" if setting.is_required else code(setting.default or "")
-        rows.append((code(setting.name), default, meaning or setting.help))
-    return table(("name", "default", "meaning"), rows)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}." if text else ""

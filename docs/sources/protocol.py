@@ -27,8 +27,8 @@ be loaded beside `nvidia-riva-client`, whatever its version. [An example](index.
 - A call that fails ends with a status whose message says what was got, what was expected and what to do. The trailing
   metadata `error-code` and `error-param` are for programs; the codes are [here](errors.md).
 - API keys travel as metadata `authorization: Bearer KEY`.
-- Requests may have 4 MiB (`--max-grpc-message-bytes`), a voice prompt included. A call's first message must be whole
-  within `--body-timeout-s` (30 s).
+- Requests may have 4 MiB , a voice prompt included. A call's first message must be whole
+  within 30 s.
 """
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.access.access import Access, StreamCount
-from gateway.access.caller import DEFAULT_UNSPOKEN_CHARACTERS, CallerLimits
+from gateway.access.caller import CallerLimits
 from gateway.access.connections import ConnectionLimits, Connections
 from gateway.access.http_connection import BoundedProtocol, RefusableSocket
 from gateway.access.http_middleware import HttpRules
@@ -75,16 +75,6 @@ class WireLimits:
     body_timeout_s: float = 30.0
     """Seconds for the body, plus one second for each 16 KiB of it. Seconds for the first message of a gRPC call."""
 
-    def check_room(self, dialect_bytes: int, option: str) -> None:
-        """Refuse to start where a dialect's own limit could never be reached.
-
-        Raises:
-            ConfigError: the limit of all dialects is no larger than `dialect_bytes`, which `option` gave.
-        """
-        if self.max_upload_bytes <= dialect_bytes:
-            got = f"got --max-upload-bytes {self.max_upload_bytes}, which leaves no room for {option} {dialect_bytes}"
-            raise ConfigError(f"{got}; give a larger one")
-
 
 @dataclass(frozen=True)
 class AccessSettings:
@@ -140,74 +130,16 @@ def open_access(settings: AccessSettings, clock: Clock, streams: StreamCount | N
     book = None
     if settings.has_keys:
         book = KeyBook(settings.fixed_keys, settings.keys_file, settings.limits, clock)
-    return Access(book, settings.limits, clock, streams, Connections(_connection_limits(settings.wire)))
-
-
-def add_access_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `access_settings` reads."""
-    group = parser.add_argument_group("access")
-    group.add_argument(
-        "--keys-file", type=Path, default=None, help=f"file of API keys, one a line; {KEYS_VARIABLE} may hold more"
-    )
-    group.add_argument(
-        "--insecure-no-keys", action="store_true", help="serve everyone who can reach the address, without keys"
-    )
-    group.add_argument(
-        "--max-streams",
-        type=_positive_int,
-        default=None,
-        help="most streams at once for a key, or for an address without keys",
-    )
-    for window in ("hour", "day"):
-        group.add_argument(
-            f"--max-audio-s-per-{window}",
-            type=_positive_float,
-            default=None,
-            help=f"most seconds of audio in any {window} for a key, or for an address without keys",
-        )
-    group.add_argument(
-        "--max-unspoken-characters",
-        type=_positive_int,
-        default=DEFAULT_UNSPOKEN_CHARACTERS,
-        help="most characters accepted on sockets and not spoken yet, for a key or for an address without keys",
-    )
-    group.add_argument(
-        "--allowed-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="origin whose web pages may call, such as https://app.example; may be repeated; *: all",
-    )
-    group.add_argument(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="host name for a gateway on 127.0.0.1 without keys, beside localhost; may be repeated",
-    )
-    group.add_argument(
-        "--trusted-proxy",
-        action="append",
-        default=[],
-        metavar="ADDRESS",
-        help="proxy whose X-Forwarded-For and -Proto are believed; may be repeated; *: all",
-    )
-    group.add_argument(
-        "--tls-cert", type=Path, default=None, help="PEM file of the server's certificate, for HTTPS and gRPC over TLS"
-    )
-    group.add_argument("--tls-key", type=Path, default=None, help="PEM file of the certificate's private key")
-    _add_wire_options(group)
+    return Access(book, settings.limits, clock, streams, Connections(_connection_limits(settings)))
 
 
 def access_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> AccessSettings:
-    """Read the parsed options.
+    """Read the settings.
 
     Raises:
         ConfigError: values that can't work.
     """
-    limits = CallerLimits(
-        args.max_streams, args.max_audio_s_per_hour, args.max_audio_s_per_day, args.max_unspoken_characters
-    )
+    limits = CallerLimits(args.max_streams, args.max_audio_s_per_hour, args.max_audio_s_per_day)
     return AccessSettings(
         keys_file=args.keys_file,
         fixed_keys=tuple(parse_keys(environment.get(KEYS_VARIABLE, ""), limits, KEYS_VARIABLE)),
@@ -217,43 +149,7 @@ def access_settings(args: argparse.Namespace, environment: Mapping[str, str]) ->
         allowed_hosts=tuple(args.allowed_host),
         trusted_proxies=tuple(args.trusted_proxy),
         tls=_tls_files(args.tls_cert, args.tls_key),
-        wire=WireLimits(
-            max_upload_bytes=args.max_upload_bytes,
-            max_socket_message_bytes=args.max_socket_message_bytes,
-            max_grpc_message_bytes=args.max_grpc_message_bytes,
-            max_header_bytes=args.max_header_bytes,
-            max_connections=args.max_connections,
-            max_connections_per_peer=args.max_connections_per_peer,
-            head_timeout_s=args.head_timeout_s,
-            body_timeout_s=args.body_timeout_s,
-        ),
     )
-
-
-def _add_wire_options(group: argparse._ArgumentGroup) -> None:
-    limits = WireLimits()
-    for name, default, meaning in (
-        ("--max-upload-bytes", limits.max_upload_bytes, "largest HTTP body of any kind, in bytes"),
-        ("--max-socket-message-bytes", limits.max_socket_message_bytes, "largest WebSocket message, in bytes"),
-        ("--max-grpc-message-bytes", limits.max_grpc_message_bytes, "largest gRPC request message, in bytes"),
-        ("--max-header-bytes", limits.max_header_bytes, "largest head of an HTTP request, in bytes"),
-        ("--max-connections", limits.max_connections, "most open connections of each door; also most gRPC calls"),
-        (
-            "--max-connections-per-peer",
-            limits.max_connections_per_peer,
-            "the same for one address",
-        ),
-    ):
-        group.add_argument(name, type=_positive_int, default=default, help=meaning)
-    for name, seconds, meaning in (
-        ("--head-timeout-s", limits.head_timeout_s, "seconds for the head of an HTTP request, and for a TLS handshake"),
-        (
-            "--body-timeout-s",
-            limits.body_timeout_s,
-            "seconds for an HTTP body, plus one for each 16 KiB; for a gRPC call's first message",
-        ),
-    ):
-        group.add_argument(name, type=_positive_float, default=seconds, help=meaning)
 
 
 def _tls_files(certificate: Path | None, key: Path | None) -> TlsFiles | None:
@@ -272,20 +168,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {value}, expected at least 1")
-    return value
-
-
-def _positive_float(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"got {value}, expected a number above 0")
-    return value
-
-
 def http_rules(settings: AccessSettings, host: str) -> HttpRules:
     """Return the rules of `guarded`.
 
@@ -299,10 +181,12 @@ def http_rules(settings: AccessSettings, host: str) -> HttpRules:
     return HttpRules(origins, settings.wire.max_upload_bytes, hosts)
 
 
-def _connection_limits(wire: WireLimits) -> ConnectionLimits:
+def _connection_limits(settings: AccessSettings) -> ConnectionLimits:
+    """Return the limits; a trusted proxy is the peer of all callers."""
+    wire = settings.wire
     return ConnectionLimits(
         connections=wire.max_connections,
-        per_peer=wire.max_connections_per_peer,
+        per_peer=wire.max_connections if settings.trusted_proxies else wire.max_connections_per_peer,
         head_s=wire.head_timeout_s,
         body_grace_s=wire.body_timeout_s,
         unfinished_bytes=wire.max_unfinished_bytes,

@@ -37,9 +37,6 @@ from token2wav_service.contract import TOKEN_RATE_HZ
 SCHEME = "grpc://"
 DEFAULT_PACE = 8.0
 """Default speed of an answer, in times the speed of speech: enough though the guard holds back a third."""
-LEAST_PACE = 2.0
-"""Least speed allowed: with less, playback would wait for tokens that the guard holds back."""
-MOST_PACE = 1000.0
 _CHANNEL = (
     # A server that comes back must be found at once; gRPC's own pauses grow to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),

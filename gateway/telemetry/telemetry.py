@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -13,8 +11,8 @@ from gateway.telemetry.call import Call
 from gateway.telemetry.metrics import GatewayMetrics, MetricsObserver
 from gateway.telemetry.tracing_observer import TracingObserver
 from servicekit.clock import Clock
-from servicekit.logs import FORMAT_VARIABLE, LogFormat, log_format_of
-from servicekit.tracing import ENDPOINT_VARIABLE, NULL_TRACER, Tracer, TracingUnavailableError, endpoint_of, open_tracer
+from servicekit.logs import LogFormat
+from servicekit.tracing import NULL_TRACER, Tracer, TracingUnavailableError, open_tracer
 
 MAX_PORT = 65535
 
@@ -42,37 +40,6 @@ class TelemetrySettings:
     def is_at_the_door(self, has_keys: bool) -> bool:
         """Whether the HTTP door answers GET /metrics."""
         return self.metrics_port is None and not has_keys
-
-
-def add_telemetry_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `telemetry_settings` reads."""
-    group = parser.add_argument_group("telemetry")
-    group.add_argument(
-        "--metrics-port",
-        type=int,
-        default=None,
-        help="port of GET /metrics and GET /livez, for a network that callers can't reach; by default the HTTP port "
-        "has /metrics, but not if API keys are set",
-    )
-    spans = f"URL of an OTLP/HTTP receiver of spans; {ENDPOINT_VARIABLE} is the default"
-    group.add_argument("--otlp-endpoint", default=None, help=spans)
-    formats = [each.value for each in LogFormat]
-    group.add_argument(
-        "--log-format", choices=formats, default=None, help=f"format of the log; default: {FORMAT_VARIABLE}, else text"
-    )
-
-
-def telemetry_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> TelemetrySettings:
-    """Read the parsed options.
-
-    Raises:
-        ConfigError: values that can't work.
-    """
-    try:
-        log_format = LogFormat(args.log_format) if args.log_format else log_format_of(environment)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return TelemetrySettings(args.metrics_port, args.otlp_endpoint or endpoint_of(environment), log_format)
 
 
 _SERVICE = "cosydit-gateway"

@@ -82,55 +82,16 @@ def open_registry(
     return VoiceRegistry(token2wav, named, store, settings.aliases, viewer, budget, caller, known, transcripts)
 
 
-def add_voice_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `voice_settings` reads."""
-    group = parser.add_argument_group("voices")
-    limits, inline = VoiceLimits(), InlineVoiceLimits()
-    group.add_argument(
-        "--created-voices-dir",
-        type=Path,
-        default=None,
-        help="directory for voices that callers create; None: callers can't create any",
-    )
-    for name, default, meaning in (
-        ("--max-created-voices", limits.max_voices, "most created voices; one key may have as many as it leaves free"),
-        ("--max-voice-bytes", limits.max_audio_bytes, "largest recording, in bytes"),
-        ("--voice-creations-per-minute", limits.creations_per_minute, "most attempts of one caller to create a voice"),
-        ("--inline-voices-per-minute", inline.voices_per_minute, "most new voices in one caller's requests"),
-        ("--inline-voice-bytes-per-minute", inline.bytes_per_minute, "most bytes of their recordings"),
-    ):
-        group.add_argument(name, type=_positive_int, default=default, help=meaning)
-    group.add_argument(
-        "--voice-alias",
-        action="append",
-        default=[],
-        metavar="ALIAS=VOICE",
-        help="another name for a voice; may be repeated",
-    )
-    group.add_argument(
-        "--no-openai-voices",
-        action="store_true",
-        help="do not give the voices of --voices-dir the names of OpenAI's and Qwen3-TTS's voices, too",
-    )
-    group.add_argument(
-        "--share-created-voices",
-        action="store_true",
-        help="let every API key use every created voice; by default only its own and shared ones",
-    )
-
-
 def voice_settings(args: argparse.Namespace) -> VoiceSettings:
-    """Read the parsed options.
+    """Read the settings.
 
     Raises:
         ConfigError: an alias that can't be read.
     """
     return VoiceSettings(
         args.created_voices_dir,
-        VoiceLimits(args.max_voice_bytes, args.max_created_voices, args.voice_creations_per_minute),
-        VoiceAliases(_read_aliases(args.voice_alias), not args.no_openai_voices),
-        InlineVoiceLimits(args.inline_voices_per_minute, args.inline_voice_bytes_per_minute),
-        args.share_created_voices,
+        aliases=VoiceAliases(_read_aliases(args.voice_alias), not args.no_openai_voices),
+        is_shared=args.share_created_voices,
     )
 
 
@@ -142,10 +103,3 @@ def _read_aliases(texts: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"got --voice-alias {text!r}, expected ALIAS=VOICE, each alias once")
         aliases[alias] = voice
     return aliases
-
-
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {value}, expected at least 1")
-    return value

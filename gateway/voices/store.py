@@ -297,7 +297,7 @@ class VoiceStore:
         if kept >= most or (viewer.key and own >= most - kept):
             got = f"{kept} created voices are kept, {own} of them yours, and {most} are allowed"
             expected = "one key may have as many as it leaves free" if kept < most else "there is no room"
-            raise VoiceStoreFullError(f"{got}; {expected}; delete one, or raise --max-created-voices")
+            raise VoiceStoreFullError(f"{got}; {expected}; delete one")
 
 
 def _name_taken(name: str) -> VoiceExistsError:

@@ -11,9 +11,11 @@ import json
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from gateway.lifecycle.shutdown import DrainingServer
+from lab.attack.target import MAX_VOICES
 
 _TICK_S = 0.002
 
@@ -42,8 +44,15 @@ async def note_stalls(notes: Path) -> None:
 
 def main() -> int:
     """Serve until stopped."""
-    from gateway.__main__ import main as serve
+    import gateway.__main__ as program
+    from gateway.config import GatewayConfig, parse_args
 
+    def with_few_voices() -> GatewayConfig:
+        config = parse_args()
+        limits = replace(config.voices.limits, max_voices=MAX_VOICES, creations_per_minute=1000)
+        return replace(config, voices=replace(config.voices, limits=limits))
+
+    program.parse_args = with_few_voices  # type: ignore[assignment]
     notes, startup = Path(sys.argv[1]), DrainingServer.startup
 
     async def watched(server: DrainingServer, sockets: list[object] | None = None) -> None:
@@ -52,7 +61,7 @@ def main() -> int:
 
     DrainingServer.startup = watched  # type: ignore[method-assign]
     sys.argv = ["gateway", *sys.argv[2:]]
-    return serve()
+    return program.main()
 
 
 if __name__ == "__main__":

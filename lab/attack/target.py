@@ -95,8 +95,7 @@ def started(folder: Path, found: CheckpointLayout, capacity: float, processes: i
         command = [sys.executable, "-m", "lab.attack.gateway", str(folder / "stalls.json")]
     command += ["--port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)]
     command += ["--wyoming-port", str(ports.wyoming), "--insecure-wyoming", "--keys-file", str(folder / "keys.txt")]
-    command += ["--created-voices-dir", str(folder / "created"), "--max-created-voices", str(MAX_VOICES)]
-    command += ["--voice-creations-per-minute", "1000", "--llm-slots", str(round(capacity))]
+    command += ["--created-voices-dir", str(folder / "created"), "--llm-slots", str(round(capacity))]
     command += ["--llm-url", f"http://{HOST}:{llm}", "--llm-backend", "vllm", "--token2wav-url", f"{HOST}:{token2wav}"]
     command += ["--tokenizer-dir", str(found.llm_dir), "--voices-dir", str(found.voices_dir)]
     home = {"HOME": str(folder / "home")}

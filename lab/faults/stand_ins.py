@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -29,6 +29,8 @@ from aiohttp import web
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from benchmarks.lib.paced_services import bytes_tensor, read_tensors, stream_response, text_of
+from gateway.llm.client import LLMDeadlines
+from gateway.token2wav.client import Token2WavDeadlines
 from llm_service.vocab import SPEECH_TOKEN_COUNT, SPEECH_TOKEN_OFFSET, llm_id_from_speech_id
 from token2wav_service.contract import (
     LOOKAHEAD_TOKENS,
@@ -96,7 +98,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _gateway(arguments: list[str]) -> int:
-    from gateway.__main__ import main as serve
+    import gateway.__main__ as program
+    from gateway.config import GatewayConfig, parse_args
+
+    def impatient() -> GatewayConfig:
+        llm, token2wav = LLMDeadlines(first_token_s=3, between_tokens_s=2.5), Token2WavDeadlines(push_s=3)
+        return replace(parse_args(), llm_deadlines=llm, token2wav_deadlines=token2wav)
 
     real, offset_s = time.time, 0.0
 
@@ -110,7 +117,8 @@ def _gateway(arguments: list[str]) -> int:
     for lack in LACKS.values():
         _fail_on_signal(*lack)
     sys.argv = ["gateway", *arguments]
-    return serve()
+    program.parse_args = impatient  # type: ignore[assignment]
+    return program.main()
 
 
 def _fail_on_signal(number: int, owner: type, name: str, error: BaseException) -> None:

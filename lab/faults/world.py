@@ -55,7 +55,6 @@ _OPEN_STREAMS = "cosydit_token2wav_open_streams"
 _LLM_REQUESTS = ("cosydit_llm_requests_running", "cosydit_llm_requests_waiting")
 _FEW_DESCRIPTORS = 256
 _CRAWL_BYTES_PER_S = 4000.0
-_DEADLINES = ("--llm-first-token-timeout-s", "3", "--llm-token-timeout-s", "2.5", "--token2wav-chunk-timeout-s", "3")
 """Deadlines shorter than the defaults, so that they pass during a campaign."""
 _GATEWAY = ("--dynamic-chunk-strategy", "exponential", "--admission-wait-s", "10")
 _WAV = wav_of_pcm16(bytes(5 * 48_000), 24_000, 1)
@@ -215,7 +214,7 @@ class StandInWorld:
             ],
         }
         arguments = ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
-        arguments += ["--created-voices-dir", str(folder / "voices"), "--llm-backend", "vllm", *_DEADLINES]
+        arguments += ["--created-voices-dir", str(folder / "voices"), "--llm-backend", "vllm"]
         arguments += ["--carry-tokens", "0"]  # a stand-in can't tell them from its own
         arguments += ["--llm-url", ",".join(_url(port) for port in self._llm_proxies)]
         arguments += ["--token2wav-url", ",".join(f"{HOST}:{port}" for port in self._token2wav_proxies)]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import shlex
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ from cosydit.bench.plot import SIZE_INCHES, figure_class, require_matplotlib, sa
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError
 from cosydit.cli.stack_options import gpu_shared
-from cosydit.stack.host import Host, find_host, for_host, gateway_processes_option
+from cosydit.stack.host import Host, find_host, for_host, gateway_processes
 from cosydit.stack.process import stopped_by_signals
 from cosydit.stack.stack import LocalStack, StackOptions
 from gateway.lifecycle import rest
@@ -108,12 +107,12 @@ def _options(args: argparse.Namespace, work_dir: Path, host: Host) -> StackOptio
     options = stack_options(args.checkpoint, work_dir, 1)
     created = work_dir / "created"
     created.mkdir(parents=True, exist_ok=True)
-    given = ("--created-voices-dir", str(created), *args.gateway_options)
+    given = {"created_voices_dir": str(created)}
     if host.gpus:
-        return for_host(replace(options, settings={}, gateway_options=(*gateway_processes_option(host), *given)), host)
+        return for_host(replace(options, settings={}, gateway={**gateway_processes(host), **given}), host)
     return replace(
         options,
-        gateway_options=(*options.gateway_options, *given),
+        gateway={**options.gateway, **given},
         settings={**options.settings, "voice_cache_bytes": str(VOICE_CACHE_BYTES)},
     )
 
@@ -234,9 +233,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--device", choices=DEVICES, default="auto", help="where both services run (default %(default)s)"
-    )
-    parser.add_argument(
-        "--gateway-options", type=shlex.split, default=[], metavar="'OPTIONS'", help="further options of the gateway"
     )
     parser.add_argument("--commit", help="commit of the code that runs (default: as git says)")
     parser.add_argument("--work-dir", type=Path, help="directory for logs and repositories (default: a temporary one)")

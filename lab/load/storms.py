@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -264,18 +264,38 @@ class _Services:
     def gateway(self) -> Iterator[Stage]:
         """Start a gateway with two keys."""
         http, grpc_port = free_ports(2)
-        command = [sys.executable, "-m", "gateway", "--port", str(http), "--grpc-port", str(grpc_port)]
+        command = [
+            sys.executable,
+            "-c",
+            "from lab.load.storms import serve_wide; serve_wide()",
+            "--port",
+            str(http),
+            "--grpc-port",
+            str(grpc_port),
+        ]
         command += ["--llm-url", f"http://{HOST}:{self.llm}", "--llm-backend", "vllm"]
         command += ["--llm-slots", str(self.llm_slots)]
         command += ["--token2wav-url", f"{HOST}:{self.token2wav}", "--dynamic-chunk-strategy", "deadline"]
         command += ["--tokenizer-dir", str(self.checkpoint.llm_dir), "--voices-dir", str(self.checkpoint.voices_dir)]
         command += ["--keys-file", str(self.folder / "keys.txt")]
-        for option in ("--max-connections", "--max-connections-per-peer"):
-            command += [option, str(MAX_CONNECTIONS)]
         spec = ServiceSpec("gateway", command, f"http://{HOST}:{http}/readyz", self.folder / "gateway.log")
         with ServiceProcess(spec) as running:
             running.wait_ready(READY_TIMEOUT_S)
             yield Stage(Ports(http, grpc_port), {"gateway": running.pid, "services": self.pid})
+
+
+def serve_wide() -> None:
+    """Be the gateway, with room for every connection of a storm."""
+    import gateway.__main__ as program
+    from gateway.config import GatewayConfig, parse_args
+
+    def wide() -> GatewayConfig:
+        config = parse_args()
+        limits = replace(config.access.wire, max_connections=MAX_CONNECTIONS, max_connections_per_peer=MAX_CONNECTIONS)
+        return replace(config, access=replace(config.access, wire=limits))
+
+    program.parse_args = wide  # type: ignore[assignment]
+    raise SystemExit(program.main())
 
 
 @contextmanager

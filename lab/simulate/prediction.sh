@@ -46,16 +46,14 @@ start_services() {
   start_mps
   make_checkpoint "$checkpoint" step_audio2
   start_server --checkpoint "$checkpoint" --work-dir "$WORK" \
-    --set BLS_INSTANCE_NUM=1 --set device=cuda --set dtype=float16 --set TRITON_MAX_BATCH_SIZE=64 \
-    --set max_streams=400 --set voice_cache_bytes=20000000000 \
-    --llm-backend "$LLM_BACKEND" --llm-options "$(llm_options)" \
-    --gateway-options "--llm-max-speech-tokens 200 --dynamic-chunk-strategy deadline"
+    --bls-instance-num 1 --token2wav-device cuda --token2wav-dtype float16 --triton-max-batch-size 64 \
+    --token2wav-max-streams 400 --token2wav-voice-cache-bytes 20000000000 \
+    --llm-backend "$LLM_BACKEND" $(llm_options) --llm-max-speech-tokens 200 --dynamic-chunk-strategy deadline
 }
 
 llm_options() {
-  printf -- '--kv-cache-free-gpu-memory-fraction 0.25 --max-seq-len 2048'
-  if [[ $LLM_BACKEND != auto ]]; then printf -- ' --max-batch-size 64'; fi
-  if [[ $LLM_BACKEND == vllm ]]; then printf -- ' --stream-interval 4'; fi
+  printf -- '--llm-kv-cache-free-gpu-memory-fraction 0.25'
+  if [[ $LLM_BACKEND != auto ]]; then printf -- ' --llm-max-batch-size 64'; fi
 }
 
 cd "$ROOT"

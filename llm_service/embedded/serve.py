@@ -15,7 +15,13 @@ import torch
 import uvicorn
 from fastapi import FastAPI
 
-from llm_service.config import EMBEDDED_MAX_NUM_TOKENS, EMBEDDED_MAX_SEQ_LEN, EmbeddedConfig, ServerConfig
+from llm_service.config import (
+    EMBEDDED_MAX_NUM_TOKENS,
+    EMBEDDED_MAX_SEQ_LEN,
+    ROWS_PER_FORWARD,
+    EmbeddedConfig,
+    ServerConfig,
+)
 from llm_service.embedded.app import SpeechLMServer, create_app
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.loop import Engine, EngineLoop
@@ -115,7 +121,7 @@ def _eager_engine(
     if max_seq_len > model.max_positions:
         raise CheckpointError(f"max_seq_len is {max_seq_len}, the model allows {model.max_positions}")
     slots = _slots_that_fit(model, server_config, max_seq_len, embedded_config.device)
-    model.allocate_cache(model.cache_shape(slots, max_seq_len), embedded_config.rows_per_forward)
+    model.allocate_cache(model.cache_shape(slots, max_seq_len), ROWS_PER_FORWARD)
     limits = EngineLimits(slots, max_seq_len, server_config.max_num_tokens or EMBEDDED_MAX_NUM_TOKENS)
     return SpeechLMEngine(model, limits, guard, model.vocabulary)
 
@@ -138,7 +144,7 @@ def _graphs_engine(
         max_sequence_tokens=server_config.max_seq_len or EMBEDDED_MAX_SEQ_LEN,
         memory_share=server_config.kv_cache_free_gpu_memory_fraction,
         guard=guard,
-        policy=SchedulePolicy(max_lead_s=embedded_config.max_lead_s),
+        policy=SchedulePolicy(),
     )
     return build_gpu_engine(server_config.model_dir, options, clock)
 

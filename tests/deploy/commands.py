@@ -16,7 +16,8 @@ import servicekit.drain
 import token2wav_service.serving.__main__ as triton_main
 import token2wav_service.serving.assemble
 from llm_service.__main__ import _parser as llm_parser
-from llm_service.config import LLMBackend, parse_embedded_config, parse_server_config
+from llm_service.config import LLM, LLMBackend, parse_embedded_config, parse_server_config
+from servicekit.settings import given_settings
 from token2wav_service.serving.process import health
 from token2wav_service.serving.settings import SETTINGS
 
@@ -63,9 +64,9 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def _check_llm(arguments: list[str]) -> None:
-    options = vars(llm_parser().parse_args(arguments))
-    backend = LLMBackend(options.pop("backend"))
-    options.pop("dry_run")
+    args = llm_parser().parse_args(arguments)
+    backend = LLMBackend(args.backend)
+    options = {name: str(value) for name, value in given_settings(LLM, args, {}, has_prefix=False).items()}
     try:
         parse_server_config(backend, options)
         if backend is LLMBackend.EMBEDDED:

@@ -15,7 +15,7 @@ from cosydit.cli.main import build_parser
 from tests.docs.pages import PAGES, ROOT, Fence, fences
 
 COMMAND_LANGUAGES = ("bash", "python")
-OTHER_LANGUAGES = ("json", "text")
+OTHER_LANGUAGES = ("json", "text", "toml")
 RUN = "<!-- run here -->"
 NEVER_RUN = re.compile(r"<!-- never run here[^:]*: .{10,} -->")
 OWN_RULES = {"demo_voice/README.md", "lab/train/README.md"}

@@ -15,6 +15,7 @@ import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.stack import PORT_COUNT, LocalStack, Ports, StackOptions
+from servicekit.settings import Given
 from tests.workers import free_ports, random_checkpoint
 
 WAIT_S = 60.0
@@ -58,14 +59,12 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def make_options(checkpoint: CheckpointLayout, work_dir: Path, **settings: str) -> StackOptions:
-    # A busy machine is slower than speech, and everybody is to be let in all the same.
-    let_in = ("--admission-wait-s", "60")
     ports = Ports(*free_ports(PORT_COUNT))
-    # Chunks of the same cuts in every run, whatever the load: waveforms are compared.
-    cuts = "exponential"
-    settings = {"BLS_INSTANCE_NUM": "2", "dynamic_chunk_strategy": cuts, **settings}
-    options = (*let_in, "--dynamic-chunk-strategy", cuts)
-    return StackOptions(checkpoint, work_dir, ports, settings, gateway_options=options)
+    # A busy machine is slower than speech, and everybody is to be let in all the same. Chunks of the same cuts in every
+    # run, whatever the load: waveforms are compared.
+    let_in: Given = {"admission_wait_s": "60", "dynamic_chunk_strategy": "exponential"}
+    settings = {"BLS_INSTANCE_NUM": "2", **settings}
+    return StackOptions(checkpoint, work_dir, ports, settings, gateway=let_in)
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,7 @@ from wyoming.audio import AudioStop
 from wyoming.info import Describe, Info
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeVoice
 
-from cosydit.cli.main import build_parser
-from cosydit.cli.serve import _wyoming_options, wyoming_line
+from cosydit.cli.serve import _wyoming_settings, wyoming_line
 from demo_voice.unpack import VOICES
 from gateway.audio import AudioFormat
 from gateway.config import parse_args
@@ -45,9 +44,9 @@ def speaking() -> FakeLLM:
 def test_serve_opens_the_port_that_home_assistant_asks_for_and_says_so() -> None:
     wyoming = parse_args(REQUIRED).wyoming
     assert wyoming is not None and (wyoming.port, wyoming.shut_because) == (10200, None)
-    assert wyoming_line(()) == "Home Assistant: add the integration Wyoming Protocol with 127.0.0.1, port 10200"
-    assert wyoming_line(("--wyoming-port", "0")) == "Home Assistant: off"
-    everywhere = wyoming_line(("--wyoming-host", "0.0.0.0", "--insecure-wyoming"))
+    assert wyoming_line(wyoming) == "Home Assistant: add the integration Wyoming Protocol with 127.0.0.1, port 10200"
+    assert wyoming_line(parse_args([*REQUIRED, "--wyoming-port", "0"]).wyoming) == "Home Assistant: off"
+    everywhere = wyoming_line(parse_args([*REQUIRED, "--wyoming-host", "0.0.0.0", "--insecure-wyoming"]).wyoming)
     assert everywhere.endswith("with this machine's address, port 10200")
 
 
@@ -57,19 +56,15 @@ def test_serve_goes_on_where_another_program_has_the_port(
     with socket.create_server(("127.0.0.1", 0)) as piper:
         port = piper.getsockname()[1]
         monkeypatch.setattr("gateway.dialects.wyoming.settings.DEFAULT_WYOMING_PORT", port)
-        assert _wyoming_options(None) == ("--wyoming-port", "0")
-    assert f"something listens on port {port}; --gateway-wyoming-port names another" in caplog.text
-    assert _wyoming_options(10300) == ("--wyoming-port", "10300")
-    assert build_parser().parse_args(["serve", "--gateway-wyoming-port", "10300"]).gateway_wyoming_port == 10300
+        assert _wyoming_settings() == {"wyoming_port": "0"}
+    assert f"something listens on port {port}; --wyoming-port names another" in caplog.text
 
 
 def test_with_keys_serve_says_why_home_assistant_is_not_let_in(tmp_path: Path) -> None:
     keys = tmp_path / "keys.txt"
     keys.touch()
-    line = wyoming_line(("--keys-file", str(keys)))
-    assert line == (
-        "Home Assistant: off, API keys are set, and Wyoming has no keys; --gateway-options --insecure-wyoming opens it"
-    )
+    line = wyoming_line(parse_args([*REQUIRED, "--keys-file", str(keys)]).wyoming)
+    assert line == ("Home Assistant: off, API keys are set, and Wyoming has no keys; --insecure-wyoming opens it")
 
 
 async def test_home_assistant_finds_the_voices_and_hears_an_announcement() -> None:

@@ -82,7 +82,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         folder / "stack",
         Ports(*ports),
         {"BLS_INSTANCE_NUM": "1"},
-        gateway_options=["--metrics-port", str(metrics_port)],  # however busy the machine is
+        gateway={"metrics_port": str(metrics_port)},
     )
     with ExitStack() as stack:
         receiver = stack.enter_context(receiving())

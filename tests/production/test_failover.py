@@ -47,7 +47,7 @@ async def test_a_stopped_gateway_says_so_and_ends_its_streams_first(stack: Local
     options = dataclasses.replace(
         stack.options,
         ports=dataclasses.replace(stack.options.ports, **dict(zip(DOORS, free_ports(2), strict=True))),
-        gateway_options=("--drain-delay-s", "1"),
+        gateway={"drain_delay_s": "1"},
     )
     with ServiceProcess(
         dataclasses.replace(gateway_spec(options), log_path=options.log_dir / "stopped.log")

@@ -31,7 +31,7 @@ NEED = MemoryNeed(streams=400, stream_bytes=70_000_000, voice_bytes=612_000_000)
 
 
 def fitting(message: str) -> int:
-    found = re.search(r"lower max_streams to (\d+) \(--set max_streams=\1\)", message)
+    found = re.search(r"lower max_streams to (\d+) \(--token2wav-max-streams \1\)", message)
     assert found, message
     return int(found[1])
 

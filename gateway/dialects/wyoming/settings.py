@@ -37,31 +37,11 @@ class WyomingSettings:
     """Whether other processes of this gateway serve the same port."""
 
 
-def add_wyoming_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `wyoming_settings` reads."""
-    group = parser.add_argument_group("Wyoming (Home Assistant)")
-    port = f"port of Wyoming; 0: no Wyoming; None: {DEFAULT_WYOMING_PORT} if it is free and no keys are set"
-    group.add_argument("--wyoming-port", type=int, default=None, help=port)
-    group.add_argument("--wyoming-host", default=None, help="address that Wyoming listens on; None: --host")
-    group.add_argument(
-        "--wyoming-language",
-        action="append",
-        default=[],
-        metavar="TAG",
-        help="language listed for every voice, such as en; may be repeated; none: that of each voice's transcript",
-    )
-    group.add_argument(
-        "--insecure-wyoming",
-        action="store_true",
-        help="serve Wyoming to everyone who reaches it although API keys or TLS protect the other protocols",
-    )
-
-
 def wyoming_settings(args: argparse.Namespace, access: AccessSettings) -> WyomingSettings | None:
-    """Read the parsed options; None: the door was switched off.
+    """Read the settings; None: the door was switched off.
 
     Args:
-        args: of a parser with `add_wyoming_options` and `--host`.
+        args: the gateway's settings.
         access: of the other doors.
 
     Raises:

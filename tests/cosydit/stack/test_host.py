@@ -71,7 +71,7 @@ def test_a_large_gpu_serves_with_the_settings_of_the_published_figures(
         "voice_cache_bytes": str(voices * 10**9),
     }
     assert chosen.llm_backend == "embedded"
-    assert chosen.llm_options[:2] == ("--device", "cuda")
+    assert chosen.llm["device"] == "cuda"
     assert "--num-threads" not in llm_spec(chosen).command
 
 
@@ -93,28 +93,30 @@ def test_a_block_masked_flow_gets_as_many_streams_as_fit(tmp_path: Path, family:
 
 def test_vllm_gets_the_settings_of_the_published_figures(tmp_path: Path) -> None:
     chosen = for_host(options_of(tmp_path, llm_backend="vllm"), gpu_host(H200))
-    assert " ".join(chosen.llm_options) == (
-        "--max-batch-size 64 --kv-cache-free-gpu-memory-fraction 0.25 --stream-interval 4"
-    )
+    assert chosen.llm == {
+        "max_batch_size": "64",
+        "kv_cache_free_gpu_memory_fraction": "0.25",
+        "stream_interval": "4",
+    }
 
 
 def test_what_the_user_gives_wins(tmp_path: Path) -> None:
-    given = options_of(tmp_path, settings={"max_streams": "7"}, llm_options=("--max-batch-size", "3"))
+    given = options_of(tmp_path, settings={"max_streams": "7"}, llm={"max_batch_size": "3"})
     chosen = for_host(given, gpu_host(H100))
     assert chosen.settings["max_streams"] == "7" and chosen.settings["dtype"] == "float16"
-    assert chosen.llm_options[-2:] == ("--max-batch-size", "3")
+    assert chosen.llm["max_batch_size"] == "3"
 
 
 def test_a_part_that_was_sent_to_the_cpu_stays_there(tmp_path: Path) -> None:
-    given = options_of(tmp_path, settings={"device": "cpu"}, llm_options=("--device", "cpu"))
+    given = options_of(tmp_path, settings={"device": "cpu"}, llm={"device": "cpu"})
     chosen = for_host(given, gpu_host(H100, has_trtllm=True))
     assert chosen.settings == {"device": "cpu"}
-    assert (chosen.llm_backend, chosen.llm_options) == ("embedded", ("--device", "cpu"))
+    assert (chosen.llm_backend, chosen.llm) == ("embedded", {"device": "cpu"})
 
 
 def test_trtllm_is_taken_where_it_works(tmp_path: Path) -> None:
     chosen = for_host(options_of(tmp_path), gpu_host(H100, has_trtllm=True))
-    assert chosen.llm_backend == "trtllm" and "--device" not in chosen.llm_options
+    assert chosen.llm_backend == "trtllm" and "device" not in chosen.llm
 
 
 def test_servers_that_share_a_gpu_share_its_memory(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_servers_that_share_a_gpu_share_its_memory(tmp_path: Path) -> None:
     chosen = for_host(given, gpu_host(H100))
     assert chosen.settings["max_streams"] == "240"
     assert wants_mps(chosen, gpu_host(H100))
-    assert "0.15" not in chosen.llm_options, "the LLM has a GPU to itself"
+    assert "0.15" not in chosen.llm.values(), "the LLM has a GPU to itself"
     one_each = options_of(tmp_path, llm_gpu="0", token2wav_gpus=("1",))
     assert not wants_mps(one_each, gpu_host(H100)) and wants_mps(options_of(tmp_path), gpu_host(H100))
     assert not wants_mps(options_of(tmp_path), Host())
@@ -148,8 +150,8 @@ def test_the_choice_is_told_with_where_to_change_it(tmp_path: Path) -> None:
     chosen = for_host(options_of(tmp_path), gpu_host(A4000))
     gpu, token2wav, llm = describe_choice(chosen, gpu_host(A4000))
     assert "NVIDIA RTX A4000 (16 GiB)" in gpu and "16gb" in gpu
-    assert "max_streams=32" in token2wav and "--set NAME=VALUE" in token2wav
-    assert "embedded --device cuda" in llm and "--llm-options" in llm
+    assert "max_streams=32" in token2wav and "--token2wav-" in token2wav
+    assert "embedded --device cuda" in llm and "--llm-" in llm
 
 
 def test_the_script_reads_what_it_did_not_give(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import http.server
+import ssl
+import threading
 from pathlib import Path
 
 import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
-from cosydit.stack.process import CpuShares, cpu_shares
+from cosydit.stack.process import CpuShares, answers_ok, cpu_shares
 from cosydit.stack.stack import (
     STOP_MARGIN_S,
     LocalStack,
@@ -23,6 +26,8 @@ from cosydit.stack.stack import (
 from gateway.config import HTTP_GRACE_S
 from gateway.dialects.wyoming.settings import WyomingSettings
 from gateway.doors.grpc import DEFAULT_GRACE_S
+from servicekit.settings import Given
+from tests.gateway.access.door import TLS
 
 
 def _options(tmp_path: Path, *replicas: TritonPorts) -> StackOptions:
@@ -47,11 +52,11 @@ def test_on_a_gpu_the_gateway_takes_our_own_engines_tokens_over_grpc(tmp_path: P
         command[command.index("--llm-url") + 1] == "http://127.0.0.1:8000"
         and "--grpc-port" not in llm_spec(options).command
     )
-    on_gpu = dataclasses.replace(options, llm_options=("--device", "cuda"))
+    on_gpu = dataclasses.replace(options, llm={"device": "cuda"})
     command, llm = list(gateway_spec(on_gpu).command), list(llm_spec(on_gpu).command)
     assert command[command.index("--llm-url") + 1] == "grpc://127.0.0.1:8100"
     assert llm[llm.index("--grpc-port") + 1] == "8100"
-    other = dataclasses.replace(on_gpu, llm_backend="vllm", llm_options=())
+    other = dataclasses.replace(on_gpu, llm_backend="vllm", llm={})
     assert not other.has_token_stream
 
 
@@ -74,26 +79,24 @@ def test_without_a_gpu_the_services_share_the_cores(cores: int, servers: int, ll
 
 @pytest.mark.parametrize(
     ("asked", "drain_s"),
-    [((), 60), (("--drain-timeout-s", "200"), 200), (("--drain-delay-s=5", "--drain-timeout-s=30"), 35)],
+    [({}, 60), ({"drain_timeout_s": "200"}, 200), ({"drain_delay_s": "5", "drain_timeout_s": "30"}, 35)],
 )
-def test_the_gateway_may_take_as_long_to_stop_as_it_is_told_to(
-    tmp_path: Path, asked: tuple[str, ...], drain_s: int
-) -> None:
-    spec = gateway_spec(dataclasses.replace(_options(tmp_path), gateway_options=asked))
+def test_the_gateway_may_take_as_long_to_stop_as_it_is_told_to(tmp_path: Path, asked: Given, drain_s: int) -> None:
+    spec = gateway_spec(dataclasses.replace(_options(tmp_path), gateway=asked))
     assert spec.stop_timeout_s == drain_s + HTTP_GRACE_S + DEFAULT_GRACE_S + WyomingSettings.grace_s + STOP_MARGIN_S
 
 
 def test_no_door_gives_answers_more_time_to_end_than_the_streams_had(tmp_path: Path) -> None:
-    spec = gateway_spec(dataclasses.replace(_options(tmp_path), gateway_options=("--drain-timeout-s", "0.5")))
+    spec = gateway_spec(dataclasses.replace(_options(tmp_path), gateway={"drain_timeout_s": "0.5"}))
     assert spec.stop_timeout_s == 4 * 0.5 + STOP_MARGIN_S
 
 
 def test_threads_that_were_asked_for_are_left_alone(tmp_path: Path) -> None:
-    asked = dataclasses.replace(_options(tmp_path), llm_options=("--num-threads", "7"))
+    asked = dataclasses.replace(_options(tmp_path), llm={"num_threads": "7"})
 
     assert llm_spec(_options(tmp_path)).command.count("--num-threads") == 1
     assert llm_spec(asked).command[-2:] == ["--num-threads", "7"]
-    assert "--num-threads" not in llm_spec(dataclasses.replace(asked, llm_options=(), llm_backend="vllm")).command
+    assert "--num-threads" not in llm_spec(dataclasses.replace(asked, llm={}, llm_backend="vllm")).command
 
 
 def test_each_service_sees_the_gpu_that_it_is_given(tmp_path: Path) -> None:
@@ -111,7 +114,34 @@ def test_a_run_tells_where_its_metrics_are(tmp_path: Path) -> None:
     assert metrics["gateway"] == ["http://127.0.0.1:8080/metrics"]
     assert metrics["token2wav"] == ["http://127.0.0.1:8002/metrics", "http://127.0.0.1:8012/metrics"]
     assert metrics["llm"] == ["http://127.0.0.1:8000/metrics"]
-    with_port = dataclasses.replace(options, gateway_options=("--metrics-port", "9464"))
+    with_port = dataclasses.replace(options, gateway={"metrics_port": "9464"})
     assert run_record(with_port, with_gateway=True).metrics["gateway"] == ["http://127.0.0.1:9464/metrics"]
     alone = run_record(options, with_gateway=False)
     assert alone.gateway is None and "gateway" not in alone.metrics
+
+
+@pytest.mark.parametrize(
+    ("gateway", "url"),
+    [
+        ({}, "http://127.0.0.1:8080"),
+        ({"host": "0.0.0.0"}, "http://127.0.0.1:8080"),
+        ({"host": "::1"}, "http://[::1]:8080"),
+        ({"host": "10.0.0.7", "tls_cert": "cert.pem"}, "https://10.0.0.7:8080"),
+    ],
+)
+def test_the_gateway_is_watched_where_it_listens(tmp_path: Path, gateway: Given, url: str) -> None:
+    assert dataclasses.replace(_options(tmp_path), gateway=gateway).gateway_url == url
+
+
+def test_a_gateway_with_a_certificate_of_its_own_is_ready() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(TLS.certificate, TLS.key)
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            assert answers_ok(f"https://127.0.0.1:{server.server_port}/")
+        finally:
+            server.shutdown()
+            thread.join()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,6 @@ from gateway.access.settings import (
     KEYS_VARIABLE,
     AccessSettings,
     TlsFiles,
-    WireLimits,
-    access_settings,
-    add_access_options,
     open_access,
 )
 from gateway.config import parse_args
@@ -25,9 +21,10 @@ from tests.gateway.fakes import ManualClock
 
 
 def parsed(*arguments: str, **environment: str) -> AccessSettings:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    add_access_options(parser)
-    return access_settings(parser.parse_args(arguments), environment)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        return parse_args([*NEEDED, *arguments]).access
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
@@ -51,8 +48,7 @@ NEEDED = ("--tokenizer-dir", "tokenizer", "--voices-dir", "voices")
     ("arguments", "word"),
     [
         pytest.param(["--host", "0.0.0.0"], "without API keys", id="reachable"),
-        pytest.param(["--max-voice-bytes", "99999999"], "--max-upload-bytes", id="voices"),
-        pytest.param(["--max-body-bytes", "99999999"], "--max-upload-bytes", id="bodies"),
+        pytest.param(["--port", "70000"], r"got --port '70000'; expected a whole number from 0 to 65535", id="port"),
     ],
 )
 def test_the_gateway_does_not_start_with_settings_that_contradict_each_other(arguments: list[str], word: str) -> None:
@@ -70,12 +66,11 @@ def test_options_and_environment_become_settings(tmp_path: Path) -> None:
     settings = parsed(
         *("--keys-file", str(tmp_path / "keys"), "--max-streams", "3", "--max-audio-s-per-day", "90.5"),
         *("--allowed-origin", "https://app.example", "--tls-cert", str(TLS.certificate), "--tls-key", str(TLS.key)),
-        *("--max-upload-bytes", "1000", "--max-connections", "7"),
         **{KEYS_VARIABLE: f"anna {KEY}; carl {KEY}-of-carl streams=1"},
     )
     assert settings.limits == CallerLimits(3, None, 90.5)
     assert [key.limits.streams for key in settings.fixed_keys] == [3, 1]
-    assert (settings.tls, settings.wire) == (TLS, WireLimits(max_upload_bytes=1000, max_connections=7))
+    assert settings.tls == TLS
     access = open_access(settings, ManualClock())
     names = [access.authenticate(f"{KEY}{rest}".encode(), "").name for rest in ("", "-of-bob", "-of-carl")]
     assert names == ["anna", "bob", "carl"]

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from gateway.config import parse_args
+from gateway.errors import ConfigError
 
 REQUIRED = ["--tokenizer-dir", "tok", "--voices-dir", "voices"]
 
@@ -22,6 +23,6 @@ def test_the_run_ahead_is_a_setting(given: str, run_ahead_s: float) -> None:
 
 
 @pytest.mark.parametrize("given", ["-1", "nan", "soon"])
-def test_a_run_ahead_that_is_no_duration_ends_the_process(given: str) -> None:
-    with pytest.raises(SystemExit):
+def test_a_run_ahead_that_is_no_duration_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match="--run-ahead-s"):
         parse_args([*REQUIRED, "--run-ahead-s", given])

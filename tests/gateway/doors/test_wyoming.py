@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from wyoming.tts import Synthesize
 
-from gateway.config import HTTP_GRACE_S, GatewayConfig, longest_stop_s, parse_args
+from gateway.config import HTTP_GRACE_S, GatewayConfig, parse_args
 from gateway.dialects.wyoming.settings import WyomingSettings
 from gateway.doors.grpc import DEFAULT_GRACE_S
 from gateway.errors import ConfigError
@@ -74,9 +74,7 @@ def test_languages_are_checked() -> None:
 def test_the_longest_stop_counts_what_each_door_waits_after_streams_had_their_time(
     drain_s: float, expected_s: float
 ) -> None:
-    assert longest_stop_s(["--tokenizer-dir", "llm", "--voices-dir", "voices", "--drain-timeout-s", f"{drain_s}"]) == (
-        expected_s
-    )
+    assert config("--drain-timeout-s", f"{drain_s}").longest_stop_s == expected_s
 
 
 async def test_why_a_door_stays_shut_is_logged(voices: Voices, caplog: pytest.LogCaptureFixture) -> None:

@@ -124,4 +124,4 @@ def _refusal(need: MemoryNeed, streams: int, found: str) -> MemoryBudgetError:
     )
     if streams < 1:
         return MemoryBudgetError(f"{asked}: not even one stream fits; free memory on this GPU, or take a larger one")
-    return MemoryBudgetError(f"{asked}; lower max_streams to {streams} (--set max_streams={streams})")
+    return MemoryBudgetError(f"{asked}; lower max_streams to {streams} (--token2wav-max-streams {streams})")
