@@ -112,7 +112,7 @@ def test_serve_with_a_folder_for_created_voices() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "cosydit.cli.main", "serve", "--help"], capture_output=True, text=True, check=True
     )
-    assert "--created-voices-dir DIR" in shown.stdout
+    assert "--created-voices-dir PATH" in shown.stdout
 
 
 def test_make_list_and_revoke_a_key(capsys: pytest.CaptureFixture[str]) -> None:
