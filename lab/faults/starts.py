@@ -207,7 +207,7 @@ class _Serve:
         ports = dict(zip(names, free_ports(len(names)), strict=True))
         self.url = f"http://127.0.0.1:{ports['gateway']}"
         options = [word for name, port in ports.items() for word in (f"--{name}-port", str(port))]
-        command = [sys.executable, "-m", "cosydit.cli.main", "serve", "--device", "cpu", "--gateway-wyoming-port", "0"]
+        command = [sys.executable, "-m", "cosydit.cli.main", "serve", "--device", "cpu", "--wyoming-port", "0"]
         self._log = folder / "serve.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
