@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.house_figures import house_figures
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
     "servicekit",
@@ -114,3 +116,25 @@ def test_nobody_asks_for_a_private_attribute_of_another_object(package: str) -> 
 def test_a_test_without_a_mark_starts_no_python_process() -> None:
     with pytest.raises(AssertionError, match="mark it slow"):
         subprocess.run([sys.executable, "--version"], check=True)
+
+
+BOUNDS = {
+    "wheel_lines": 84_400,
+    "wheel_files": 562,
+    "benchmarks_lines": 6_000,
+    "test_lines": 58_200,
+    "doc_words": 62_600,
+    "serve_settings": 70,
+    "routing_lines": 1_500,
+    "routing_constants": 31,
+    "double_names": 45,
+    "imports_up_the_floors": 0,
+    "circles_of_files": 0,
+}
+"""Largest sizes of the product: it shrinks, and each change that makes it smaller lowers its bound."""
+
+
+@pytest.mark.slow
+def test_the_product_is_no_larger_than_its_bounds() -> None:
+    sizes = house_figures(ROOT)
+    assert {name: sizes[name] for name, bound in BOUNDS.items() if sizes[name] > bound} == {}
