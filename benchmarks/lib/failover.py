@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ _PCM_PEAK = 32767.0
 _HTTP_OK = 200
 EXACT_DB = 999.0
 """Ratio written where two signals are equal to the bit."""
+
+_OPEN_STREAMS = re.compile(r'replica_open_streams\{[^}]*replica="([^"]+)"[^}]*\} ([\d.]+)')
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,14 @@ class Processes:
         """A token2wav server by its number, from 0."""
         return self._stack.services[LLM_INDEX + 1 + number]
 
+    async def busiest_token2wav(self) -> ServiceProcess:
+        """Return the token2wav server where the gateway has the most streams now."""
+        async with httpx.AsyncClient(trust_env=False) as client:
+            metrics = (await client.get(f"{self.options.gateway_url}/metrics")).text
+        streams = {address: float(count) for address, count in _OPEN_STREAMS.findall(metrics)}
+        urls = self.options.token2wav_urls
+        return self.token2wav(max(range(len(urls)), key=lambda number: streams[urls[number]]))
+
     async def kill(self, service: ServiceProcess) -> None:
         """Have the kernel end a service at once: the process that serves, then who started it."""
         for pid in [*_descendants(service.pid), service.pid]:
@@ -225,17 +236,23 @@ class Scenario:
         self._expected = {each.seed: each for each in heard}
         return self._report("unbroken", heard, 0)
 
-    async def kill_token2wav(self, number: int = 1, comes_back: bool = True) -> StepReport:
-        """SIGKILL one token2wav server in mid-stream; it stays away until the end of the step, or for good."""
-        service = self._processes.token2wav(number)
-        report = await self._kill("SIGKILL of a token2wav server", service, starts_again=False)
+    async def kill_token2wav(self, comes_back: bool = True) -> StepReport:
+        """SIGKILL the token2wav server with the most streams; it stays away until the end of the step, or for good."""
+        report, service = await self._kill(
+            "SIGKILL of a token2wav server", self._processes.busiest_token2wav, starts_again=False
+        )
         if comes_back:
             await self._processes.start(service)
         return report
 
     async def kill_llm(self) -> StepReport:
         """SIGKILL the only LLM in mid-stream and start it again at once."""
-        return await self._kill("SIGKILL of the LLM", self._processes.llm(), starts_again=True)
+
+        async def only_llm() -> ServiceProcess:
+            return self._processes.llm()
+
+        report, _ = await self._kill("SIGKILL of the LLM", only_llm, starts_again=True)
+        return report
 
     async def rolling_restart(self, servers: int | None = None) -> StepReport:
         """Stop and start one token2wav server after the other while all speak again and again.
@@ -256,16 +273,19 @@ class Scenario:
             heard = await speaking
         return self._report("rolling restart of token2wav", heard, self._failovers() - before)
 
-    async def _kill(self, name: str, service: ServiceProcess, starts_again: bool) -> StepReport:
+    async def _kill(
+        self, name: str, choose: Callable[[], Awaitable[ServiceProcess]], starts_again: bool
+    ) -> tuple[StepReport, ServiceProcess]:
         before = self._failovers()
         speaking = asyncio.create_task(self._callers.all_once(self._count))
         await asyncio.sleep(0)
         await self._callers.first_audio.wait()
+        service = await choose()
         await self._processes.kill(service)
         if starts_again:
             await self._processes.start(service)
         heard = await speaking
-        return self._report(name, heard, self._failovers() - before)
+        return self._report(name, heard, self._failovers() - before), service
 
     def _report(self, name: str, heard: list[Heard], failovers: int) -> StepReport:
         lost = [each for each in heard if each.error is not None or not len(each.samples)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
@@ -58,6 +58,15 @@ def test_outputs_are_as_described(
         assert got == [(tensor.shape(sizes), f"torch.{tensor.dtype.value}") for tensor in spec.outputs]
 
 
+@pytest.fixture
+def plain_sums() -> Iterator[None]:
+    """oneDNN sums bfloat16 in another way where the CPU has instructions for it; tiny models are far off then."""
+    torch.backends.mkldnn.set_flags(False)
+    yield
+    torch.backends.mkldnn.set_flags(True)
+
+
+@pytest.mark.usefixtures("plain_sums")
 @pytest.mark.parametrize("precision", list(Precision))
 @pytest.mark.parametrize(("family", "name"), ALL_GRAPHS)
 def test_every_precision_stays_near_the_plain_model(

@@ -72,7 +72,7 @@ async def test_a_wish_that_cannot_be_met_closes_the_socket(voices: Voices) -> No
 
 async def test_a_writer_who_falls_silent_is_told_so(voices: Voices) -> None:
     async with opened_door(FakeLLM(speech_deltas(30)), FakeToken2Wav(), voices) as door:
-        async with door.client(f"{SINGLE}&inactivity_timeout=0.2") as client:
+        async with door.client(f"{SINGLE}&inactivity_timeout=2") as client:
             await client.send(text=ONE, flush=True)
             code, messages = await client.until_closed()
             await door.until_idle()
