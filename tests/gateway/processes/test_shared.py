@@ -47,9 +47,13 @@ async def test_processes_that_know_nothing_of_each_other_fill_one_service_and_no
 
 
 async def test_a_process_without_streams_gets_a_slot_while_another_one_takes_all_that_it_can() -> None:
-    group = Group(settings=replace(QUICK, admission_wait_s=5.0))
+    async def speak_again_and_again(process: Process) -> None:
+        while True:
+            await _speak(process, 0.1)
+
+    group = Group(settings=replace(QUICK, admission_wait_s=30.0))
     async with group.process(1) as first, group.process(2) as second:
-        flood = [asyncio.create_task(_speak(first, 0.1)) for _ in range(300)]
+        flood = [asyncio.create_task(speak_again_and_again(first)) for _ in range(100)]
         await until(lambda: first.gate.speaking == SLOTS, "the flood")
         for _ in range(3):
             await _speak(second, 0.01)
