@@ -67,7 +67,7 @@ def _front_end(checkpoint: Path | None) -> TextFrontEnd:
 
 
 def _described(number: int, segment: Segment, stream: TextStream) -> str:
-    from gateway.text.changes import noted, watched
+    from gateway.text.rules import noted, watched
 
     with watched() as changes:
         noted("cleaning and markup", segment.text, segment.text if segment.bare is None else segment.bare.text)

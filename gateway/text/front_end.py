@@ -15,7 +15,6 @@ from typing import Protocol
 
 from gateway.errors import LexiconNotFoundError, UnsupportedOptionError
 from gateway.text.alignment import Alignment, Span
-from gateway.text.changes import noted
 from gateway.text.cleaning import CleaningReader
 from gateway.text.markup.markdown import MarkupReader
 from gateway.text.markup.ssml import SsmlReader
@@ -26,6 +25,7 @@ from gateway.text.normalization.wetext_normalizer import load_normalizers
 from gateway.text.options import Normalization, TextOptions
 from gateway.text.pauses import check_sum
 from gateway.text.pronunciation.aliases import NO_PHONEMES, Lexicon, apply_lexicons
+from gateway.text.rules import noted
 from gateway.text.segments.breaks import BreakFinder
 from gateway.text.segments.endings import ended
 from gateway.text.segments.sentences import SentencexRules

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gateway.text.chinese.words import called, cardinal, digits, han, number
-from gateway.text.english.words import rule
+from gateway.text.rules import rule
 
 _FREE, _END = r"(?<![\d.A-Za-z])", r"(?![\dA-Za-z]|\.\d)"
 _POSTCODE = han("邮编 邮政编码 区号")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gateway.text.chinese.words import called, cardinal, counted, digits, han, number
-from gateway.text.english.words import rule
+from gateway.text.rules import rule
 
 _FREE, _END = r"(?<![\d./A-Za-z-])(?<!\d[:：])", r"(?![\d:：/]|[.-]\d)"
 _YEAR, _MONTH, _DAY = r"(?P<year>[12]\d{3})", r"(?P<month>1[0-2]|0?[1-9])", r"(?P<day>3[01]|[12]\d|0?[1-9])"

@@ -16,8 +16,8 @@ import re
 
 from gateway.text.alignment import align
 from gateway.text.chinese import codes, dates, quantities
-from gateway.text.english.words import applied
 from gateway.text.normalization.normalizer import NormalizedText
+from gateway.text.rules import applied
 
 _HAS_FORM = re.compile(r"\d|[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞√²³^=≠≈≥≤÷×+]")
 _RULES = (

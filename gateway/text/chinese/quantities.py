@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gateway.text.chinese.words import cardinal, counted, digits, han, money, number, ordinal
-from gateway.text.english.words import rule
+from gateway.text.rules import rule
 
 _N = r"\d{1,3}(?:,\d{3}){1,5}(?:\.\d{1,9})?|\d{1,16}(?:\.\d{1,16})?"
 _FREE, _END = r"(?<![\d.A-Za-z])", r"(?!\d|[.,]\d)"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 
 from gateway.text.english.sentences import ends_before, ends_before_capital, is_last
-from gateway.text.english.words import any_of, cardinal, digits, ordinal, pairs, rule
+from gateway.text.english.words import any_of, cardinal, digits, ordinal, pairs
+from gateway.text.rules import rule
 
 TITLES = {
     "Mr": "Mister", "Mrs": "Missus", "Ms": "Miz", "Dr": "Doctor", "Prof": "Professor", "Gen": "General",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from gateway.text.english.money import CURRENCY_CODES
-from gateway.text.english.words import any_of, cardinal, digits, groups, pairs, rule, two_digits, year
+from gateway.text.english.words import any_of, cardinal, digits, groups, pairs, two_digits, year
+from gateway.text.rules import rule
 
 _NOT_WITHIN = r"(?<![\w.,/:$€£#+-])"
 _NOT_ON = r"(?![\w/:-]|[.,]\d)"

@@ -6,7 +6,8 @@ import re
 
 from gateway.text.english.sentences import begins_sentence, ends_before_capital, is_last
 from gateway.text.english.units import MEASURE
-from gateway.text.english.words import cardinal, digits, ordinal, rule, two_digits, year
+from gateway.text.english.words import cardinal, digits, ordinal, two_digits, year
+from gateway.text.rules import rule
 
 _MONTHS = "January February March April May June July August September October November December".split()
 _DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()

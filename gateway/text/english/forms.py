@@ -22,9 +22,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from gateway.text.changes import noted
 from gateway.text.english import abbreviations, codes, dates, formulas, money, quantities, units
-from gateway.text.english.words import applied
+from gateway.text.rules import applied, noted
 from gateway.text.segments.lists import list_markers
 
 _HAS_NUMBER = re.compile(r"[\d½¼¾⅓⅔⅛⅜⅝⅞⅕⅖⅗⅘⅙⅚²³]")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 
-from gateway.text.english.words import NUMBER, any_of, cardinal, rule
+from gateway.text.english.words import NUMBER, any_of, cardinal
+from gateway.text.rules import rule
 
 _OPERATORS = {
     "+": "plus", "-": "minus", "−": "minus", "–": "minus", "*": "times", "×": "times", "x": "times", "∗": "times",

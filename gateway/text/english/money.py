@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 
 from gateway.text.english.units import PER, per
-from gateway.text.english.words import NUMBER, START, any_of, cardinal, rule
+from gateway.text.english.words import NUMBER, START, any_of, cardinal
+from gateway.text.rules import rule
 
 _SCALES = {"k": "thousand", "K": "thousand", "m": "million", "M": "million", "mn": "million", "b": "billion"}
 _SCALES |= {"B": "billion", "bn": "billion", "t": "trillion", "T": "trillion", "tn": "trillion"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from gateway.text.english.units import MEASURE, unit_words
-from gateway.text.english.words import NUMBER, START, cardinal, digits, groups, ordinal, rule, year
+from gateway.text.english.words import NUMBER, START, cardinal, digits, groups, ordinal, year
+from gateway.text.rules import rule
 
 _VULGAR = "½¼¾⅓⅔⅛⅜⅝⅞⅕⅖⅗⅘⅙⅚"
 _FRACTIONS = dict(zip(_VULGAR, "1/2 1/4 3/4 1/3 2/3 1/8 3/8 5/8 7/8 1/5 2/5 3/5 4/5 1/6 5/6".split(), strict=True))

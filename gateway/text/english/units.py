@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from gateway.text.english.sentences import ends_before_capital
-from gateway.text.english.words import NUMBER, START, any_of, cardinal, plural, rule
+from gateway.text.english.words import NUMBER, START, any_of, cardinal, plural
+from gateway.text.rules import rule
 
 _UNITS = {
     "s": "second", "h": "hour", "ms": "millisecond", "ns": "nanosecond", "mL": "milliliter", "ml": "milliliter",

@@ -6,11 +6,9 @@ Plain words: no commas, no hyphens. All functions are pure; the library is loade
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import lru_cache
 
-from gateway.text.changes import noted
 from gateway.text.normalization.numbers import NumberNormalizer
 
 _MOST_DIGITS = 33
@@ -23,34 +21,6 @@ NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d{1,15})(?:\.\d{1,9})?"
 """A number with or without group commas and decimals, as a pattern."""
 START = r"(?<![\w.,:/$€£₹-])"
 """Where a number that is no part of something longer begins, as a pattern."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One written form and its words."""
-
-    pattern: re.Pattern[str]
-    words: Callable[[re.Match[str]], str]
-
-    @property
-    def name(self) -> str:
-        """Where the rule is found: module and function, or the line of a short one."""
-        module, name = self.words.__module__.rpartition(".")[2], self.words.__name__
-        return f"{module}:{self.words.__code__.co_firstlineno}" if name == "<lambda>" else f"{module}.{name.strip('_')}"
-
-
-def rule(pattern: str, words: Callable[[re.Match[str]], str], flags: int = 0) -> Rule:
-    """Return a rule; see `applied`."""
-    return Rule(re.compile(pattern, flags), words)
-
-
-def applied(rules: tuple[Rule, ...], text: str) -> str:
-    """Return the text with every form of the rules in words, one rule after the other."""
-    for each in rules:
-        spoken = each.pattern.sub(each.words, text)
-        if spoken != text:
-            text = noted(each.name, text, spoken)
-    return text
 
 
 def any_of(words: Iterable[str]) -> str:

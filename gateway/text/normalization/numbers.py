@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from gateway.text.alignment import Alignment, Span
-from gateway.text.changes import noted
 from gateway.text.normalization.normalizer import NormalizedText, unchanged
+from gateway.text.rules import noted
 
 _NARROW_SPACES = "\u00a0\u202f"
 _MAX_DIGITS = 15

@@ -12,12 +12,11 @@ import re
 from collections.abc import Callable, Mapping
 
 from gateway.text.alignment import Alignment, align
-from gateway.text.changes import noted
 from gateway.text.chinese import ChineseNormalizer
 from gateway.text.english import english_forms, read_english
-from gateway.text.english.words import applied, rule
 from gateway.text.normalization.normalizer import NormalizedText, Normalizer, unchanged
 from gateway.text.normalization.numbers import NUMBER_STYLES, NumberNormalizer
+from gateway.text.rules import applied, noted, rule
 from servicekit.extras import install_command
 
 logger = logging.getLogger(__name__)
