@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -88,8 +87,3 @@ def demo_checkpoint(factory: pytest.TempPathFactory) -> Path:
     from demo_voice.unpack import unpack
 
     return made_once(factory, "demo-checkpoint", unpack)
-
-
-def apt_lock() -> FileLock:
-    """Return a lock to hold while apt-get runs: two at once disturb each other, whichever run they belong to."""
-    return FileLock(Path(tempfile.gettempdir()) / f"cosydit-tests-apt-{os.getuid()}.lock")

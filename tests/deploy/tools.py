@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.workers import apt_lock
+from tests.debian import unpack
 
 DEPLOY = ROOT / "deploy"
 COMMAND_TIMEOUT_S = 120
@@ -81,38 +80,3 @@ def debian_compose(cache: Path) -> Program:
         pytest.skip("Debian's docker-compose needs distutils, which this Python no longer has")
     command = (sys.executable, "-W", "ignore", "-c", _RUN_COMPOSE)
     return Program(command, (("PYTHONPATH", str(packages)),))
-
-
-def unpack(packages: tuple[str, ...], cache: Path) -> Path:
-    """Download Debian packages and unpack them into a folder of the cache; skips where that can't be done."""
-    with apt_lock():
-        return _unpacked_root(packages, cache)
-
-
-def _unpacked_root(packages: tuple[str, ...], cache: Path) -> Path:
-    root = cache / packages[0]
-    if root.is_dir():
-        return root
-    for program in ("apt-get", "dpkg"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{packages[0]} of Debian can't be unpacked: there is no {program}")
-    downloads = cache / f"{packages[0]}.download"
-    shutil.rmtree(downloads, ignore_errors=True)
-    (downloads / "root").mkdir(parents=True)
-    _download(packages, downloads)
-    for package in downloads.glob("*.deb"):
-        subprocess.run(["dpkg", "-x", str(package), str(downloads / "root")], check=True, timeout=COMMAND_TIMEOUT_S)
-    (downloads / "root").rename(root)
-    shutil.rmtree(downloads)
-    return root
-
-
-def _download(packages: tuple[str, ...], directory: Path) -> None:
-    """Download with the lists that are there, else (as root) with new ones."""
-    fetch = ["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", *packages]
-    attempts = [fetch, ["apt-get", "-qq", "update"], fetch] if os.geteuid() == 0 else [fetch]
-    for command in attempts:
-        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=300, check=False)
-        if done.returncode == 0 and command is fetch:
-            return
-    pytest.skip(f"{packages[0]} of Debian can't be downloaded: {done.stderr.strip().splitlines()[-1:]}")

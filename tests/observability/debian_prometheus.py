@@ -19,16 +19,10 @@ from typing import Any
 import yaml
 
 from tests import ROOT
-from tests.workers import apt_lock
+from tests.debian import unpack
 
 CONFIG = ROOT / "deploy" / "observability"
-PACKAGE = "prometheus"
 PATIENCE_S = 30.0
-_APT_TIMEOUT_S = 240.0
-
-
-class NoPrometheusError(Exception):
-    """Neither on PATH nor to be had; the message says what was tried."""
 
 
 @dataclass(frozen=True)
@@ -40,35 +34,13 @@ class Binaries:
 
 
 def find_binaries(scratch: Path) -> Binaries:
-    """Return the binaries, unpacking the package into `scratch` if no other worker has.
-
-    Raises:
-        NoPrometheusError: there is no way to them.
-    """
+    """Return the binaries on PATH, else those of Debian's package unpacked into `scratch`; skips where neither is."""
     found = [shutil.which(name) for name in ("prometheus", "promtool")]
     if all(found):
         return Binaries(str(found[0]), str(found[1]))
-    if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
-        raise NoPrometheusError("prometheus and promtool are not on PATH, and this is no Debian to fetch them from")
-    with apt_lock():
-        scratch.mkdir(exist_ok=True)
-        unpacked = [scratch / "usr/bin" / name for name in ("prometheus", "promtool")]
-        if not all(path.exists() for path in unpacked):
-            _download(scratch)
-            (package,) = scratch.glob(f"{PACKAGE}_*.deb")
-            subprocess.run(["dpkg", "-x", str(package), str(scratch)], check=True, capture_output=True)
-    return Binaries(*map(str, unpacked))
-
-
-def _download(scratch: Path) -> None:
-    """Fetch the package; its index is updated only if apt does not know it."""
-    download, errors = ["apt-get", "download", "-q", PACKAGE], []
-    for command in (download, ["apt-get", "update", "-q"], download):
-        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=_APT_TIMEOUT_S)
-        if list(scratch.glob(f"{PACKAGE}_*.deb")):
-            return
-        errors.append(f"{' '.join(command)}: {done.stderr.strip()[-300:]}")
-    raise NoPrometheusError("apt-get could not fetch Debian's package: " + "; ".join(errors))
+    scratch.mkdir(exist_ok=True)
+    folder = unpack(("prometheus",), scratch) / "usr/bin"
+    return Binaries(str(folder / "prometheus"), str(folder / "promtool"))
 
 
 class Prometheus:
