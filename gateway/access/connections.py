@@ -196,6 +196,7 @@ class Connection(socket.socket):
         """See `socket.socket`."""
         self.greeted()
         self.owner.leave(self)
+        self.on_drop = None
         super().close()
 
 

@@ -143,6 +143,7 @@ class _Caller(asyncio.BufferedProtocol):
         self._callers.discard(self)
         if self._connecting is not None:
             cancel(self._connecting)
+        self._requests = self._connecting = None  # they lead back here, and would wait for the collector of cycles
         if self.server is not None:
             self.server.close()
 

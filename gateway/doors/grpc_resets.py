@@ -1,4 +1,7 @@
-"""Ends gRPC calls that their clients have reset, before anything is done for them.
+"""Keeps calls that came to nothing from holding memory: those that were reset, and those that were refused.
+
+gRPC keeps the exception of a refused call with the call, and the exception's traceback leads back to it: what was sent
+would be held until the collector of cycles runs.
 
 A client may open and reset thousands of calls in a second (CVE-2023-44487). gRPC hands them over like all others, and
 reading their message fails. grpcio loses 80 bytes with each such read (also in 1.85.3; grpc/grpc#43360), and these
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -35,4 +39,22 @@ class ResetInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._latest_s.append(now_s)
         if are_many:
             await asyncio.sleep(PAUSE_S)
-        return await continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
+        return None if handler is None else _forgetting(handler)
+
+
+def _forgetting(handler: Any) -> Any:
+    behavior = handler.stream_stream or handler.stream_unary  # `access.grpc_interceptor` makes no others
+
+    async def call(requests: Any, context: Any) -> Any:
+        try:
+            async with aclosing(aiter(requests)) as messages:  # left open, it leads back to the call as well
+                return await behavior(messages, context)
+        except grpc.aio.AbortError as error:
+            error.__context__ = None
+            del requests, messages, context
+            raise error.with_traceback(None)  # noqa: B904
+
+    streams = handler.response_streaming
+    make_handler = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
+    return make_handler(call, handler.request_deserializer, handler.response_serializer)

@@ -94,18 +94,19 @@ class RoutedSpeechLM(Router[LLMReplica]):
         self, slot: SlotLease, answer: Answer, sampling: Sampling
     ) -> AsyncIterator[AsyncGenerator[SpeechTokenDelta]]:
         """Ask one replica for the rest of an answer; its loss is swallowed if another replica may go on."""
-        error: BaseException | None = None
         try:
             async with aclosing(self._deltas(slot, answer, sampling)) as deltas:
                 yield deltas
-        except BaseException as caught:
-            error = caught
-            if isinstance(caught, errors.LLMBusyError) and answer.is_new:
-                self._note_refusal(answer, slot, caught)
-            else:
-                answer.note_loss(caught, slot, self._clock.now(), self.fleet.rescue_s)
-        finally:
-            give_back(slot, error, is_begun=True)
+        except BaseException as error:
+            try:
+                if isinstance(error, errors.LLMBusyError) and answer.is_new:
+                    self._note_refusal(answer, slot, error)
+                else:
+                    answer.note_loss(error, slot, self._clock.now(), self.fleet.rescue_s)
+            finally:
+                give_back(slot, error, is_begun=True)
+        else:
+            give_back(slot, None, is_begun=True)
 
     async def _deltas(self, slot: SlotLease, answer: Answer, sampling: Sampling) -> AsyncGenerator[SpeechTokenDelta]:
         client = self._watch.client(slot.address).client

@@ -35,15 +35,13 @@ class TelemetryMiddleware:
         name = f"{scope.get('method', 'WS')} {scope['path'][:_MAX_PATH_CHARACTERS]}"
         call = Call(dialect, self._telemetry.tracer.begin(name, Headers(scope=scope).get(TRACEPARENT)))
         status = _Status(send)
-        error: BaseException | None = None
         try:
             with serving(call):
                 await self._app(scope, receive, status.send)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
+        except BaseException as error:
             self._note(call, status.code, error)
+            raise
+        self._note(call, status.code, None)
 
     def _note(self, call: Call, code: int | None, error: BaseException | None) -> None:
         if code is not None:
@@ -106,18 +104,15 @@ def _observed(handler: Any, method: str, dialect: str, traceparent: str | None, 
 
     async def call(request: Any, context: Any) -> Any:
         served = Call(dialect, telemetry.tracer.begin(method, traceparent))
-        error: BaseException | None = None
         try:
             with serving(served):
-                return await behavior(request, context)
-        except grpc.aio.AbortError as raised:
-            error = raised
-            telemetry.refused_at_the_door(served, _HTTP_OF.get(context.code(), 500))
-            raise
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
+                answer = await behavior(request, context)
+        except BaseException as error:
+            if isinstance(error, grpc.aio.AbortError):
+                telemetry.refused_at_the_door(served, _HTTP_OF.get(context.code(), 500))
             served.span.end(error)
+            raise
+        served.span.end()
+        return answer
 
     return make_handler(call, handler.request_deserializer, handler.response_serializer)

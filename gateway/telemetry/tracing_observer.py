@@ -86,13 +86,13 @@ class _TracedStream(StreamObserver):
     @contextmanager
     def _generate(self) -> Iterator[None]:
         span = self._generation = self._span.child("llm.generate", SpanKind.CLIENT)
-        self._generated, error = 0, None
+        self._generated = 0
         try:
             with working_under(span.traceparent):
                 yield
-        except Exception as raised:
-            error = raised
-            raise
-        finally:
+        except BaseException as error:
             span.note(tokens=self._generated)
-            span.end(error)
+            span.end(error if isinstance(error, Exception) else None)
+            raise
+        span.note(tokens=self._generated)
+        span.end()

@@ -1,4 +1,4 @@
-"""Shares the event loop among texts: one of them is cut or prepared at a time, and not for long.
+"""Shares the event loop among texts: one of them is cut or prepared in each pass of the loop, and not for long.
 
 However many texts there are and whatever they hold, audio is sent and requests are read between two turns.
 """
@@ -26,11 +26,17 @@ class TextTurns:
         self._turn_s = turn_s
         self._now_s = now_s
         self._lock = asyncio.Lock()
+        self._is_taken = False
+        """Whether a text has had its turn in this pass of the event loop."""
 
     async def next_of(self, steps: Iterator[T | None]) -> T | None:
         """Take steps, in as many turns as it needs, up to the first that yields something; None at their end."""
         while True:
             async with self._lock:
+                if self._is_taken:
+                    await asyncio.sleep(0)
+                self._is_taken = True
+                asyncio.get_running_loop().call_soon(self._begin_pass)
                 ends_s = self._now_s() + self._turn_s
                 for found in steps:
                     if found is not None:
@@ -40,6 +46,9 @@ class TextTurns:
                 else:
                     return None
             await asyncio.sleep(0)
+
+    def _begin_pass(self) -> None:
+        self._is_taken = False
 
     async def finish(self, steps: Steps[T]) -> T:
         """Take all steps, in as many turns as it needs, and return their result."""

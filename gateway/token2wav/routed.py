@@ -92,14 +92,12 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
         with self.voice_file_cache.in_use(voice_id):
             lease = await self._lease(voice_id, seed, priority)
             stream = FailoverStream(lease, lease_again, self.fleet.settings.max_failovers)
-            failure: BaseException | None = None
             try:
                 yield stream
             except BaseException as error:
-                failure = error
+                await stream.close(error)
                 raise
-            finally:
-                await stream.close(failure)
+            await stream.close(None)
 
     async def _lease(
         self,

@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -120,7 +121,7 @@ def _forgiving(deserialize: Any, max_string_bytes: int) -> Callable[[bytes], Any
             check_protobuf(data, kind, max_string_bytes)
             return deserialize(data)
         except InvalidRequestError as error:
-            return _Refused(error)
+            return _Refused(error.with_traceback(None))  # its traceback would keep the message
         except DecodeError as error:
             got = f"the request message can't be parsed ({error})"
             return _Refused(InvalidRequestError(f"{got}; send what the service's .proto file describes"))
@@ -130,7 +131,7 @@ def _forgiving(deserialize: Any, max_string_bytes: int) -> Callable[[bytes], Any
 
 def _parsed(message: Any) -> Any:
     if isinstance(message, _Refused):
-        raise message.error
+        raise copy(message.error)  # which no traceback leads back to
     return message
 
 
