@@ -108,8 +108,8 @@ class PipelineSettings:
     """Most seconds of silence before the first sound of a stream; None: all silence stays."""
     aligner: Aligner | None = None
     """Aligner of the checkpoint; None: times of characters are estimated."""
-    tokens_ahead: int = 512
-    """Most messages of the LLM kept unread."""
+    tokens_ahead: int = 2048
+    """Speech tokens kept unread before the LLM is read no further."""
     pushes_ahead: int = 1
     """Chunks queued behind the one whose audio is awaited; one more may be on its way."""
 
@@ -159,9 +159,10 @@ class StreamSpeaker:
         """See `Speaker.speak`."""
         with self._begin(request, SpeechResult() if result is None else result) as job:
             async with aclosing(segments), self._producing(job, segments) as pushes:
-                async for push in pushes:
-                    yield job.hear(await push)
-                    job.observer.asked()
+                while ready := await pushes.take():
+                    for push in ready:
+                        yield job.hear(await push)
+                        job.observer.asked()
 
     def _begin(self, request: SpeechRequest, result: SpeechResult) -> SpeechJob:
         observer = self._observer.begin(request.request_id)
@@ -179,11 +180,17 @@ class StreamSpeaker:
             first = await self._first_segment(job, segments)
             voice = await self._voices.resolve(job.request.voice)
             job.use(voice)
+            policy = job.request.chunk_policy or self._settings.chunk_policy
+            first_tokens = awaited_tokens(policy, job.pace)
+            spoken = self._tokens(job, first, segments, policy, first_tokens)
             async with (
                 # The LLM begins while token2wav leases the stream.
-                running_ahead(self._tokens(job, first, segments), self._settings.tokens_ahead) as tokens,
+                running_ahead(spoken, self._settings.tokens_ahead, lambda delta: len(delta.token_ids)) as tokens,
                 self._opened(job, voice) as stream,
-                running_ahead(self._pushes(job, tokens, stream), self._settings.pushes_ahead) as pushes,
+                running_ahead(
+                    self._pushes(job, tokens, stream, Chunker(policy, stream.hop_multiple, first_tokens)),
+                    self._settings.pushes_ahead,
+                ) as pushes,
             ):
                 yield pushes
 
@@ -227,17 +234,16 @@ class StreamSpeaker:
             yield stream
 
     async def _tokens(
-        self, job: SpeechJob, first: SpokenSegment, segments: Segments
+        self, job: SpeechJob, first: SpokenSegment, segments: Segments, policy: ChunkPolicy, first_tokens: int
     ) -> AsyncGenerator[SpeechTokenDelta]:
-        """Have the LLM speak one segment after the other."""
+        """Have the LLM speak one segment after the other; the listener waits for the `first_tokens`."""
         if job.request.is_interleaved:
             async with aclosing(self._interleaved_tokens(job, first, segments)) as deltas:
                 async for delta in deltas:
                     yield delta
             return
         segment: SpokenSegment | None = first
-        policy = job.request.chunk_policy or self._settings.chunk_policy
-        free_tokens, head_start = first_chunk_tokens(policy), awaited_tokens(policy, job.pace)
+        free_tokens, head_start = first_chunk_tokens(policy), first_tokens
         while segment is not None:
             utterance, seed = job.begin_segment(segment)
             utterance, head_start = replace(utterance, head_start_tokens=head_start), 0
@@ -298,12 +304,11 @@ class StreamSpeaker:
                     yield delta
 
     async def _pushes(
-        self, job: SpeechJob, tokens: Ahead[SpeechTokenDelta], stream: Token2WavStream
+        self, job: SpeechJob, tokens: Ahead[SpeechTokenDelta], stream: Token2WavStream, chunker: Chunker
     ) -> AsyncGenerator[Push]:
         """Cut tokens into chunks and send each as soon as it is complete."""
-        chunker = Chunker(job.request.chunk_policy or self._settings.chunk_policy, stream.hop_multiple)
-        async for delta in tokens:
-            chunker.add(job.count([delta, *tokens.take_ready()]))
+        while deltas := await tokens.take(chunker.missing):
+            chunker.add(job.count(deltas))
             while (chunk := chunker.next_chunk(job.elapsed_s, job.pace)) is not None:
                 yield job.send(stream.push(chunk), chunk)
         if not chunker.tokens_received:
