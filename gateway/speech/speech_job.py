@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 
+from gateway.access.access import Account
 from gateway.chunking.chunker import TokenChunk
 from gateway.chunking.pace import Pace, PaceBook, PaceMeter
 from gateway.core import AudioChunk, SpeechTokenDelta, Utterance
+from gateway.errors import AudioLimitError
 from gateway.speech.leading_silence import LeadingSilence
 from gateway.speech.letter_times import LetterTimes
 from gateway.speech.observer import StreamObserver
@@ -83,9 +85,13 @@ class SpeechJob:
         clock: Clock,
         book: PaceBook,
         observer: StreamObserver,
-        silence_kept_s: float | None = None,
-        aligner: Aligner | None = None,
+        silence_kept_s: float | None,
+        aligner: Aligner | None,
+        account: Account,
     ) -> None:
+        self.account = account
+        self.refusal: AudioLimitError | None = None
+        """Why the text was not spoken to its end: the caller may have no more audio."""
         self.request = request
         self.result = result
         self.observer = observer

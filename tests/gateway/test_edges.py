@@ -29,7 +29,7 @@ REQUIRED = ["--tokenizer-dir", "tok", "--voices-dir", "voices"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["gateway.app", "gateway.__main__", "gateway.client", "gateway.speech.pipeline"])
+@pytest.mark.parametrize("module", ["gateway.app", "gateway.__main__", "gateway.client", "gateway.speech.speaker"])
 def test_the_gateway_loads_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'onnxruntime')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
