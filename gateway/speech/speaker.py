@@ -165,7 +165,7 @@ class Speaker:
             if self.settings.refuses_foreign:
                 await self._check_languages(request)
             self.front_end.check_audio_tags(request.text, options)
-            text = self.front_end.open(options, WHOLE_TEXT)
+            text = self.front_end.open(options, WHOLE_TEXT, request.text)
         async with aclosing(self.speak(request, _whole_text(text, request.text), result)) as audio:
             async for chunk in audio:
                 yield chunk
