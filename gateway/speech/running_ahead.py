@@ -14,6 +14,8 @@ from typing import Any, Generic, TypeVar
 from servicekit.tasks import stop
 
 T = TypeVar("T")
+_TURNS_TO_SEND = 2
+"""Turns of the event loop until a client has made a request and its connection has sent it."""
 
 
 class Ahead(Generic[T]):
@@ -75,10 +77,15 @@ def _wake(waiter: asyncio.Future[Any] | None) -> None:
 async def running_ahead(
     source: AsyncGenerator[T], most: int, weigh: Callable[[T], int] = lambda item: 1
 ) -> AsyncIterator[Ahead[T]]:
-    """Start to read `source`; leaving the context stops it and waits until it has closed. For the rest see `Ahead`."""
+    """Read `source`, whose request goes out before the context's own; leaving it waits until the source has closed.
+
+    For the arguments see `Ahead`.
+    """
     ahead = Ahead(source, most, weigh)
     task = asyncio.create_task(ahead.run())
     try:
+        for _ in range(_TURNS_TO_SEND):
+            await asyncio.sleep(0)
         yield ahead
     finally:
         await stop(task)
