@@ -11,8 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from gateway.access.access import Access
-from gateway.access.caller import current_caller
-from gateway.access.metered_speaker import OURSELVES, MeteredSpeaker
+from gateway.access.caller import OURSELVES, current_caller
 from gateway.access.settings import open_access
 from gateway.audio import load_codecs
 from gateway.config import GatewayConfig
@@ -36,9 +35,8 @@ from gateway.routing.fleet import Fleet
 from gateway.routing.options import llm_sources, token2wav_sources
 from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.speech.guard import GuardSettings
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.prosody_carry import CarryLimits
-from gateway.speech.speaker import PipelineSettings, StreamSpeaker
+from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.telemetry import exposition
 from gateway.telemetry.exposition import beating
 from gateway.telemetry.replicas import watch_replicas
@@ -251,7 +249,7 @@ def _make_pipeline(
     telemetry: Telemetry | None,
     clock: Clock,
     lexicons: LexiconBook,
-) -> SpeechPipeline:
+) -> Speaker:
     carry = CarryLimits.within(bounds)
     guard = GuardSettings.of_checkpoint(config.speech_guard, bounds)
     settings = PipelineSettings(
@@ -267,9 +265,17 @@ def _make_pipeline(
     if telemetry is not None:
         observer = telemetry.observer
         watch_replicas(telemetry.metrics.registry, routes.llm.snapshot, routes.token2wav.snapshot)
-    speaker = StreamSpeaker(routes.llm, routes.token2wav, voices, settings, clock, gate, observer)
-    front_end = load_text_front_end(bounds.segment_letters, declaration, lexicons, config.refuses_styles)
-    return SpeechPipeline(MeteredSpeaker(speaker, access, observer), settings, front_end, observer)
+    return Speaker(
+        routes.llm,
+        routes.token2wav,
+        voices,
+        settings,
+        clock,
+        front_end=load_text_front_end(bounds.segment_letters, declaration, lexicons, config.refuses_styles),
+        access=access,
+        admission=gate,
+        observer=observer,
+    )
 
 
 async def _open_metrics_port(

@@ -12,7 +12,7 @@ from gateway.lexicons.book import LexiconBook
 from gateway.lifecycle.gate import Routes
 from gateway.lifecycle.readiness import Readiness
 from gateway.lifecycle.shutdown import Shutdown
-from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.speaker import Speaker
 from gateway.voices.registry import VoiceRegistry
 from servicekit.checkpoint_file import CheckpointDeclaration
 from servicekit.clock import Clock
@@ -53,7 +53,7 @@ class HostLimits:
 class Host:
     """The parts of one gateway that its doors share; whoever made them closes them."""
 
-    pipeline: SpeechPipeline
+    pipeline: Speaker
     voices: VoiceRegistry
     lexicons: LexiconBook = field(default_factory=lambda: LexiconBook({}))
     """Pronunciation dictionaries."""

@@ -12,6 +12,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -89,7 +90,8 @@ EVENT_S = 0.012
 STEP_S = 0.01
 """Seconds from a window to its audio."""
 TOKEN_STEP_S, SINGLE_TOKENS, PACK_TOKENS = 0.0015, 20, 16
-"""Seconds of a step at 100 answers, number of tokens sent one by one, and tokens of later packs."""
+"""Seconds of a step at 100 answers, number of tokens sent one by one where no head start is asked for, which is sent as
+one, and tokens of later packs."""
 PROMPT_TOKENS = 125
 _VOICE = VoiceFile(
     "paced",
@@ -134,7 +136,7 @@ class PacedTokens(stubs.SpeechTokenServiceServicer):
 
     async def GenerateMany(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """See proto/tts_api/llm/v1."""
-        drawn: dict[int, int] = {}
+        drawn: dict[int, _Drawn] = {}
         taking = asyncio.ensure_future(_take(requests, drawn))
         try:
             while True:
@@ -146,24 +148,36 @@ class PacedTokens(stubs.SpeechTokenServiceServicer):
             taking.cancel()
 
 
-async def _take(requests: AsyncIterator[Any], drawn: dict[int, int]) -> None:
+@dataclass
+class _Drawn:
+    """Tokens of one answer: drawn, sent and asked for at once."""
+
+    head_start: int
+    count: int = 0
+    sent: int = 0
+
+
+async def _take(requests: AsyncIterator[Any], drawn: dict[int, _Drawn]) -> None:
     async for message in requests:
-        drawn.update((begun.number, 0) for begun in message.begin)
+        drawn.update((begun.number, _Drawn(begun.request.head_start_tokens)) for begun in message.begin)
         for number in message.cancel:
             drawn.pop(number, None)
 
 
-def _part(number: int, drawn: dict[int, int]) -> Any | None:
+def _part(number: int, drawn: dict[int, _Drawn]) -> Any | None:
     """Draw one token of an answer; return what goes out by now."""
-    drawn[number] = count = drawn[number] + 1
-    is_last = count >= round(SPEECH_S * TOKEN_RATE_HZ)
+    answer = drawn[number]
+    answer.count += 1
+    is_last = answer.count >= round(SPEECH_S * TOKEN_RATE_HZ)
     if is_last:
         del drawn[number]
-    if not (is_last or count <= SINGLE_TOKENS or count % PACK_TOKENS == 0):
+    is_first = answer.head_start <= answer.count <= (answer.head_start or SINGLE_TOKENS)
+    is_pack = answer.count > answer.head_start and answer.count % PACK_TOKENS == 0
+    if not (is_last or is_first or is_pack):
         return None
-    first = count - 1 if count <= SINGLE_TOKENS else (count - 1) // PACK_TOKENS * PACK_TOKENS
+    ids, answer.sent = range(answer.sent, answer.count), answer.count
     reason = messages.FINISH_REASON_STOP if is_last else messages.FINISH_REASON_UNSPECIFIED
-    response = messages.GenerateResponse(speech_ids=range(first, count), finish_reason=reason)
+    response = messages.GenerateResponse(speech_ids=ids, finish_reason=reason)
     return messages.NumberedPart(number=number, response=response)
 
 

@@ -41,6 +41,8 @@ class Caller:
     has_key: bool = False
 
 
+OURSELVES = Caller("(gateway)")
+"""The caller of the gateway's own warm-up. No API key can have this name."""
 _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 

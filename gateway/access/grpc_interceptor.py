@@ -1,6 +1,6 @@
 """Checks the callers at the gRPC door: admits known ones, and tells the code behind it who they are.
 
-`metered_speaker` holds callers to their limits on speech. Refuses before a message is read.
+`gateway.speech.speaker` holds callers to their limits on speech. Refuses before a message is read.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     CORS ─► origin and host ─► key ─► body limit ─► application
 
-Refuses before a byte of the body is read. `metered_speaker` holds callers to their limits on speech.
+Refuses before a byte of the body is read. `gateway.speech.speaker` holds callers to their limits on speech.
 """
 
 from __future__ import annotations

@@ -36,13 +36,15 @@ class TokenChunk:
 class Chunker:
     """Cuts one stream of tokens into chunks."""
 
-    def __init__(self, policy: ChunkPolicy, hop_multiple: int = 1) -> None:
+    def __init__(self, policy: ChunkPolicy, hop_multiple: int = 1, first_tokens: int = 0) -> None:
         """Begin a stream; a chunker serves one only.
 
         Args:
             policy: chooses the hops.
             hop_multiple: tokens that every hop but the first is a multiple of: the next smaller one of what the policy
                 chose, or this.
+            first_tokens: tokens of the first chunk, look-ahead included, as the policy chose them before any came; it
+                is asked again when they are here. 0: it was not asked.
         """
         self._policy = policy
         self._hop_multiple = hop_multiple
@@ -51,6 +53,12 @@ class Chunker:
         self._schedule: list[int] = []
         self._last_hop = 0
         self._considered: int | None = None
+        self._awaited = first_tokens
+
+    @property
+    def missing(self) -> int:
+        """Tokens that must come before `next_chunk` can return a chunk; at least 1."""
+        return max(self._awaited - len(self._tokens), 1)
 
     @property
     def tokens_received(self) -> int:
@@ -87,8 +95,9 @@ class Chunker:
             pace: measured up to now, chunks cut before included; only `deadline` looks at it.
         """
         pending = len(self._tokens) - self._start
-        # NOTE: decided when there is something to speak, so that a policy sees the time and the backlog.
-        if pending <= LOOKAHEAD_TOKENS:
+        # NOTE: decided when there is something to speak, so that a policy sees the time and the backlog. The first hop
+        # is decided anew only when it is here: nobody plays anything yet, so that nobody runs dry meanwhile.
+        if pending <= LOOKAHEAD_TOKENS or pending < self._awaited:
             return None
         progress = ChunkProgress(
             len(self._schedule), self._start, pending, elapsed_s, self._last_hop, self._considered, pace
@@ -97,7 +106,9 @@ class Chunker:
         if self._schedule:
             hop = max(hop // self._hop_multiple, 1) * self._hop_multiple
         if pending < hop + LOOKAHEAD_TOKENS:
+            self._awaited = 0 if self._schedule else hop + LOOKAHEAD_TOKENS
             return None
+        self._awaited = 0
         chunk = self._cut(hop + LOOKAHEAD_TOKENS, is_last=False)
         self._start += hop
         self._last_hop, self._considered = hop, None

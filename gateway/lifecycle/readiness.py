@@ -10,8 +10,8 @@ from typing import Protocol
 
 from gateway.core import SpeechLM, Token2Wav
 from gateway.errors import GatewayError, NotReadyError, public_text
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
+from gateway.speech.speaker import Speaker
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Readiness:
 
     def __init__(
         self,
-        pipeline: SpeechPipeline,
+        pipeline: Speaker,
         llm: SpeechLM,
         token2wav: Token2Wav,
         voice: str,

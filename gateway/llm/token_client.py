@@ -135,6 +135,7 @@ class TokenStreamClient:
             yield SpeechTokenDelta((), "length")
             return
         asked = self._request(utterance, sampling, seed)
+        least = max(asked.head_start_tokens, 1)  # the first chunk needs all of these, and nobody needs fewer
         ends_at = self._clock.now() + self._deadlines.total_s
         answer = self._begin(asked)
         limit_s = self._deadlines.first_token_s
@@ -142,12 +143,12 @@ class TokenStreamClient:
         try:
             while True:
                 is_waiting = feeding is not None and not feeding.done()  # for text, maybe
-                news = await self._next(answer, self._deadlines.total_s if is_waiting else limit_s, ends_at)
+                news = await self._next(answer, least, self._deadlines.total_s if is_waiting else limit_s, ends_at)
                 reason = _REASONS.get(news.reason)
                 yield SpeechTokenDelta(news.ids, reason, news.fills)
                 if reason is not None:
                     return
-                limit_s = self._deadlines.between_tokens_s
+                least, limit_s = 1, self._deadlines.between_tokens_s
         finally:
             answer.connection.cancel(answer)
             if feeding is not None:
@@ -209,14 +210,14 @@ class TokenStreamClient:
             tokens_per_s=self._tokens_per_s,
         )
 
-    async def _next(self, answer: TokenAnswer, limit_s: float, ends_at: float) -> News:
+    async def _next(self, answer: TokenAnswer, least: int, limit_s: float, ends_at: float) -> News:
         limit_s = max(0.0, min(limit_s, ends_at - self._clock.now()))
         received = answer.connection.received
         try:
-            if answer.has_news:
-                return await answer.read()
+            if answer.has_news(least):
+                return await answer.read(least)
             async with patient_timeout(limit_s, self._patience.begin(limit_s)):
-                news = await answer.read()
+                news = await answer.read(least)
             self._patience.progressed()
             return news
         except asyncio.TimeoutError as error:

@@ -71,21 +71,22 @@ class TokenAnswer:
         self._fills: list[int] = []
         self._reason: Any = 0
         self._error: Exception | None = None
+        self._least = 1
         self._waiter: asyncio.Future[None] | None = None
 
-    @property
-    def has_news(self) -> bool:
+    def has_news(self, least: int = 1) -> bool:
         """Tell whether `read` returns or raises at once."""
-        return bool(self._ids or self._fills or self._reason or self._error)
+        return len(self._ids) >= least or bool(self._fills or self._reason or self._error)
 
-    async def read(self) -> News:
-        """Wait for something that has not been read yet, and return all of it.
+    async def read(self, least: int = 1) -> News:
+        """Wait for so many tokens that have not been read yet, or anything else, and return all there is.
 
         Raises:
             AnswerFailedError: it failed.
             ConnectionLostError: the stream has ended.
         """
-        while not self.has_news:
+        self._least = least
+        while not self.has_news(least):
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -111,7 +112,7 @@ class TokenAnswer:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self._waiter is not None and not self._waiter.done() and self.has_news(self._least):
             self._waiter.set_result(None)
 
 

@@ -32,10 +32,10 @@ _BEFORE_ALL = -1
 class MannerChanger:
     """Has segments played at the rate and volume that their text asks for; others pass through untouched."""
 
-    def __init__(self, result: SpeechResult) -> None:
-        """Begin before the first sample; see `PauseWeaver`."""
+    def __init__(self, result: SpeechResult, made_samples: int) -> None:
+        """Begin behind so many samples, in which no segment asked for a manner; see `PauseWeaver`."""
         self._result = result
-        self._at = 0
+        self._at = made_samples
         """Samples taken so far, as token2wav made them."""
         self._span = 0
         self._tempo: TempoChanger | None = None
@@ -44,9 +44,6 @@ class MannerChanger:
 
     def changed(self, audio: AudioChunk) -> AudioChunk:
         """Return the next audio as it is to be heard; a changed rate holds some of it back until its segment ends."""
-        if not self._result.has_manners:
-            self._at += len(audio.samples)
-            return audio
         parts, left = list[FloatArray](), audio.samples
         while True:
             is_over = self._skip_ended(parts, audio.is_last)
@@ -118,7 +115,10 @@ class PauseWeaver:
         """
         self._result = result
         self._leading_silence = leading_silence or LeadingSilence(None)
-        self._manners = MannerChanger(result)
+        self._manners: MannerChanger | None = None
+        """Begun with the first segment that asks for a manner."""
+        self._made = 0
+        """Samples taken so far, as token2wav made them."""
         self._at = 0
         """Samples of speech taken so far, at their rate, silence not counted."""
         self._span = _BEFORE_ALL
@@ -126,9 +126,18 @@ class PauseWeaver:
         self._last_pause: int | None = None
         """Position in the speech where the last silence was put."""
 
+    @property
+    def cut_samples(self) -> int:
+        """Samples of silence cut before the first sound so far."""
+        return self._leading_silence.cut_samples
+
     def woven_into(self, audio: AudioChunk) -> AudioChunk:
         """Return the next audio with the pauses that belong into it; the last gets the one at the end too."""
-        audio = self._begun(self._manners.changed(audio))
+        made, self._made = self._made, self._made + len(audio.samples)
+        if self._result.has_manners:
+            self._manners = self._manners or MannerChanger(self._result, made)
+            audio = self._manners.changed(audio)
+        audio = self._begun(audio)
         start, self._at = self._at, self._at + len(audio.samples)
         if not self._result.silence_samples:
             return audio

@@ -19,9 +19,8 @@ from enum import Enum
 
 from gateway.core import AudioChunk, FloatArray, SessionHold
 from gateway.errors import InvalidTextError, TextTooLongError
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest, SpeechResult, check_text
-from gateway.speech.speaker import Segments
+from gateway.speech.speaker import Segments, Speaker
 from gateway.speech.text_clock import CharacterTime, TextClock
 from gateway.text import INTERLEAVED_TEXT, LIVE_TEXT, Segment, SpokenSegment
 from gateway.text.segments.splitter import SplitSettings
@@ -63,7 +62,7 @@ class SpeechSession:
 
     def __init__(
         self,
-        pipeline: SpeechPipeline,
+        pipeline: Speaker,
         request: SpeechRequest,
         pause_s: float = DEFAULT_PAUSE_S,
         max_unspoken_characters: int = DEFAULT_MAX_UNSPOKEN_CHARACTERS,

@@ -1,28 +1,23 @@
-"""Speaks segments of text as audio chunks: the way through both services, in one direction.
+"""Speaks texts as audio chunks: the way through both services, in one direction.
 
-    segments -> prompt -> LLM -> speech tokens -> chunks -> token2wav -> audio
+    text -> segments -> prompt -> LLM -> speech tokens -> chunks -> token2wav -> audio
 
-Each segment is spoken by an LLM request of its own, which goes on from the speech before it, and all in one token2wav
-stream. The LLM goes on while audio of earlier chunks is made, and a slow caller holds both back. Every way out (the
+A long text is spoken segment by segment; each is cut and prepared when its turn comes, spoken by an LLM request of its
+own, which goes on from the speech before it, and all are one token2wav stream. A session (`session`) brings segments of
+its own. The LLM goes on while audio of earlier chunks is made, and a slow caller holds both back. Every way out (the
 end, an error, a deadline, a cancelled or departed caller) closes the LLM's response and token2wav's stream before the
-audio's generator has closed. Knows the services only by the seams of `core`, and nothing of how texts are cut.
+audio's generator has closed. Knows the services only by the seams of `core`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    AsyncExitStack,
-    aclosing,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
+from gateway.access.access import Access, Account
+from gateway.access.caller import OURSELVES, CallerLimits, current_caller
 from gateway.chunking.chunker import Chunker
 from gateway.chunking.pace import PaceBook
 from gateway.chunking.policies import ChunkPolicy, DeadlineChunks, awaited_tokens, first_chunk_tokens
@@ -40,7 +35,7 @@ from gateway.errors import EmptySpeechError, InvalidTextError, UndeclaredLanguag
 from gateway.speech.guard import GuardSettings
 from gateway.speech.interleaved import ComingSegments, SegmentQueue
 from gateway.speech.mending import SegmentAsk, guarded
-from gateway.speech.observer import Observer
+from gateway.speech.observer import Observer, telling_refusals
 from gateway.speech.prosody_carry import CarryLimits
 from gateway.speech.request import (
     DEFAULT_MAX_TEXT_CHARACTERS,
@@ -49,47 +44,17 @@ from gateway.speech.request import (
     SpeechRequest,
     SpeechResult,
     check_options,
+    check_request,
 )
 from gateway.speech.running_ahead import Ahead, running_ahead
 from gateway.speech.speech_job import Push, SpeechJob
-from gateway.text import SpokenSegment
+from gateway.text import WHOLE_TEXT, SpokenSegment, TextFrontEnd, TextStream, plain_front_end
+from gateway.text.markup.ssml import check_ssml
 from gateway.voices.registry import ReadyVoice, VoiceRegistry
 from llm_service.aligner import Aligner
 from servicekit.clock import Clock, SystemClock
 
 Segments = AsyncGenerator[SpokenSegment]
-
-
-class Speaker(Protocol):
-    """Speaks segments of text; `StreamSpeaker` does, and what wraps it to hold callers to their limits."""
-
-    def speak(
-        self, request: SpeechRequest, segments: Segments, result: SpeechResult | None = None
-    ) -> AsyncGenerator[AudioChunk]:
-        """Speak segments as they come, all in one stream, until there are no more.
-
-        Args:
-            request: how to speak; its text is not looked at.
-            segments: each is taken when the LLM has spoken the one before it, and the first that can be spoken before
-                any service is asked; closed on every way out.
-            result: filled in on the way; speech goes on from its `carry`.
-
-        Yields:
-            Audio in order; the last chunk says so. Chunks may be empty.
-
-        Raises:
-            InvalidTextError: no segment holds anything to say.
-            GatewayError: the request was refused, or a service failed; audio yielded before is good.
-        """
-        ...
-
-    def holding_session(self) -> AbstractContextManager[SessionHold]:
-        """Give a session of several streams its claim to be waited for, until the context is left."""
-        ...
-
-    def unspoken_text(self) -> UnspokenText:
-        """Begin to count the text of a session of the current caller."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -108,14 +73,14 @@ class PipelineSettings:
     """Most seconds of silence before the first sound of a stream; None: all silence stays."""
     aligner: Aligner | None = None
     """Aligner of the checkpoint; None: times of characters are estimated."""
-    tokens_ahead: int = 512
-    """Most messages of the LLM kept unread."""
+    tokens_ahead: int = 2048
+    """Speech tokens kept unread before the LLM is read no further."""
     pushes_ahead: int = 1
     """Chunks queued behind the one whose audio is awaited; one more may be on its way."""
 
 
-class StreamSpeaker:
-    """Implements `Speaker` over both services; serves any number of requests at once."""
+class Speaker:
+    """Speaks texts over both services; serves any number of requests at once."""
 
     def __init__(
         self,
@@ -124,25 +89,45 @@ class StreamSpeaker:
         voices: VoiceRegistry,
         settings: PipelineSettings | None = None,
         clock: Clock | None = None,
+        *,
+        front_end: TextFrontEnd | None = None,
+        access: Access | None = None,
         admission: Admission | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """Keep the services; their owner closes them.
+        """Keep the parts; their owner closes the services.
 
-        Without an admission every stream may begin.
+        Args:
+            llm: speaks.
+            token2wav: makes audio.
+            voices: are spoken in.
+            settings: hold for every request.
+            clock: of the measurements.
+            front_end: cuts and normalises texts; None: it only cuts them.
+            access: holds callers to their limits; None: there are none.
+            admission: lets streams begin; None: every stream may.
+            observer: is told of every stream, and of those that are refused.
         """
         self._llm = llm
         self._token2wav = token2wav
         self._voices = voices
-        self._settings = settings or PipelineSettings()
+        self.settings = settings or PipelineSettings()
         self._clock = clock or SystemClock()
-        self._pace_book = PaceBook()
+        self.front_end = front_end or plain_front_end()
+        self._access = access or Access(None, CallerLimits(unspoken_characters=None), self._clock)
         self._admission = admission
         self._observer = observer or Observer()
+        self._pace_book = PaceBook()
+        self._line = asyncio.Lock()
+
+    async def begin_in_turn(self) -> None:
+        """Return in a turn of the event loop in which no other caller of this does: a storm's texts take seconds."""
+        async with self._line:
+            await asyncio.sleep(0)
 
     @contextmanager
     def holding_session(self) -> Iterator[SessionHold]:
-        """See `Speaker.holding_session`; without an admission the hold has no effect."""
+        """Give a session of several streams its claim to be waited for, until the context is left."""
         hold = _NoHold() if self._admission is None else self._admission.session_hold()
         try:
             yield hold
@@ -150,40 +135,119 @@ class StreamSpeaker:
             hold.release()
 
     def unspoken_text(self) -> UnspokenText:
-        """See `Speaker.unspoken_text`; without a limit."""
-        return UnspokenText()
+        """Begin to count the text of a session of the current caller."""
+        return self._access.unspoken_text(current_caller() or OURSELVES)
+
+    async def synthesize(
+        self, request: SpeechRequest, result: SpeechResult | None = None
+    ) -> AsyncGenerator[AudioChunk]:
+        """Speak one text.
+
+        Args:
+            request: what to speak and how.
+            result: filled in on the way, for a caller that wants to know more than the audio.
+
+        Yields:
+            Audio in order; the last chunk says so. Chunks may be empty.
+
+        Raises:
+            InvalidRequestError: refused before any service was asked.
+            GatewayError: what went wrong in a service; audio yielded before is good.
+        """
+        with telling_refusals(self._observer):
+            check_request(request, self.settings.max_text_characters)
+            options = request.text_options
+            if options.is_ssml:
+                takes_phonemes = self.front_end.takes_phonemes
+                await asyncio.to_thread(
+                    check_ssml, request.text, options.primary_language, takes_phonemes=takes_phonemes
+                )
+            if self.settings.refuses_foreign:
+                await self._check_languages(request)
+            self.front_end.check_audio_tags(request.text, options)
+            text = self.front_end.open(options, WHOLE_TEXT, request.text)
+        async with aclosing(self.speak(request, _whole_text(text, request.text), result)) as audio:
+            async for chunk in audio:
+                yield chunk
 
     async def speak(
         self, request: SpeechRequest, segments: Segments, result: SpeechResult | None = None
     ) -> AsyncGenerator[AudioChunk]:
-        """See `Speaker.speak`."""
-        with self._begin(request, SpeechResult() if result is None else result) as job:
-            async with aclosing(segments), self._producing(job, segments) as pushes:
-                async for push in pushes:
-                    yield job.hear(await push)
-                    job.observer.asked()
+        """Speak segments as they come, all in one stream, until there are no more.
 
-    def _begin(self, request: SpeechRequest, result: SpeechResult) -> SpeechJob:
+        Args:
+            request: how to speak; its text is not looked at.
+            segments: each is taken when the LLM has spoken the one before it, and the first that can be spoken before
+                any service is asked; closed on every way out.
+            result: filled in on the way; speech goes on from its `carry`.
+
+        Yields:
+            Audio in order; the last chunk says so. Chunks may be empty.
+
+        Raises:
+            InvalidTextError: no segment holds anything to say.
+            LimitError: the caller may not speak now; or it may not go on, and what was begun was spoken to its end.
+            GatewayError: the request was refused, or a service failed; audio yielded before is good.
+        """
+        async with aclosing(segments), AsyncExitStack() as stack:
+            with telling_refusals(self._observer):
+                speaking = self._access.speaking(current_caller() or OURSELVES)
+                account = await stack.enter_async_context(speaking)
+            with self._begin(request, SpeechResult() if result is None else result, account) as job:
+                async with self._producing(job, segments) as pushes:
+                    while ready := await pushes.take():
+                        for push in ready:
+                            yield (audio := job.hear(await push))
+                            account.deliver(audio.duration_s)
+                            job.observer.asked()
+            if job.refusal is not None:
+                raise job.refusal
+
+    async def _check_languages(self, request: SpeechRequest) -> None:
+        """Refuse a text before any of it is spoken; others get their turn in between."""
+        stream = self.front_end.open(request.text_options, WHOLE_TEXT)
+        for segment in [*stream.push(request.text), *stream.flush()]:
+            foreign = self.front_end.foreign(segment.text, request.text_options)
+            if foreign is not None:
+                expected = ", ".join(self.front_end.languages or ())
+                got = f"the text is in {foreign!r}, which the checkpoint does not declare"
+                raise UndeclaredLanguageError(f"{got}; it speaks {expected}", param="input")
+            await asyncio.sleep(0)
+
+    def _begin(self, request: SpeechRequest, result: SpeechResult, account: Account) -> SpeechJob:
         observer = self._observer.begin(request.request_id)
-        result.carry = replace(result.carry, limits=self._settings.carry)
-        kept_s = self._settings.leading_silence_s
-        return SpeechJob(request, result, self._clock, self._pace_book, observer, kept_s, self._settings.aligner)
+        result.carry = replace(result.carry, limits=self.settings.carry)
+        kept_s = self.settings.leading_silence_s
+        return SpeechJob(
+            request, result, self._clock, self._pace_book, observer, kept_s, self.settings.aligner, account
+        )
 
     @asynccontextmanager
     async def _producing(self, job: SpeechJob, segments: Segments) -> AsyncIterator[Ahead[Push]]:
         """Have both services work ahead of the caller; leaving the context stops them and frees what they hold."""
         check_options(job.request)
         self._voices.check(job.request.voice)
-        async with self._admitted(job):
+        request, admission = job.request, self._admission
+        async with (
+            admission.admitted(request.priority, request.patience_s, request.is_under_way)
+            if admission is not None
+            else nullcontext()
+        ):
             # NOTE: only after the admission, as reading a text costs a hundred times as much as a refusal.
             first = await self._first_segment(job, segments)
-            voice = await self._voices.resolve(job.request.voice)
+            voice = await self._voices.resolve(request.voice)
             job.use(voice)
+            policy = request.chunk_policy or self.settings.chunk_policy
+            first_tokens = awaited_tokens(policy, job.pace)
+            spoken = self._tokens(job, first, segments, policy, first_tokens)
             async with (
                 # The LLM begins while token2wav leases the stream.
-                running_ahead(self._tokens(job, first, segments), self._settings.tokens_ahead) as tokens,
+                running_ahead(spoken, self.settings.tokens_ahead, lambda delta: len(delta.token_ids)) as tokens,
                 self._opened(job, voice) as stream,
-                running_ahead(self._pushes(job, tokens, stream), self._settings.pushes_ahead) as pushes,
+                running_ahead(
+                    self._pushes(job, tokens, stream, Chunker(policy, stream.hop_multiple, first_tokens)),
+                    self.settings.pushes_ahead,
+                ) as pushes,
             ):
                 yield pushes
 
@@ -197,17 +261,10 @@ class StreamSpeaker:
 
     def _check_language(self, segment: SpokenSegment | None) -> None:
         """Refuse a segment in a language that the checkpoint does not declare, where that is to be refused."""
-        if self._settings.refuses_foreign and segment is not None and segment.foreign is not None:
+        if self.settings.refuses_foreign and segment is not None and segment.foreign is not None:
             raise UndeclaredLanguageError(
                 f"the checkpoint does not declare the language {segment.foreign!r}", param="input"
             )
-
-    def _admitted(self, job: SpeechJob) -> AbstractAsyncContextManager[None]:
-        """Wait for room in the services."""
-        if self._admission is None:
-            return nullcontext()
-        request = job.request
-        return self._admission.admitted(request.priority, request.patience_s, request.is_under_way)
 
     @asynccontextmanager
     async def _opened(self, job: SpeechJob, voice: ReadyVoice) -> AsyncIterator[Token2WavStream]:
@@ -227,23 +284,22 @@ class StreamSpeaker:
             yield stream
 
     async def _tokens(
-        self, job: SpeechJob, first: SpokenSegment, segments: Segments
+        self, job: SpeechJob, first: SpokenSegment, segments: Segments, policy: ChunkPolicy, first_tokens: int
     ) -> AsyncGenerator[SpeechTokenDelta]:
-        """Have the LLM speak one segment after the other."""
+        """Have the LLM speak one segment after the other; the listener waits for the `first_tokens`."""
         if job.request.is_interleaved:
             async with aclosing(self._interleaved_tokens(job, first, segments)) as deltas:
                 async for delta in deltas:
                     yield delta
             return
         segment: SpokenSegment | None = first
-        policy = job.request.chunk_policy or self._settings.chunk_policy
-        free_tokens, head_start = first_chunk_tokens(policy), awaited_tokens(policy, job.pace)
+        free_tokens, head_start = first_chunk_tokens(policy), first_tokens
         while segment is not None:
             utterance, seed = job.begin_segment(segment)
             utterance, head_start = replace(utterance, head_start_tokens=head_start), 0
             ask = SegmentAsk(utterance, job.request.sampling, seed, job.result.spans[-1].first_token, free_tokens)
             with job.observer.speaking():
-                async with aclosing(guarded(self._llm, ask, self._settings.guard, job.note_guarded)) as deltas:
+                async with aclosing(guarded(self._llm, ask, self.settings.guard, job.note_guarded)) as deltas:
                     async for delta in deltas:
                         job.note_tokens(delta)
                         yield delta
@@ -285,10 +341,10 @@ class StreamSpeaker:
             job.note_guarded(what)
 
         utterance = replace(utterance, coming_text=coming)
-        free_tokens = first_chunk_tokens(job.request.chunk_policy or self._settings.chunk_policy)
+        free_tokens = first_chunk_tokens(job.request.chunk_policy or self.settings.chunk_policy)
         ask = SegmentAsk(utterance, job.request.sampling, seed, span.first_token, free_tokens)
         with job.observer.speaking():
-            async with aclosing(guarded(self._llm, ask, self._settings.guard, note)) as deltas:
+            async with aclosing(guarded(self._llm, ask, self.settings.guard, note)) as deltas:
                 async for delta in deltas:
                     if delta.finish_reason is not None:
                         if any(each.outcome is GuardOutcome.CUT for each in notes):
@@ -298,12 +354,11 @@ class StreamSpeaker:
                     yield delta
 
     async def _pushes(
-        self, job: SpeechJob, tokens: Ahead[SpeechTokenDelta], stream: Token2WavStream
+        self, job: SpeechJob, tokens: Ahead[SpeechTokenDelta], stream: Token2WavStream, chunker: Chunker
     ) -> AsyncGenerator[Push]:
         """Cut tokens into chunks and send each as soon as it is complete."""
-        chunker = Chunker(job.request.chunk_policy or self._settings.chunk_policy, stream.hop_multiple)
-        async for delta in tokens:
-            chunker.add(job.count([delta, *tokens.take_ready()]))
+        while deltas := await tokens.take(chunker.missing):
+            chunker.add(job.count(deltas))
             while (chunk := chunker.next_chunk(job.elapsed_s, job.pace)) is not None:
                 yield job.send(stream.push(chunk), chunk)
         if not chunker.tokens_received:
@@ -325,9 +380,23 @@ class _NoHold:
 
 
 async def _next_speakable(job: SpeechJob, segments: Segments) -> SpokenSegment | None:
-    """Return the next segment that holds something to say; None at the end. The pauses before it are noted."""
+    """Return the next segment that holds something to say; None at the end. The pauses before it are noted.
+
+    Behind the first one the text ends, and `job.refusal` says why, where the caller's audio is used up.
+    """
     async for segment in segments:
+        job.refusal = job.account.refusal() if job.result.spans else None
+        if job.refusal is not None:
+            return None
         if segment.is_speakable:
             return segment
         job.result.note_pause(segment.source.pause_s)
     return None
+
+
+async def _whole_text(stream: TextStream, text: str) -> Segments:
+    """Cut and prepare a text, each segment when its turn comes; others get theirs after each."""
+    for steps in (stream.cutting(text), stream.finishing()):
+        while (segment := await stream.next_segment(steps)) is not None:
+            yield await stream.prepared(segment)
+            await asyncio.sleep(0)

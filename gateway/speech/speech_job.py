@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 
+from gateway.access.access import Account
 from gateway.chunking.chunker import TokenChunk
 from gateway.chunking.pace import Pace, PaceBook, PaceMeter
 from gateway.core import AudioChunk, SpeechTokenDelta, Utterance
+from gateway.errors import AudioLimitError
 from gateway.speech.leading_silence import LeadingSilence
 from gateway.speech.letter_times import LetterTimes
 from gateway.speech.observer import StreamObserver
@@ -83,14 +85,19 @@ class SpeechJob:
         clock: Clock,
         book: PaceBook,
         observer: StreamObserver,
-        silence_kept_s: float | None = None,
-        aligner: Aligner | None = None,
+        silence_kept_s: float | None,
+        aligner: Aligner | None,
+        account: Account,
     ) -> None:
+        self.account = account
+        self.refusal: AudioLimitError | None = None
+        """Why the text was not spoken to its end: the caller may have no more audio."""
         self.request = request
         self.result = result
         self.observer = observer
-        self._leading_silence = LeadingSilence(None if request.goes_on else silence_kept_s)
-        self._pauses = PauseWeaver(result, self._leading_silence)
+        self._silence_kept_s = None if request.goes_on else silence_kept_s
+        self._weaver: PauseWeaver | None = None
+        """Made with the first audio."""
         self._voice = Utterance("", "", ())
         self._aligner = aligner if request.wants_times else None
         self._segment_tokens: list[int] = []
@@ -133,10 +140,11 @@ class SpeechJob:
         self.result.has_manners = self.result.has_manners or segment.source.manner is not None
         self.result.note_pause(segment.source.pause_s)
         self._segment_tokens = []
-        self.result.carry = self.result.carry.under(segment.instruction)
+        carry = self.result.carry = self.result.carry.under(segment.instruction)
         voice = _INSTRUCTED if segment.instruction else self._voice
         utterance = replace(voice, text=segment.text, instruction=segment.instruction)
-        return self.result.carry.continued(utterance), (self.result.seed + len(spans) - 1) % (MAX_SEED + 1)
+        seed = (self.result.seed + len(spans) - 1) % (MAX_SEED + 1)
+        return carry.continued(utterance) if carry.parts else utterance, seed
 
     def go_on_with(self, joined: SpokenSegment) -> None:
         """Note the segment's text as it has grown so far."""
@@ -201,9 +209,11 @@ class SpeechJob:
             self._meter.answered(push.result().duration_s)
 
     def hear(self, audio: AudioChunk) -> AudioChunk:
-        cut_before = self._leading_silence.cut_samples
-        audio = self._pauses.woven_into(audio)
-        self._meter.left_out((self._leading_silence.cut_samples - cut_before) / SAMPLE_RATE_HZ)
+        if self._weaver is None:
+            self._weaver = PauseWeaver(self.result, LeadingSilence(self._silence_kept_s))
+        cut_before = self._weaver.cut_samples
+        audio = self._weaver.woven_into(audio)
+        self._meter.left_out((self._weaver.cut_samples - cut_before) / SAMPLE_RATE_HZ)
         self.result.audio_chunks += 1
         self.result.audio_samples += len(audio.samples)
         if self.result.ttfa_s is None and len(audio.samples):

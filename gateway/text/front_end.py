@@ -9,6 +9,7 @@ so that it waits until a segment's turn comes. No network, no torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -16,6 +17,7 @@ from typing import Protocol
 from gateway.errors import LexiconNotFoundError, UnsupportedOptionError
 from gateway.text.alignment import Alignment, Span
 from gateway.text.cleaning import CleaningReader
+from gateway.text.english import is_plain
 from gateway.text.markup.markdown import MarkupReader
 from gateway.text.markup.ssml import SsmlReader
 from gateway.text.normalization.addresses import spoken_addresses
@@ -38,6 +40,8 @@ from llm_service.text_encoder import acting_tags
 from llm_service.vocab import INLINE_TAGS
 from servicekit.checkpoint_file import CheckpointDeclaration
 
+_UNMARKED = re.compile(r"[A-Za-z\u4e00-\u9fff][ -%'-)+-;=-Z\]^a-{}\u4e00-\u9fff，。！？、；：“”]*")
+"""A line that begins with a letter, of letters and marks that are clean and no markup."""
 GuessLanguage = Callable[[str], str | None]
 
 
@@ -176,8 +180,13 @@ class TextFrontEnd:
         has_tag = self._reads_audio_tags(options) and any(tag.style for tag in audio_tags(text))
         return (*([options.style.field] if options.style else ()), *([AUDIO_TAGS_FIELD] if has_tag else ()))
 
-    def open(self, options: TextOptions, settings: SplitSettings) -> TextStream:
+    def open(self, options: TextOptions, settings: SplitSettings, whole: str = "") -> TextStream:
         """Begin a text.
+
+        Args:
+            options: of the text.
+            settings: where it is cut.
+            whole: all of it, if it is known by now: one without markup is not searched for any.
 
         Raises:
             ConfigError: settings that can't work.
@@ -188,7 +197,7 @@ class TextFrontEnd:
         lexicons = self._lexicons_for(options)
         rules = SentencexRules(options.primary_language, self._guess_language)
         splitter = IncrementalSplitter(BreakFinder(rules, self._tags), settings.capped(self._segment_letters))
-        markup = self._markup_of(options)
+        markup = None if _UNMARKED.fullmatch(whole) and not options.is_ssml else self._markup_of(options)
         return TextStream(splitter, options, self, markup, lexicons, settings.cuts_words)
 
     def language_of(self, text: str) -> str | None:
@@ -290,6 +299,8 @@ class TextFrontEnd:
         return self._normalizers.get(regional or language) or self._normalizers.get(language)
 
     def _normalizing(self, text: str, options: TextOptions, language: str | None) -> Steps[NormalizedText]:
+        if language == "en" and is_plain(text):
+            return unchanged(text)
         if self._normalizer(options, language) is None and not self._silent_tags:
             return unchanged(text)
         parts = list[NormalizedText]()

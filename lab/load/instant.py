@@ -10,8 +10,7 @@ import numpy as np
 
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
-from gateway.speech.pipeline import SpeechPipeline
-from gateway.speech.speaker import StreamSpeaker
+from gateway.speech.speaker import Speaker
 from gateway.voices.registry import VoiceRegistry
 from token2wav_service.contract import DEFAULT_PRIORITY, LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
 
@@ -70,6 +69,6 @@ class InstantToken2Wav:
         return True
 
 
-def instant_pipeline(voices: VoiceRegistry) -> SpeechPipeline:
+def instant_pipeline(voices: VoiceRegistry) -> Speaker:
     """Make a pipeline that waits for nobody."""
-    return SpeechPipeline(StreamSpeaker(InstantLLM(), InstantToken2Wav(), voices))
+    return Speaker(InstantLLM(), InstantToken2Wav(), voices)

@@ -30,8 +30,7 @@ from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import Fleet
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.waiting import LLM, TOKEN2WAV
-from gateway.speech.pipeline import SpeechPipeline
-from gateway.speech.speaker import PipelineSettings, StreamSpeaker
+from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry
 from lab.simulate.compute import OwnGPU, SerialProcess
@@ -132,8 +131,8 @@ class _Process:
         self.voices = VoiceRegistry(self.token2wav)
         pipeline = PipelineSettings(ChunkSettings().policy())
         gate = Gate(self.llm, self.token2wav, clock)
-        speaker = StreamSpeaker(self.llm, self.token2wav, self.voices, pipeline, clock, gate)
-        self.door = PipelineDoor(SpeechPipeline(speaker, pipeline), process, costs)
+        speaker = Speaker(self.llm, self.token2wav, self.voices, pipeline, clock, admission=gate)
+        self.door = PipelineDoor(speaker, process, costs)
 
     def start(self) -> None:
         self.llm.start()

@@ -26,8 +26,7 @@ from gateway.routing.fleet import Fleet
 from gateway.routing.replica import ReplicaStatus
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.waiting import LLM, TOKEN2WAV
-from gateway.speech.pipeline import SpeechPipeline
-from gateway.speech.speaker import PipelineSettings, StreamSpeaker
+from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry
 from lab.simulate.compute import OwnGPU, SerialProcess
@@ -138,8 +137,8 @@ class _GatewayProcess:
         self._voices = VoiceRegistry(self.token2wav)
         pipeline_settings = PipelineSettings(ChunkSettings(dynamic_chunk_strategy="deadline").policy())
         gate = Gate(self.llm, self.token2wav, clock)
-        speaker = StreamSpeaker(self.llm, self.token2wav, self._voices, pipeline_settings, clock, gate)
-        self.door = PipelineDoor(SpeechPipeline(speaker, pipeline_settings), process, costs)
+        speaker = Speaker(self.llm, self.token2wav, self._voices, pipeline_settings, clock, admission=gate)
+        self.door = PipelineDoor(speaker, process, costs)
 
     def start(self) -> None:
         self.llm.start()

@@ -19,9 +19,8 @@ from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.types import LoadResult
 from gateway.chunking.policies import ChunkSettings
 from gateway.core import InlineVoice, Utterance
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
-from gateway.speech.speaker import PipelineSettings, StreamSpeaker
+from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.voices.registry import VoiceRegistry
 from lab.simulate.compute import SerialProcess, SharedGPU
 from lab.simulate.costs import CostModel
@@ -39,7 +38,7 @@ VOICES = tuple(["default", "second", *(f"voice-{number:03d}" for number in range
 class PipelineDoor:
     """The pipeline as a caller's door; the processes around it cost what the model says."""
 
-    def __init__(self, pipeline: SpeechPipeline, gateway: SerialProcess, costs: CostModel) -> None:
+    def __init__(self, pipeline: Speaker, gateway: SerialProcess, costs: CostModel) -> None:
         """Keep the parts."""
         self._pipeline = pipeline
         self._gateway = gateway
@@ -87,7 +86,7 @@ async def _sweep(
     token2wav = Token2WavLink(server, gateway)
     settings = PipelineSettings(ChunkSettings(dynamic_chunk_strategy="deadline").policy())
     voices = VoiceRegistry(token2wav)
-    pipeline = SpeechPipeline(StreamSpeaker(LLMLink(llm, gateway), token2wav, voices, settings, clock), settings)
+    pipeline = Speaker(LLMLink(llm, gateway), token2wav, voices, settings, clock)
     door = PipelineDoor(pipeline, gateway, costs)
     llm.start()
     server.up()

@@ -28,11 +28,9 @@ from gateway.core import AudioChunk, FloatArray, InlineVoice, RegisteredVoice, S
 from gateway.llm.wire import LLMWire
 from gateway.speech.guard import GuardMode, GuardSettings
 from gateway.speech.interleaved import TakenText
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
-from gateway.speech.speaker import PipelineSettings, StreamSpeaker
-from gateway.text import plain_front_end
+from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.voices.registry import VoiceRegistry
 from llm_service.embedded.interleaving import InterleavedPrompt, Interleaver
 from llm_service.prompt import TextEncoder
@@ -243,9 +241,9 @@ async def _hear(
 ) -> Heard:
     llm, token2wav = PacedLM(speeds, clock), PacedToken2Wav(speeds, clock)
     settings = PipelineSettings(guard=GuardSettings(GuardMode.MEND))
-    speaker = StreamSpeaker(llm, token2wav, VoiceRegistry(token2wav), settings, clock)
+    speaker = Speaker(llm, token2wav, VoiceRegistry(token2wav), settings, clock)
     request = SpeechRequest("", InlineVoice(b"audio", transcript), seed=0, is_interleaved=is_interleaved)
-    session = SpeechSession(SpeechPipeline(speaker, settings, plain_front_end()), request)
+    session = SpeechSession(speaker, request)
     writing = asyncio.ensure_future(_write(session, text, words_per_s))
     first_s = played_until_s = stalled_s = None
     try:

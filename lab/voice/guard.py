@@ -29,8 +29,8 @@ from demo_voice.unpack import BundleError
 from gateway.chunking.policies import FixedChunks
 from gateway.core import RegisteredVoice, Sampling, SpeechLM, SpeechTokenDelta, Token2Wav, Utterance
 from gateway.speech.guard import GuardMode
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest, SpeechResult
+from gateway.speech.speaker import Speaker
 from lab.ears.moonshine import MoonshineRecogniser
 from lab.ears.study import Heard
 from lab.load.instant import InstantToken2Wav
@@ -162,7 +162,7 @@ class Study:
                 break
         return await self._row(self._with, GuardText(row.number, row.kind, row.text)) if result.guard_notes else None
 
-    async def _row(self, pipeline: SpeechPipeline, text: GuardText) -> GuardRow:
+    async def _row(self, pipeline: Speaker, text: GuardText) -> GuardRow:
         result = SpeechResult()
         self._llm.answers.clear()
         request = SpeechRequest(text.text, VOICE, text.number)

@@ -28,10 +28,9 @@ from gateway.core import (
 )
 from gateway.llm.wire import LLMWire
 from gateway.speech.guard import GuardMode, GuardSettings
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.prosody_carry import CarryLimits
 from gateway.speech.request import SpeechRequest
-from gateway.speech.speaker import PipelineSettings, StreamSpeaker
+from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.text import load_text_front_end
 from gateway.voices.registry import VoiceRegistry, load_voices
 from llm_service.aligner import load_aligner
@@ -153,7 +152,7 @@ class _EngineStream:
 
 def make_pipeline(
     checkpoint: Path, llm: SpeechLM, token2wav: Token2Wav, guard: GuardMode, policy: ChunkPolicy | None = None
-) -> SpeechPipeline:
+) -> Speaker:
     """Put the gateway's path together over both services, with the settings that the checkpoint asks for.
 
     Args:
@@ -172,17 +171,17 @@ def make_pipeline(
         guard=GuardSettings(guard, frozenset(bounds.silent_tokens or ())),
         aligner=load_aligner(llm_dir),
     )
-    speaker = StreamSpeaker(llm, token2wav, voices, settings)
-    return SpeechPipeline(speaker, settings, load_text_front_end(bounds.segment_letters, find_declaration(llm_dir)))
+    front_end = load_text_front_end(bounds.segment_letters, find_declaration(llm_dir))
+    return Speaker(llm, token2wav, voices, settings, front_end=front_end)
 
 
-def open_pipeline(checkpoint: Path) -> SpeechPipeline:
+def open_pipeline(checkpoint: Path) -> Speaker:
     """Load a checkpoint with llm/, token2wav/ and voices/, and speak as it would be served."""
     token2wav = EngineToken2Wav(checkpoint / "token2wav")
     return make_pipeline(checkpoint, EmbeddedLM(checkpoint / "llm"), token2wav, GuardMode.MEND)
 
 
-def speak(pipeline: SpeechPipeline, text: str, voice: str, seed: int) -> FloatArray:
+def speak(pipeline: Speaker, text: str, voice: str, seed: int) -> FloatArray:
     """Return all samples of a text, [N] in +-1 at 24 kHz."""
 
     async def whole() -> FloatArray:

@@ -24,8 +24,8 @@ from cosydit.bench.types import count
 from cosydit.certify.recognition import RATE_HZ, FloatArray, heldout_sentences, words_of
 from gateway.speech.guard import GuardMode
 from gateway.speech.letter_times import LetterTimes
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest, SpeechResult
+from gateway.speech.speaker import Speaker
 from gateway.speech.text_clock import TextClock, WordGatherer, WordTime
 from lab.ears.alignment import SphinxAligner
 from lab.voice.guard import RecordingLM
@@ -75,7 +75,7 @@ def cpu_s(aligner: Aligner, segments: Sequence[SpokenSegment]) -> float:
     return min(tries)
 
 
-async def spoken(pipeline: SpeechPipeline, llm: RecordingLM, text: str, seed: int) -> TimedSentence:
+async def spoken(pipeline: Speaker, llm: RecordingLM, text: str, seed: int) -> TimedSentence:
     """Speak a sentence and note its words' times in both ways."""
     result, gatherer = SpeechResult(), WordGatherer()
     clock, words, pieces, samples = TextClock(result.spans), list[WordTime](), list[FloatArray](), 0

@@ -22,10 +22,13 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class EventPacking:
-    """How many tokens one output carries: fewer and larger events cost less CPU."""
+    """How many tokens one output carries: fewer and larger events cost less CPU.
+
+    A head start, which its caller needs whole, is one output.
+    """
 
     single_tokens: int = 20
-    """First tokens that are sent one by one: the first audio waits for them, and has at most 18."""
+    """First tokens that are sent one by one where no head start is asked for: the first audio waits for at most 18."""
     most_tokens: int = 16
     longest_wait_s: float = 0.05
 

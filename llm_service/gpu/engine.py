@@ -375,8 +375,8 @@ class GpuEngine:
                 self._paces.first_token_s[answer.slot] = now_s
             if generated >= answer.request.params.max_tokens:
                 outputs.append(self._finish(answer, answer.flush(FinishReason.LENGTH)))
-            elif (
-                generated <= packing.single_tokens
+            elif generated >= answer.request.head_start_tokens and (
+                generated <= (answer.request.head_start_tokens or packing.single_tokens)
                 or now_s >= answer.flush_s
                 or (len(answer.pending) >= packing.most_tokens)
             ):

@@ -19,8 +19,7 @@ from gateway.errors import GatewayError, Token2WavInterruptedError, VoiceEvicted
 from gateway.host import Host, HostLimits
 from gateway.lexicons.book import LexiconBook
 from gateway.lifecycle.readiness import Readiness
-from gateway.speech.pipeline import SpeechPipeline
-from gateway.speech.speaker import PipelineSettings, StreamSpeaker
+from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.text import TextFrontEnd
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from llm_service.vocab import COSYVOICE2, llm_id_from_speech_id
@@ -162,10 +161,9 @@ def make_pipeline(
     voices: list[NamedVoice],
     settings: PipelineSettings | None = None,
     front_end: TextFrontEnd | None = None,
-) -> SpeechPipeline:
-    """Put a pipeline together from fakes."""
-    speaker = StreamSpeaker(llm, token2wav, VoiceRegistry(token2wav, voices), settings, ManualClock())
-    return SpeechPipeline(speaker, settings, front_end)
+) -> Speaker:
+    """Put a speaker together from fakes."""
+    return Speaker(llm, token2wav, VoiceRegistry(token2wav, voices), settings, ManualClock(), front_end=front_end)
 
 
 class CharacterEncoder:
@@ -178,7 +176,7 @@ class CharacterEncoder:
 
 
 def make_host(
-    pipeline: SpeechPipeline,
+    pipeline: Speaker,
     voices: VoiceRegistry,
     executor: Executor | None = None,
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import inspect
 import subprocess
@@ -28,7 +29,7 @@ REQUIRED = ["--tokenizer-dir", "tok", "--voices-dir", "voices"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["gateway.app", "gateway.__main__", "gateway.client", "gateway.speech.pipeline"])
+@pytest.mark.parametrize("module", ["gateway.app", "gateway.__main__", "gateway.client", "gateway.speech.speaker"])
 def test_the_gateway_loads_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'onnxruntime')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -138,19 +139,29 @@ async def counting(limit: int, log: list[str]) -> AsyncGenerator[int]:
 async def test_running_ahead_keeps_order_and_raises_the_sources_error_last() -> None:
     got = []
     with pytest.raises(ValueError, match="broke"):
-        async with running_ahead(counting(5, []), depth=2) as ahead:
-            async for number in ahead:
-                got += [number, *ahead.take_ready()]
+        async with running_ahead(counting(5, []), most=2) as ahead:
+            while True:
+                got += await ahead.take()
     assert got == [0, 1, 2, 3, 4]
 
 
-async def test_running_ahead_stops_at_its_depth_and_closes_the_source() -> None:
-    import asyncio
-
+async def test_running_ahead_stops_at_its_most_and_closes_the_source() -> None:
     log: list[str] = []
-    async with running_ahead(counting(100, log), depth=3) as ahead:
+    async with running_ahead(counting(100, log), most=3) as ahead:
         for _ in range(50):
             await asyncio.sleep(0)
         assert len(log) == 4, "three kept, one waiting to be kept"
-        assert ahead.take_ready() == [0, 1, 2]
+        assert await ahead.take() == [0, 1, 2]
     assert log[-1] == "closed"
+
+
+async def test_a_reader_of_what_runs_ahead_sleeps_until_what_it_needs_is_there() -> None:
+    async def told() -> AsyncGenerator[str]:
+        for piece in ("a", "bc", "", "def"):
+            yield piece
+            await asyncio.sleep(0)
+
+    async with running_ahead(told(), 100, len) as ahead:
+        assert await ahead.take(3) == ["a", "bc"]
+        assert await ahead.take(9) == ["", "def"], "the end wakes it too"
+        assert await ahead.take() == []

@@ -15,7 +15,7 @@ from servicekit.tracing import Span
 
 
 def record(message: str, *arguments: object, **facts: object) -> logging.LogRecord:
-    made = logging.LogRecord("gateway.speech.pipeline", logging.WARNING, __file__, 1, message, arguments, None)
+    made = logging.LogRecord("gateway.speech.speaker", logging.WARNING, __file__, 1, message, arguments, None)
     made.__dict__.update(facts)
     return made
 
@@ -32,7 +32,7 @@ def test_a_line_has_its_facts_and_no_others() -> None:
     assert datetime.fromisoformat(line.pop("time")).tzinfo is not None
     assert line == {
         "level": "WARNING",
-        "logger": "gateway.speech.pipeline",
+        "logger": "gateway.speech.speaker",
         "message": "stream s1 said\n“ja”",
         "stream_id": "s1",
     }

@@ -10,9 +10,8 @@ import pytest
 from gateway import errors
 from gateway.core import AudioChunk
 from gateway.speech.guard import GuardMode, GuardSettings
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
-from gateway.speech.speaker import PipelineSettings, StreamSpeaker
+from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.telemetry.call import Call, serving
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
@@ -38,8 +37,7 @@ class Watched:
         self.llm, self.token2wav = llm or FakeLLM(speech_deltas(60)), token2wav or FakeToken2Wav()
         registry = VoiceRegistry(self.token2wav, voices)
         settings, observer = PipelineSettings(max_text_characters=100, guard=guard), self.telemetry.observer
-        speaker = StreamSpeaker(self.llm, self.token2wav, registry, settings, self.clock, observer=observer)
-        self.pipeline = SpeechPipeline(speaker, settings, observer=observer)
+        self.pipeline = Speaker(self.llm, self.token2wav, registry, settings, self.clock, observer=observer)
 
     async def speak(self, text: str = "hello", dialect: str = "openai") -> None:
         with serving(Call(dialect)):

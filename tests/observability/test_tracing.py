@@ -16,9 +16,8 @@ from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
 
 from gateway import errors
 from gateway.core import Sampling, Utterance
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
-from gateway.speech.speaker import StreamSpeaker
+from gateway.speech.speaker import Speaker
 from gateway.telemetry.call import Call, serving
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
@@ -115,8 +114,7 @@ async def test_every_span_of_a_stream_that_breaks_off_is_ended(voices: Voices, e
     llm, token2wav = FakeLLM(speech_deltas(60)), FakeToken2Wav(fail_at=1 if end == "failed" else None)
     telemetry = make_telemetry(SystemClock(), memory.tracer)
     observer = telemetry.observer
-    speaker = StreamSpeaker(llm, token2wav, VoiceRegistry(token2wav, voices), observer=observer)
-    pipeline = SpeechPipeline(speaker, observer=observer)
+    pipeline = Speaker(llm, token2wav, VoiceRegistry(token2wav, voices), observer=observer)
     call = Call("openai", memory.tracer.begin("call", None))
     with serving(call):
         chunks = pipeline.synthesize(SpeechRequest("hello"))

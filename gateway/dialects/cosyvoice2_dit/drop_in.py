@@ -53,7 +53,7 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 
 class Pipeline(Protocol):
-    """What the model needs of `gateway.speech.pipeline.SpeechPipeline`."""
+    """What the model needs of `gateway.speech.speaker.Speaker`."""
 
     def synthesize(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]: ...
 

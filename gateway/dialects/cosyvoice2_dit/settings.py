@@ -12,9 +12,8 @@ from gateway.chunking.policies import ChunkSettings
 from gateway.errors import ConfigError
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.wire import LLMWire, PromptForm
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.prosody_carry import CarryLimits
-from gateway.speech.speaker import PipelineSettings, StreamSpeaker
+from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.text import plain_front_end
 from gateway.text.styles import StyleRule
 from gateway.token2wav.client import Token2WavClient
@@ -75,7 +74,7 @@ class DropInConfig:
 
 
 @asynccontextmanager
-async def open_pipeline(config: DropInConfig) -> AsyncIterator[SpeechPipeline]:
+async def open_pipeline(config: DropInConfig) -> AsyncIterator[Speaker]:
     """Make the clients and the pipeline inside the running event loop, and close them on leaving.
 
     Raises:
@@ -89,9 +88,10 @@ async def open_pipeline(config: DropInConfig) -> AsyncIterator[SpeechPipeline]:
         settings = PipelineSettings(chunk_policy=config.chunks.policy(), carry=CarryLimits.within(bounds))
         aligner = load_aligner(config.llm_tokenizer_dir)
         transcripts = TranscriptCheck(aligner, is_on=bounds.follows_text is not False)
-        speaker = StreamSpeaker(llm, token2wav, _open_voices(config, token2wav, transcripts), settings)
+        voices = _open_voices(config, token2wav, transcripts)
         styles = StyleRule(_declaration(config).instruct is not None, refuses=True)
-        yield SpeechPipeline(speaker, settings, plain_front_end(bounds.segment_letters, styles))
+        front_end = plain_front_end(bounds.segment_letters, styles)
+        yield Speaker(llm, token2wav, voices, settings, front_end=front_end)
     finally:
         await llm.close()
         await token2wav.close()

@@ -36,7 +36,7 @@ async def whole_speech(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[b
     """Yield the bytes of one text's speech.
 
     Raises:
-        GatewayError: see `SpeechPipeline.synthesize`; or the format or speed can't be had here.
+        GatewayError: see `Speaker.synthesize`; or the format or speed can't be had here.
     """
     async with TurnEncoder(wanted.output, host.executor, wanted.speed) as encoder:
         async with aclosing(host.pipeline.synthesize(wanted.speech, wanted.result)) as speech:

@@ -46,7 +46,7 @@ async def bare_audio(
         words: gets those that have ended, if they are wanted; needs a result.
 
     Raises:
-        GatewayError: see `SpeechPipeline.synthesize`; or the format or speed can't be had here.
+        GatewayError: see `Speaker.synthesize`; or the format or speed can't be had here.
     """
     clock = TextClock(result.spans) if result is not None else None
     gatherer = WordGatherer()

@@ -3,6 +3,6 @@
 text -> english_forms (whole segments) -> read_english (the grammar, and what it is known to misread)
 """
 
-from gateway.text.english.forms import english_forms, read_english
+from gateway.text.english.forms import english_forms, is_plain, read_english
 
-__all__ = ["english_forms", "read_english"]
+__all__ = ["english_forms", "is_plain", "read_english"]

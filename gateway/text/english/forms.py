@@ -54,17 +54,40 @@ _NUMBERS = (
 
 # Words alone, without abbreviations: the grammar takes milliseconds to change nothing.
 _WORD = r"(?:[A-Z]?[a-z]+(?:['’-][A-Za-z]?[a-z]*)*|[AI])"
-_FULL_STOP = r"(?<=[a-z]{4})\."
-_PLAIN = re.compile(rf"{_WORD}(?:(?:[,;:?!]? |{_FULL_STOP} (?=[A-Z])){_WORD})*(?:{_FULL_STOP}|[?!,;:])?")
-_SHORT = re.compile(
-    r"\b(?:prof|dept|corp|capt|approx|messrs|govt|assoc|univ|blvd|sept)\."
-    r"|\b(?:mon|tues?|wed|thurs?|fri|sat|sun|dr|mr|mrs|ms|st|jr|sr|vs|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)\b",
-    re.IGNORECASE,
+_PLAIN = re.compile(rf"{_WORD}(?:(?:[,;:?!]? |\. (?=[A-Z])){_WORD})*[.?!,;:]?")
+# Words that short abbreviations could be taken for; the grammar was seen to leave each as it is.
+_SHORT_WORDS = (
+    "a i am an as at be by do go he hi if in is it me my of oh ok on or ox so to up us we act add age ago aid aim "
+    "air all and any are arm art ask ate bad bag bar bat bay bed bee bet big bit box boy bus but buy bye can car "
+    "cat cow cry cup cut dad day did die dig dog dot dry due ear eat egg end eye fan far fat few fit fix fly fog "
+    "for fox fun gap gas get god got gun guy had has hat her hey him his hit hot how ice ill its jam job joy key "
+    "kid lab law lay leg let lie lip log lot low mad man map may men met mix mom mud net new nor not now nut odd "
+    "off oil old one our out own pan pay pen pet pie pig pin pop pot put ran raw red rid row run sad saw say sea "
+    "see set sex she shy sir sit six sky son sum tax tea ten the tie tip toe too top toy try two use van war was "
+    "way wet who why win won yes yet you zoo"
 )
+_SHORTENED = {
+    each.strip(".").lower()
+    for table in (abbreviations.TITLES, abbreviations.STREET_WORDS, abbreviations.BEHIND_NAMES)
+    for each in (*table, *abbreviations.BEFORE_NUMBERS, *abbreviations.ANYWHERE)
+} | set("dept corp assoc sept".split())
+_MAY_BE_READ = re.compile(
+    rf"\b(?i:{'|'.join(sorted(each for each in _SHORTENED if each.isalpha()))})\."
+    rf"|\b(?!(?i:{'|'.join(_SHORT_WORDS.split())})\.)[A-Za-z]{{1,3}}\."
+    r"|\b(?i:mon|tues?|wed|thurs?|fri|sat|sun|dr|mr|mrs|st|jr|sr|vs|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)\b"
+    rf"|\b(?:Ms|Prof|aka|ext|Ctrl|hwy|[ivx]+|{'|'.join(abbreviations.STREET_WORDS)})\b|[A-Z]\w* I\b"
+)
+"""What the rules here or the grammar may read among words alone."""
 _THOUSAND = re.compile(r"(?:(?P<multiplier>\w+) )?\bthousand\b")
 _UNITS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
 _TENS = "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred"
 _MULTIPLIERS = frozenset(f"{_UNITS} {_TENS}".split())
+
+
+def is_plain(text: str) -> bool:
+    """Tell whether a text is words alone, which are read as they are written."""
+    is_words = _PLAIN.fullmatch(text.strip()) is not None
+    return is_words and not _MAY_BE_READ.search(text) and not _MAY_BE_RANGE.search(text)
 
 
 def english_forms(text: str) -> str:
@@ -104,7 +127,7 @@ def read_english(grammar: Callable[[str], str]) -> Callable[[str], str]:
     """Return a reader of English by the grammar, with its mistakes mended."""
 
     def read(text: str) -> str:
-        if _PLAIN.fullmatch(text) and not _SHORT.search(text):
+        if is_plain(text):
             return text
         spoken = grammar(text)
         if "Television" not in text:

@@ -22,9 +22,8 @@ from gateway.routing.health import ReplicaState
 from gateway.routing.replica import LoadReport
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.waiting import LLM, TOKEN2WAV
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
-from gateway.speech.speaker import StreamSpeaker
+from gateway.speech.speaker import Speaker
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from lab.load.storm_doors import Heard, RefusedError
@@ -192,7 +191,7 @@ class Storm:
     token2wav: BusyToken2Wav
     gate: Gate
     routers: tuple[RoutedSpeechLM, RoutedToken2Wav]
-    pipeline: SpeechPipeline
+    pipeline: Speaker
     spoken: list[Spoken] = field(default_factory=list)
 
     async def say(self, key: str, text: str, heard: Heard) -> None:
@@ -270,12 +269,12 @@ async def stormy(
     tokens2wav = RoutedToken2Wav(fleet(TOKEN2WAV), [StaticReplicas(["t"])], lambda _: token2wav, clock)
     gate = Gate(llms, tokens2wav, clock, _caller.get)
     voices = VoiceRegistry(tokens2wav, [NamedVoice("anna", folder / "anna.wav", "I am anna.")])
-    speaker = StreamSpeaker(llms, tokens2wav, voices, clock=clock, admission=gate)
+    speaker = Speaker(llms, tokens2wav, voices, clock=clock, admission=gate)
     llms.start()
     tokens2wav.start()
     try:
         await asyncio.sleep(1.0)
-        yield Storm(clock, llm, token2wav, gate, (llms, tokens2wav), SpeechPipeline(speaker))
+        yield Storm(clock, llm, token2wav, gate, (llms, tokens2wav), speaker)
     finally:
         await llms.close()
         await tokens2wav.close()

@@ -23,7 +23,6 @@ from gateway.access.access import Access
 from gateway.access.caller import CallerLimits, caller_of
 from gateway.access.http_middleware import guarded
 from gateway.access.keys import ApiKey, parse_keys
-from gateway.access.metered_speaker import MeteredSpeaker
 from gateway.access.settings import AccessSettings, TlsFiles, WireLimits, http_rules, open_access, uvicorn_options
 from gateway.dialects.wyoming.settings import WyomingSettings
 from gateway.doors.grpc import GrpcSettings, serving_grpc
@@ -32,8 +31,7 @@ from gateway.doors.wyoming import serving_wyoming
 from gateway.host import Host
 from gateway.lifecycle.readiness import Readiness
 from gateway.processes.ports import open_port
-from gateway.speech.pipeline import SpeechPipeline
-from gateway.speech.speaker import StreamSpeaker
+from gateway.speech.speaker import Speaker
 from gateway.telemetry.doors import TelemetryMiddleware
 from gateway.telemetry.telemetry import Telemetry
 from gateway.voices.directory import Viewer
@@ -102,8 +100,7 @@ async def opened_door(
         token2wav, voices, store=store, aliases=VoiceAliases(), viewer=lambda: Viewer(access.key_of_call())
     )
     observer = telemetry.observer if telemetry is not None else None
-    speaker = StreamSpeaker(llm, token2wav, registry, None, clock, observer=observer)
-    pipeline = SpeechPipeline(MeteredSpeaker(speaker, access, observer), observer=observer)
+    pipeline = Speaker(llm, token2wav, registry, None, clock, access=access, observer=observer)
     readiness = Readiness(pipeline, llm, token2wav, "default")
     with ThreadPoolExecutor(2) as executor:
         host = make_host(pipeline, registry, executor, readiness=readiness, clock=clock)

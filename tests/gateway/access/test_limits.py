@@ -9,15 +9,13 @@ from contextlib import aclosing
 import pytest
 
 from gateway.access.access import DAY_S, HOUR_S, MAX_CALLERS, Access
-from gateway.access.caller import Caller, CallerLimits, calling
-from gateway.access.metered_speaker import OURSELVES, MeteredSpeaker
+from gateway.access.caller import OURSELVES, Caller, CallerLimits, calling
 from gateway.core import AudioChunk, CallerText, UnspokenText
 from gateway.dialects.common.answers import error_headers, error_metadata
 from gateway.errors import AudioLimitError, LLMFailedError, StreamLimitError, TextTooLongError
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
-from gateway.speech.speaker import StreamSpeaker
+from gateway.speech.speaker import Speaker
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 
@@ -35,8 +33,7 @@ class Stage:
         self.access = Access(None, CallerLimits(), self.clock)
         self.llm, self.token2wav = llm or FakeLLM(speech_deltas(50)), FakeToken2Wav()
         registry = VoiceRegistry(self.token2wav, voices)
-        speaker = StreamSpeaker(self.llm, self.token2wav, registry, None, self.clock)
-        self.pipeline = SpeechPipeline(MeteredSpeaker(speaker, self.access))
+        self.pipeline = Speaker(self.llm, self.token2wav, registry, None, self.clock, access=self.access)
 
     def speak(self, text: str = "hello") -> AsyncGenerator[AudioChunk]:
         return self.pipeline.synthesize(SpeechRequest(text))

@@ -16,8 +16,7 @@ from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 from gateway.doors.grpc import GrpcSettings, serving_grpc
 from gateway.host import HostLimits
 from gateway.lifecycle.readiness import Readiness
-from gateway.speech.pipeline import SpeechPipeline
-from gateway.speech.speaker import StreamSpeaker
+from gateway.speech.speaker import Speaker
 from gateway.text import TextFrontEnd
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock, SystemClock
@@ -66,7 +65,7 @@ async def opened_grpc(
     """Start the door and stop it again; nothing may be left running behind it."""
     clock = clock or SystemClock()
     registry = VoiceRegistry(token2wav, voices)
-    pipeline = SpeechPipeline(StreamSpeaker(llm, token2wav, registry, clock=clock), front_end=front_end)
+    pipeline = Speaker(llm, token2wav, registry, clock=clock, front_end=front_end)
     readiness = Readiness(pipeline, llm, token2wav, "default", retry_s=0.01)
     with ThreadPoolExecutor(1) as executor:
         host = make_host(pipeline, registry, executor, readiness=readiness, clock=clock, limits=limits)

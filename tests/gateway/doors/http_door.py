@@ -17,8 +17,7 @@ from gateway.doors.http import build_app
 from gateway.host import DEFAULT_READER_TIMEOUT_S, Host, HostLimits
 from gateway.lexicons.book import LexiconBook
 from gateway.lifecycle.readiness import Readiness
-from gateway.speech.pipeline import SpeechPipeline
-from gateway.speech.speaker import PipelineSettings, StreamSpeaker
+from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.text import TextFrontEnd, load_text_front_end
 from gateway.voices.registry import NO_ALIASES, NamedVoice, VoiceAliases, VoiceRegistry
 from gateway.voices.store import VoiceStore
@@ -82,8 +81,7 @@ async def opened_door(
         registry = VoiceRegistry(token2wav, voices, store=store, aliases=aliases)
         # Chunks of known sizes: a clock that stands still measures no speed to choose them by.
         held = settings or PipelineSettings(ExponentialChunks())
-        speaker = StreamSpeaker(llm, token2wav, registry, held, ManualClock())
-        pipeline = SpeechPipeline(speaker, held, front_end)
+        pipeline = Speaker(llm, token2wav, registry, held, ManualClock(), front_end=front_end)
         readiness = Readiness(pipeline, llm, token2wav, "default", retry_s=0.01)
         with ThreadPoolExecutor(1) as executor:
             yield make_host(

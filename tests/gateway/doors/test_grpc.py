@@ -131,7 +131,7 @@ async def test_admission_is_told_how_long_the_client_waits(
     asked: list[SpeechRequest] = []
     check = check_request
     monkeypatch.setattr(
-        "gateway.speech.pipeline.check_request", lambda request, most: asked.append(request) or check(request, most)
+        "gateway.speech.speaker.check_request", lambda request, most: asked.append(request) or check(request, most)
     )
     async with opened_grpc(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
         async with grpc.aio.insecure_channel(door.address) as channel:

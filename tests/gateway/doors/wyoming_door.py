@@ -13,12 +13,10 @@ from wyoming.error import Error
 from wyoming.event import Event, Eventable
 
 from gateway.access.access import Access
-from gateway.access.metered_speaker import MeteredSpeaker
 from gateway.dialects.wyoming.settings import WyomingSettings
 from gateway.doors.wyoming import serving_wyoming
 from gateway.host import HostLimits
-from gateway.speech.pipeline import SpeechPipeline
-from gateway.speech.speaker import Speaker, StreamSpeaker
+from gateway.speech.speaker import Speaker
 from gateway.telemetry.telemetry import Telemetry
 from gateway.text import TextFrontEnd
 from gateway.voices.registry import NamedVoice, VoiceRegistry
@@ -63,10 +61,8 @@ async def opened_wyoming(
     """Start the door and stop it again; nothing may be left running behind it."""
     registry = VoiceRegistry(token2wav, voices)
     observer = telemetry.observer if telemetry is not None else None
-    speaker: Speaker = StreamSpeaker(llm, token2wav, registry, clock=SystemClock(), observer=observer)
-    if access is not None:
-        speaker = MeteredSpeaker(speaker, access, observer)
-    pipeline = SpeechPipeline(speaker, front_end=front_end, observer=observer)
+    parts = {"front_end": front_end, "access": access, "observer": observer}
+    pipeline = Speaker(llm, token2wav, registry, clock=SystemClock(), **parts)
     host = make_host(pipeline, registry, clock=SystemClock(), limits=limits)
     async with serving_wyoming(host, settings, access, telemetry) as port:
         assert port is not None

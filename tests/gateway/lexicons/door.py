@@ -22,8 +22,7 @@ from gateway.access.settings import AccessSettings, http_rules, open_access
 from gateway.doors.grpc import GrpcSettings, serving_grpc
 from gateway.doors.http import dialect_routes
 from gateway.lexicons.book import load_lexicons
-from gateway.speech.pipeline import SpeechPipeline
-from gateway.speech.speaker import StreamSpeaker
+from gateway.speech.speaker import Speaker
 from gateway.text import TextFrontEnd, load_text_front_end
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.checkpoint_file import CheckpointDeclaration
@@ -81,7 +80,7 @@ async def opened_door(
     if declaration is not None:
         front_end = load_text_front_end(None, declaration, lexicons)
     registry = VoiceRegistry(token2wav, voices)
-    pipeline = SpeechPipeline(StreamSpeaker(llm, token2wav, registry, clock=clock), front_end=front_end)
+    pipeline = Speaker(llm, token2wav, registry, clock=clock, front_end=front_end)
     with ThreadPoolExecutor(1) as executor:
         host = replace(make_host(pipeline, registry, executor, clock=clock), lexicons=lexicons)
         app = guarded(

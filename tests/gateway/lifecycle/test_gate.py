@@ -15,10 +15,9 @@ from gateway.lifecycle.gate import Gate
 from gateway.lifecycle.readiness import Readiness
 from gateway.lifecycle.shutdown import Shutdown
 from gateway.llm.routed import RoutedSpeechLM
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SessionAudio, SpeechSession
-from gateway.speech.speaker import StreamSpeaker
+from gateway.speech.speaker import Speaker
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import SystemClock
@@ -42,7 +41,7 @@ async def test_a_full_fleet_refuses_before_the_voice_or_the_llm_is_asked(tmp_pat
     async with routed_llm(llm) as llms, routed(replica, settings=settings) as token2wav:
         voices = VoiceRegistry(token2wav, [NamedVoice("anna", tmp_path / "anna.wav", "I am anna.")])
         gate = Gate(llms, token2wav, SystemClock())
-        pipeline = SpeechPipeline(StreamSpeaker(llms, token2wav, voices, admission=gate))
+        pipeline = Speaker(llms, token2wav, voices, admission=gate)
         voice = (await token2wav.register_voice(b"other")).voice_id
         async with gate.admitted(USUAL), token2wav.open_stream(voice, 1):
             with pytest.raises(OverloadedError):
@@ -151,19 +150,15 @@ async def test_draining_ends_in_time_even_if_a_stream_does_not() -> None:
 
 def _ready() -> Readiness:
     llm, token2wav = FakeLLM(speech_deltas(3)), FakeToken2Wav()
-    return Readiness(SpeechPipeline(StreamSpeaker(llm, token2wav, VoiceRegistry(token2wav))), llm, token2wav, "default")
+    return Readiness(Speaker(llm, token2wav, VoiceRegistry(token2wav)), llm, token2wav, "default")
 
 
-def _pipeline(
-    llms: RoutedSpeechLM, token2wav: RoutedToken2Wav, folder: Path, gate: Gate | None = None
-) -> SpeechPipeline:
+def _pipeline(llms: RoutedSpeechLM, token2wav: RoutedToken2Wav, folder: Path, gate: Gate | None = None) -> Speaker:
     voices = VoiceRegistry(token2wav, [NamedVoice("anna", folder / "anna.wav", "I am anna.")])
-    return SpeechPipeline(
-        StreamSpeaker(llms, token2wav, voices, admission=gate or Gate(llms, token2wav, SystemClock()))
-    )
+    return Speaker(llms, token2wav, voices, admission=gate or Gate(llms, token2wav, SystemClock()))
 
 
-async def _say(pipeline: SpeechPipeline) -> None:
+async def _say(pipeline: Speaker) -> None:
     async for _ in pipeline.synthesize(SpeechRequest("Hello.", "anna")):
         pass
 

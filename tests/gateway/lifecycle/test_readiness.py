@@ -10,8 +10,7 @@ import pytest
 from gateway.core import FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import LLMUnavailableError, NotReadyError
 from gateway.lifecycle.readiness import Readiness
-from gateway.speech.pipeline import SpeechPipeline
-from gateway.speech.speaker import StreamSpeaker
+from gateway.speech.speaker import Speaker
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.timeouts import timeout
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
@@ -30,7 +29,7 @@ async def test_a_voice_that_the_disk_refuses_for_a_moment_is_tried_again(voices:
     llm, token2wav = FakeLLM(speech_deltas(3)), FakeToken2Wav()
     (path,) = (voice.audio_path for voice in voices if voice.name == "default")
     readiness = Readiness(
-        SpeechPipeline(StreamSpeaker(llm, token2wav, VoiceRegistry(token2wav, voices))),
+        Speaker(llm, token2wav, VoiceRegistry(token2wav, voices)),
         llm,
         token2wav,
         "default",
@@ -57,7 +56,7 @@ async def test_an_error_that_nobody_foresaw_is_logged_and_tried_again(
             return await super().register_voice(audio)
 
     llm, token2wav = FakeLLM(speech_deltas(3)), Broken()
-    pipeline = SpeechPipeline(StreamSpeaker(llm, token2wav, VoiceRegistry(token2wav, voices)))
+    pipeline = Speaker(llm, token2wav, VoiceRegistry(token2wav, voices))
     readiness = Readiness(pipeline, llm, token2wav, "default", retry_s=0.0)
     await readiness.warm_up()
     await readiness.check()
@@ -72,7 +71,7 @@ async def reason_of(readiness: Readiness) -> str:
 
 async def test_what_follows_the_warm_up_is_done_once_and_before_anybody_is_told(voices: list[NamedVoice]) -> None:
     llm, token2wav, followed = LateLLM(speech_deltas(3)), FakeToken2Wav(), 0
-    pipeline = SpeechPipeline(StreamSpeaker(llm, token2wav, VoiceRegistry(token2wav, voices)))
+    pipeline = Speaker(llm, token2wav, VoiceRegistry(token2wav, voices))
     readiness = Readiness(pipeline, llm, token2wav, "default", retry_s=0.0)
 
     def follow() -> None:

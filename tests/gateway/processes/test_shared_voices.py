@@ -10,9 +10,8 @@ import pytest
 from gateway.core import InlineVoice
 from gateway.errors import VoiceNotFoundError
 from gateway.processes.voices import ToldVoices
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
-from gateway.speech.speaker import StreamSpeaker
+from gateway.speech.speaker import Speaker
 from gateway.voices.directory import Viewer
 from gateway.voices.registry import NamedVoice, VoiceRegistry, load_voices
 from tests.gateway.fakes import FakeToken2Wav
@@ -30,7 +29,7 @@ def registry_of(process: Process, voices: Voices) -> VoiceRegistry:
 
 async def speak(process: Process, voices: Voices, voice: str | InlineVoice = "anna") -> list[float]:
     """Return the samples of a whole answer."""
-    pipeline = SpeechPipeline(StreamSpeaker(process.llm, process.token2wav, registry_of(process, voices)))
+    pipeline = Speaker(process.llm, process.token2wav, registry_of(process, voices))
     heard = [chunk async for chunk in pipeline.synthesize(SpeechRequest("Hello.", voice, seed=1))]
     assert heard[-1].is_last
     return np.concatenate([chunk.samples for chunk in heard]).tolist()

@@ -10,10 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.errors import InvalidTextError
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
-from gateway.speech.speaker import StreamSpeaker
+from gateway.speech.speaker import Speaker
 from gateway.text import TextFrontEnd, TextOptions, TextStream
 from gateway.text.normalization.normalizer import NormalizedText, unchanged
 from gateway.voices.registry import NamedVoice, VoiceRegistry
@@ -51,11 +50,10 @@ class Rounds:
             await asyncio.sleep(0)
 
 
-def make_pipeline(voices: Voices, rounds: Rounds) -> SpeechPipeline:
+def make_pipeline(voices: Voices, rounds: Rounds) -> Speaker:
     token2wav = FakeToken2Wav()
     front_end = TextFrontEnd({"en": rounds}, lambda text: None)
-    speaker = StreamSpeaker(FakeLLM(speech_deltas(3)), token2wav, VoiceRegistry(token2wav, voices))
-    return SpeechPipeline(speaker, front_end=front_end)
+    return Speaker(FakeLLM(speech_deltas(3)), token2wav, VoiceRegistry(token2wav, voices), front_end=front_end)
 
 
 def assert_one_each(rounds: Rounds) -> None:

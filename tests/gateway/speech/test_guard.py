@@ -26,9 +26,8 @@ from gateway.speech.guard import (
     repeats_in,
 )
 from gateway.speech.mending import LULL_S, SegmentAsk, guarded, redraw_seed
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import GuardNote, GuardOutcome, SpeechRequest, SpeechResult
-from gateway.speech.speaker import PipelineSettings, StreamSpeaker
+from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from llm_service.checkpoint import make_random_llm
 from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
@@ -451,8 +450,8 @@ def test_a_caller_who_leaves_while_the_writer_is_waited_for_ends_the_answer() ->
 async def heard_of_pipeline(llm: ScriptedLLM, voices: list[NamedVoice], mode: GuardMode) -> SpeechResult:
     token2wav, result = FakeToken2Wav(), SpeechResult()
     settings = PipelineSettings(guard=GuardSettings(mode, SILENT))
-    speaker = StreamSpeaker(llm, token2wav, VoiceRegistry(token2wav, voices), settings, ManualClock())
-    async for _ in SpeechPipeline(speaker, settings).synthesize(SpeechRequest(TEXT, seed=5), result):
+    speaker = Speaker(llm, token2wav, VoiceRegistry(token2wav, voices), settings, ManualClock())
+    async for _ in speaker.synthesize(SpeechRequest(TEXT, seed=5), result):
         pass
     assert token2wav.open_streams == 0
     return result

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.speech.letter_times import LetterTimes
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest, SpeechResult, SpokenSpan
 from gateway.speech.session import SpeechSession
-from gateway.speech.speaker import PipelineSettings
+from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.speech.text_clock import CharacterTime, TextClock, WordGatherer
 from gateway.text import Segment, SpokenSegment
 from gateway.text.alignment import Alignment, Span, align
@@ -184,7 +183,7 @@ class SpellingLLM(TakingLLM):
         yield SpeechTokenDelta((), "stop")
 
 
-def spelling_pipeline(voices: list[NamedVoice]) -> SpeechPipeline:
+def spelling_pipeline(voices: list[NamedVoice]) -> Speaker:
     settings = PipelineSettings(aligner=PlainAligner())
     return make_pipeline(SpellingLLM(), FakeToken2Wav(), voices, settings)  # type: ignore[arg-type]
 

@@ -12,9 +12,8 @@ import pytest
 from gateway import errors
 from gateway.chunking.policies import DeadlineChunks, FixedChunks
 from gateway.core import AudioChunk, InlineVoice, SessionHold, SpeechTokenDelta
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest, SpeechResult, decode_text
-from gateway.speech.speaker import PipelineSettings, StreamSpeaker
+from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.text import SpokenSegment
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import (
@@ -28,9 +27,7 @@ from tests.gateway.fakes import (
 )
 
 
-async def speak(
-    pipeline: SpeechPipeline, request: SpeechRequest, result: SpeechResult | None = None
-) -> list[AudioChunk]:
+async def speak(pipeline: Speaker, request: SpeechRequest, result: SpeechResult | None = None) -> list[AudioChunk]:
     return [chunk async for chunk in pipeline.synthesize(request, result)]
 
 
@@ -195,9 +192,7 @@ class TimedLLM(FakeLLM):
 async def test_the_deadline_policy_goes_by_what_the_pipeline_measures(voices: list[NamedVoice]) -> None:
     clock, token2wav, results = ManualClock(), FakeToken2Wav(), [SpeechResult(), SpeechResult()]
     settings = PipelineSettings(DeadlineChunks())
-    pipeline = SpeechPipeline(
-        StreamSpeaker(TimedLLM(300, clock), token2wav, VoiceRegistry(token2wav, voices), settings, clock), settings
-    )
+    pipeline = Speaker(TimedLLM(300, clock), token2wav, VoiceRegistry(token2wav, voices), settings, clock)
     for result in results:
         await speak(pipeline, SpeechRequest("hello"), result)
         assert result.audio_samples == 300 * 960
@@ -299,7 +294,7 @@ async def test_whoever_is_refused_costs_no_work_on_the_text(voices: list[NamedVo
             yield nothing
 
     token2wav = FakeToken2Wav()
-    speaker = StreamSpeaker(FakeLLM(speech_deltas(5)), token2wav, VoiceRegistry(token2wav, voices), admission=_NoRoom())
+    speaker = Speaker(FakeLLM(speech_deltas(5)), token2wav, VoiceRegistry(token2wav, voices), admission=_NoRoom())
     with pytest.raises(errors.OverloadedError):
         async for _ in speaker.speak(SpeechRequest("hi"), segments()):
             pass

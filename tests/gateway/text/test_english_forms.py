@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.text.english import english_forms
+from gateway.text.english import english_forms, is_plain
 from gateway.text.normalization.addresses import spoken_addresses
 from gateway.text.normalization.wetext_normalizer import WeTextNormalizer
 from tests.gateway.text.builders import texts
@@ -30,6 +30,12 @@ def read_table() -> dict[str, list[tuple[str, str]]]:
 
 
 FORMS = read_table()
+
+
+def test_no_text_of_the_table_that_is_read_otherwise_than_written_is_taken_for_words_alone() -> None:
+    rows = [row for kind in FORMS.values() for row in kind]
+    assert [written for written, spoken in rows if spoken != written and is_plain(written)] == []
+    assert is_plain("It is a fine day. We saw it, and so did you!") and not is_plain("We saw Dr. No at no. Elm St")
 
 
 def read(text: str) -> str:

@@ -130,6 +130,8 @@ def test_the_same_text_is_cut_and_cleaned_alike_however_it_is_divided(pieces: li
     expected = [*whole.push(text), *whole.flush()]
     assert [divided.prepare(each).text for each in segments] == [whole.prepare(each).text for each in expected]
     assert [(each.start, each.text) for each in segments] == [(each.start, each.text) for each in expected]
+    known = SHOUTING.open(ENGLISH, SHORT, text)
+    assert [*known.push(text), *known.flush()] == expected, "a whole text without markup is not searched for any"
 
 
 @given(texts_in_pieces())

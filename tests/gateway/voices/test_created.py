@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway import errors
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
-from gateway.speech.speaker import StreamSpeaker
+from gateway.speech.speaker import Speaker
 from gateway.token2wav.client import Token2WavClient
 from gateway.voices.known import KnownVoices
 from gateway.voices.profile import OPENAI_VOICES, QWEN_VOICES, Gender, VoiceAliases
@@ -75,7 +74,7 @@ async def test_a_deleted_voice_is_refused_at_once_and_its_running_stream_goes_on
 ) -> None:
     voice = await registry.create(draft())
     llm = FakeLLM(speech_deltas(60), gate=asyncio.Event(), ungated=30)
-    pipeline = SpeechPipeline(StreamSpeaker(llm, maker, registry, clock=ManualClock()))
+    pipeline = Speaker(llm, maker, registry, clock=ManualClock())
     async with aclosing(pipeline.synthesize(SpeechRequest("hello", "eva"))) as audio:
         heard = len((await anext(audio)).samples)
         await registry.delete("eva")

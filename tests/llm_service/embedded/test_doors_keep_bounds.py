@@ -15,7 +15,7 @@ from gateway.app import open_gateway
 from gateway.config import GatewayConfig
 from gateway.dialects.cosyvoice2_dit.settings import DropInConfig, open_pipeline
 from gateway.errors import ConfigError
-from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.speaker import Speaker
 from gateway.text import WHOLE_TEXT, TextOptions
 from llm_service.aligner import ALIGNER_FILE, write_aligner
 from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
@@ -33,18 +33,18 @@ def bounded_dir(llm_dir: Path, tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def gateway_pipeline(tokenizer_dir: Path, **options: Any) -> AsyncIterator[SpeechPipeline]:
+async def gateway_pipeline(tokenizer_dir: Path, **options: Any) -> AsyncIterator[Speaker]:
     async with open_gateway(GatewayConfig(tokenizer_dir, VOICES, **options)) as parts:
         yield parts.pipeline
 
 
 @asynccontextmanager
-async def drop_in_pipeline(tokenizer_dir: Path) -> AsyncIterator[SpeechPipeline]:
+async def drop_in_pipeline(tokenizer_dir: Path) -> AsyncIterator[Speaker]:
     async with open_pipeline(DropInConfig(tokenizer_dir, voices_dir=VOICES)) as pipeline:
         yield pipeline
 
 
-async def bounds_of(opening: AbstractAsyncContextManager[SpeechPipeline]) -> tuple[int, int]:
+async def bounds_of(opening: AbstractAsyncContextManager[Speaker]) -> tuple[int, int]:
     """Return the longest segment of TEXT in letters, and how many tokens are carried."""
     async with opening as pipeline:
         text = pipeline.front_end.open(TextOptions(), WHOLE_TEXT)

@@ -163,6 +163,8 @@ def test_text_is_the_tokens_as_text_and_outputs_are_packed(make_engine: EngineMa
     engine.add_request(make_request("a", ignore_eos=True))
     outputs = run_all(engine)["a"]
     assert [len(output.token_ids) for output in outputs] == [1, 1, 1, 8, 8, 8, 3]
+    engine.add_request(make_request("b", ignore_eos=True, head_start_tokens=12))
+    assert [len(output.token_ids) for output in run_all(engine)["b"]] == [12, 8, 8, 2], "a head start is one output"
     for output in outputs:
         assert output.text == format_speech_tokens(token - SPEECH_TOKEN_OFFSET for token in output.token_ids)
 
