@@ -32,9 +32,8 @@ from gateway.llm.routed import LLMReplicaClient, RoutedSpeechLM
 from gateway.llm.token_client import SCHEME, TokenStreamClient
 from gateway.llm.wire import LLMWire
 from gateway.processes.worker import Worker
-from gateway.routing.fleet import Fleet
-from gateway.routing.options import llm_sources, token2wav_sources
-from gateway.routing.waiting import LLM, TOKEN2WAV
+from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
+from gateway.routing.options import sources_of
 from gateway.speech.guard import GuardSettings
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.prosody_carry import CarryLimits
@@ -186,8 +185,8 @@ def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
 
     settings, lag = config.routing, LoopLag()
     llm_slots = None if config.llm_backend is LLMBackend.EMBEDDED else config.llm_slots
-    llm_found = llm_sources(config.llm_url, settings)
-    token2wav_found = token2wav_sources(config.token2wav_url, settings)
+    llm_found = sources_of(LLM, config.llm_url, settings)
+    token2wav_found = sources_of(TOKEN2WAV, config.token2wav_url, settings)
     return Routes(
         RoutedSpeechLM(fleet(LLM), llm_found, llm_client, clock, llm_slots),
         RoutedToken2Wav(fleet(TOKEN2WAV), token2wav_found, token2wav_client, clock),
