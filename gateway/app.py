@@ -46,7 +46,7 @@ from gateway.text import load_text_front_end
 from gateway.token2wav.client import Token2WavClient
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry
-from gateway.voices.settings import SharedVoices, open_registry
+from gateway.voices.settings import open_registry
 from gateway.voices.transcripts import TranscriptCheck
 from llm_service.aligner import Aligner, load_aligner
 from llm_service.config import LLMBackend
@@ -94,7 +94,7 @@ async def open_gateway(
     lexicons = load_lexicons(config.lexicons_dir, takes_phonemes=declaration.phonemes is not None)
     bounds, aligner = _speech_files(config)
     transcripts = TranscriptCheck(aligner, is_on=bounds.follows_text is not False)
-    voices = _open_voices(config, routes.token2wav, clock, access, worker, transcripts)
+    voices = _open_voices(config, routes.token2wav, access, transcripts)
     gate = Gate(routes.llm, routes.token2wav, clock, _caller_name)
     pipeline = _make_pipeline(
         config, declaration, bounds, aligner, routes, voices, gate, access, telemetry, clock, lexicons
@@ -199,16 +199,10 @@ def _caller_name() -> str:
 
 
 def _open_voices(
-    config: GatewayConfig,
-    token2wav: RoutedToken2Wav,
-    clock: Clock,
-    access: Access,
-    worker: Worker | None,
-    transcripts: TranscriptCheck,
+    config: GatewayConfig, token2wav: RoutedToken2Wav, access: Access, transcripts: TranscriptCheck
 ) -> VoiceRegistry:
-    shared = None if worker is None else SharedVoices(worker.voices, worker.creations, worker.known_voices.known)
-    key = access.key_of_call
-    voices = open_registry(config.voices_dir, config.voices, token2wav, clock, key, _caller_name, shared, transcripts)
+    ledger, key = access.ledger, access.key_of_call
+    voices = open_registry(config.voices_dir, config.voices, token2wav, ledger, key, _caller_name, transcripts)
     if config.warm_up_voice not in voices.names:
         raise ConfigError(f"warm-up voice {config.warm_up_voice!r} is not one of {voices.names} in {config.voices_dir}")
     return voices
