@@ -24,7 +24,7 @@ from gateway.dialects.common.sentence_audio import (
     SentenceStart,
     UtteranceCutter,
 )
-from gateway.dialects.speech_ws.audio import SentenceWriter, sentence_writer
+from gateway.dialects.speech_ws.audio import StreamedWriter, WholeWriter
 from gateway.dialects.speech_ws.wire import Granularity, SpeechConfig, error_message
 from gateway.errors import GatewayError, TextTooLongError
 from gateway.host import Host
@@ -74,7 +74,7 @@ class SpeakingUtterance:
         self._held = ""
         self._has_ended = self._is_cancelled = False
         self._speech: Interruptible | None = None
-        self._sentence: tuple[int, SentenceWriter] | None = None
+        self._sentence: tuple[int, StreamedWriter | WholeWriter] | None = None
         self._cutter: SentenceCutter = SegmentCutter(self._session.results)
         self.last_active_s = host.clock.now()
         """When the utterance last took text or sent audio, in seconds of the clock."""
@@ -189,13 +189,16 @@ class SpeakingUtterance:
     async def _begin_sentence(self, start: SentenceStart) -> None:
         parts, output = self._parts, self._parts.config.output
         names = {"utterance_index": parts.index, "sentence_index": start.index}
-        self._sentence = start.index, sentence_writer(parts.socket, parts.host, parts.config, names)
+        if parts.config.is_streamed:
+            self._sentence = start.index, StreamedWriter(parts.socket, parts.host, parts.config, names)
+        else:
+            self._sentence = start.index, WholeWriter(parts.socket, parts.host, parts.config)
         described = {"format": output.audio_format.value, "sample_rate": output.sample_rate_hz, "channels": 1}
         if parts.config.has_word_times:
             described["word_timestamps"] = True
         await self._send("audio.start", sentence_index=start.index, sentence_text=start.text.strip(), **described)
 
-    async def _send_done(self, index: int, writer: SentenceWriter, *, has_failed: bool) -> None:
+    async def _send_done(self, index: int, writer: StreamedWriter | WholeWriter, *, has_failed: bool) -> None:
         await self._send("audio.done", sentence_index=index, total_bytes=writer.total_bytes, error=has_failed)
 
     async def _send(self, kind: str, **fields: Any) -> None:
