@@ -7,17 +7,15 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.delivery.pacing import Delivery, Pacer
-from gateway.dialects.common.json_socket import Interruptible, JsonSocket, SocketClosedError
+from gateway.dialects.common.json_socket import Interruptible, JsonSocket
 from gateway.dialects.common.sentence_audio import (
     SegmentCutter,
-    SentenceCutter,
     SentenceEnd,
     SentenceEvent,
     SentenceSound,
@@ -32,8 +30,6 @@ from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
 from gateway.speech.speech_job import warning_field
 from token2wav_service.contract import SAMPLE_RATE_HZ
-
-logger = logging.getLogger(__name__)
 
 MAX_WHOLE_CHARACTERS = 4096
 """Most characters of an utterance spoken as one sentence: about five minutes, kept until its end."""
@@ -75,7 +71,7 @@ class SpeakingUtterance:
         self._has_ended = self._is_cancelled = False
         self._speech: Interruptible | None = None
         self._sentence: tuple[int, StreamedWriter | WholeWriter] | None = None
-        self._cutter: SentenceCutter = SegmentCutter(self._session.results)
+        self._cutter: SegmentCutter | UtteranceCutter = SegmentCutter(self._session.results)
         self.last_active_s = host.clock.now()
         """When the utterance last took text or sent audio, in seconds of the clock."""
 
@@ -132,23 +128,9 @@ class SpeakingUtterance:
         """
         if not self._is_cancelled:
             self._speech = Interruptible(self._speak(), f"speak-{self._parts.session_id}-{self._parts.index}")
-            await self._until_over(self._speech)
+            await self._close_sentence(await self._speech.wait())
         warning = warning_field(*self._session.results)
         await self._send("session.done", total_sentences=self._cutter.count, progress=self._progress, **warning)
-
-    async def _until_over(self, speech: Interruptible) -> None:
-        error: GatewayError | None = None
-        try:
-            await speech.wait()
-        except GatewayError as failure:
-            logger.warning("%s failed: %s: %s", self._parts.session_id, failure.code, failure)
-            error = failure
-        except SocketClosedError:
-            raise
-        except Exception:
-            logger.exception("%s failed", self._parts.session_id)
-            error = GatewayError("the server failed; its log says why")
-        await self._close_sentence(error)
 
     async def _close_sentence(self, error: GatewayError | None) -> None:
         """Say that the sentence under way, if any, will not be completed, and why."""
