@@ -14,10 +14,8 @@ from gateway.access.caller import CallerFilter
 from gateway.access.keys import RedactingFilter
 from gateway.config import parse_args
 from gateway.errors import ConfigError
-from gateway.processes.parent import run_parent, seat_of
-from gateway.processes.worker import Worker
+from gateway.processes.parent import run_parent, worker_of
 from gateway.serving import serve
-from servicekit.clock import SystemClock
 from servicekit.logs import TEXT_FORMAT, LogFormat, ProcessFilter, configure_logging
 
 PARENT = 0
@@ -26,14 +24,14 @@ PARENT = 0
 
 def main() -> int:
     """Read the settings and serve; return the exit status."""
-    seat = seat_of(os.environ)
     try:
+        worker = worker_of(os.environ)
         config = parse_args()
-        number = None if config.processes == 1 else PARENT if seat is None else seat.number
+        number = None if config.processes == 1 else PARENT if worker is None else worker.number
         _log(config.telemetry.log_format, number)
-        if config.processes > 1 and seat is None:
+        if config.processes > 1 and worker is None:
             return run_parent(config, sys.argv[1:])
-        return serve(config, None if seat is None else Worker(seat.number, seat.end, SystemClock()))
+        return serve(config, worker)
     except ConfigError as error:
         sys.stderr.write(f"gateway: {error}\n")
         return 2

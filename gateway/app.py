@@ -31,9 +31,8 @@ from gateway.llm.routed import LLMReplicaClient, RoutedSpeechLM
 from gateway.llm.token_client import SCHEME, TokenStreamClient
 from gateway.llm.wire import LLMWire
 from gateway.processes.worker import Worker
-from gateway.routing.fleet import Fleet
-from gateway.routing.options import llm_sources, token2wav_sources
-from gateway.routing.waiting import LLM, TOKEN2WAV
+from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
+from gateway.routing.options import sources_of
 from gateway.speech.guard import GuardSettings
 from gateway.speech.prosody_carry import CarryLimits
 from gateway.speech.speaker import PipelineSettings, Speaker
@@ -45,7 +44,7 @@ from gateway.text import load_text_front_end
 from gateway.token2wav.client import Token2WavClient
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry
-from gateway.voices.settings import SharedVoices, open_registry
+from gateway.voices.settings import open_registry
 from gateway.voices.transcripts import TranscriptCheck
 from llm_service.aligner import Aligner, load_aligner
 from llm_service.config import LLMBackend
@@ -93,7 +92,7 @@ async def open_gateway(
     lexicons = load_lexicons(config.lexicons_dir, takes_phonemes=declaration.phonemes is not None)
     bounds, aligner = _speech_files(config)
     transcripts = TranscriptCheck(aligner, is_on=bounds.follows_text is not False)
-    voices = _open_voices(config, routes.token2wav, clock, access, worker, transcripts)
+    voices = _open_voices(config, routes.token2wav, access, transcripts)
     gate = Gate(routes.llm, routes.token2wav, clock, _caller_name)
     pipeline = _make_pipeline(
         config, declaration, bounds, aligner, routes, voices, gate, access, telemetry, clock, lexicons
@@ -184,8 +183,8 @@ def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
 
     settings, lag = config.routing, LoopLag()
     llm_slots = None if config.llm_backend is LLMBackend.EMBEDDED else config.llm_slots
-    llm_found = llm_sources(config.llm_url, settings)
-    token2wav_found = token2wav_sources(config.token2wav_url, settings)
+    llm_found = sources_of(LLM, config.llm_url, settings)
+    token2wav_found = sources_of(TOKEN2WAV, config.token2wav_url, settings)
     return Routes(
         RoutedSpeechLM(fleet(LLM), llm_found, llm_client, clock, llm_slots),
         RoutedToken2Wav(fleet(TOKEN2WAV), token2wav_found, token2wav_client, clock),
@@ -198,16 +197,10 @@ def _caller_name() -> str:
 
 
 def _open_voices(
-    config: GatewayConfig,
-    token2wav: RoutedToken2Wav,
-    clock: Clock,
-    access: Access,
-    worker: Worker | None,
-    transcripts: TranscriptCheck,
+    config: GatewayConfig, token2wav: RoutedToken2Wav, access: Access, transcripts: TranscriptCheck
 ) -> VoiceRegistry:
-    shared = None if worker is None else SharedVoices(worker.voices, worker.creations, worker.known_voices.known)
-    key = access.key_of_call
-    voices = open_registry(config.voices_dir, config.voices, token2wav, clock, key, _caller_name, shared, transcripts)
+    ledger, key = access.ledger, access.key_of_call
+    voices = open_registry(config.voices_dir, config.voices, token2wav, ledger, key, _caller_name, transcripts)
     if config.warm_up_voice not in voices.names:
         raise ConfigError(f"warm-up voice {config.warm_up_voice!r} is not one of {voices.names} in {config.voices_dir}")
     return voices

@@ -20,7 +20,8 @@ from gateway.errors import ConfigError
 from gateway.lifecycle.sampling_probe import ProbeMode
 from gateway.llm.client import LLMDeadlines
 from gateway.llm.wire import PromptForm
-from gateway.routing.options import llm_sources, token2wav_sources
+from gateway.routing.fleet import LLM, TOKEN2WAV
+from gateway.routing.options import sources_of
 from gateway.routing.settings import RoutingSettings
 from gateway.settings import AUTO, GATEWAY
 from gateway.speech.guard import GuardMode
@@ -142,8 +143,8 @@ class GatewayConfig:
         return ProbeMode.OFF if self.llm_backend is LLMBackend.EMBEDDED else ProbeMode.REFUSE
 
     def __post_init__(self) -> None:
-        llm_sources(self.llm_url, self.routing)
-        token2wav_sources(self.token2wav_url, self.routing)
+        sources_of(LLM, self.llm_url, self.routing)
+        sources_of(TOKEN2WAV, self.token2wav_url, self.routing)
         self.access.check_host(self.host)
 
 

@@ -185,12 +185,10 @@ class CallerText:
     """Counts the text that all open sessions of one caller have accepted and not spoken yet."""
 
     characters: int = 0
-    sessions: int = 0
 
     def leave(self, unspoken: list[int]) -> None:
-        """Forget a session that no code refers to any more, and its text."""
+        """Forget the text of a session that no code refers to any more."""
         self.characters -= sum(unspoken)
-        self.sessions -= 1
 
 
 class UnspokenText:
@@ -210,7 +208,6 @@ class UnspokenText:
         self._elsewhere = elsewhere
         self._own = [0]
         self._of_caller = of_caller or CallerText()
-        self._of_caller.sessions += 1
         finalize(self, self._of_caller.leave, self._own).atexit = False
 
     @property

@@ -49,7 +49,7 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
     Raises:
         ConfigError: settings that can't work, found before any door is opened.
     """
-    access = open_access(config.access, SystemClock(), worker.streams if worker is not None else None)
+    access = open_access(config.access, SystemClock(), worker.ledger if worker is not None else None)
     telemetry = open_telemetry(config.telemetry, SystemClock())
     _log_calls()
     take_turns_often()

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gateway.access.access import Access, StreamCount
+from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
 from gateway.access.connections import ConnectionLimits, Connections
 from gateway.access.http_connection import BoundedProtocol, RefusableSocket
@@ -21,6 +21,7 @@ from gateway.access.http_middleware import HttpRules
 from gateway.access.keys import ApiKey, KeyBook, parse_keys
 from gateway.access.origins import ANY_ORIGIN, HostNames, OriginPolicy
 from gateway.errors import ConfigError
+from gateway.ledger import CallerLedger
 from servicekit.clock import Clock
 
 
@@ -119,7 +120,7 @@ class AccessSettings:
         raise ConfigError(f"{got}; {make}, or listen on 127.0.0.1, or say --insecure-no-keys")
 
 
-def open_access(settings: AccessSettings, clock: Clock, streams: StreamCount | None = None) -> Access:
+def open_access(settings: AccessSettings, clock: Clock, ledger: CallerLedger | None = None) -> Access:
     """Read the keys; for the other arguments see `Access`.
 
     Raises:
@@ -130,7 +131,7 @@ def open_access(settings: AccessSettings, clock: Clock, streams: StreamCount | N
     book = None
     if settings.has_keys:
         book = KeyBook(settings.fixed_keys, settings.keys_file, settings.limits, clock)
-    return Access(book, settings.limits, clock, streams, Connections(_connection_limits(settings)))
+    return Access(book, settings.limits, clock, ledger, Connections(_connection_limits(settings)))
 
 
 def access_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> AccessSettings:

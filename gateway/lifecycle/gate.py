@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from gateway.errors import GatewayError, NotReadyError
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.admission_queue import AdmissionQueue, QueueEntry
-from gateway.routing.replica import ReplicaStatus
-from gateway.routing.waiting import unavailable
+from gateway.routing.replica import Replica
+from gateway.routing.settings import LOOK_AGAIN_S
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import Clock
 from servicekit.tasks import stop
 from servicekit.timeouts import LoopLag, timeout
 
-LOOK_S = 0.1
+LOOK_S = 2 * LOOK_AGAIN_S
 """Seconds between two questions to the services while requests wait."""
 
 
@@ -42,8 +42,8 @@ class Routes:
         await self.llm.close()
         await self.token2wav.close()
 
-    def snapshot(self) -> tuple[ReplicaStatus, ...]:
-        """Return the facts of every replica of both services."""
+    def snapshot(self) -> tuple[Replica, ...]:
+        """Return the replicas of both services."""
         return self.llm.snapshot() + self.token2wav.snapshot()
 
 
@@ -109,8 +109,8 @@ class Gate:
         wait_s = self._token2wav.fleet.settings.admission_wait_s
         self._count(1)
         try:
-            await self._token2wav.until_usable()
-            await self._llm.until_usable()
+            await self._token2wav.wait_for_replica()
+            await self._llm.wait_for_replica()
             caller = self._caller()
             await self._take_turn(caller, priority, wait_s if patience_s is None else min(patience_s, wait_s))
             try:
@@ -148,10 +148,10 @@ class Gate:
     def _refusal(self) -> GatewayError:
         """Make the error of a request whose turn does not come in time."""
         fleets = [self._llm.fleet, self._token2wav.fleet]
-        lost = next((fleet for fleet in fleets if fleet.replicas.choose() is None), None)
+        lost = next((fleet for fleet in fleets if fleet.choose() is None), None)
         if lost is not None:
-            return unavailable(lost)
-        return min(fleets, key=lambda fleet: fleet.replicas.free_slots()).overloaded(len(self._queue))
+            return lost.unavailable()
+        return min(fleets, key=lambda fleet: fleet.free_slots()).overloaded(len(self._queue))
 
     def _serve(self) -> None:
         """Give requests their turns, as long as there is room; look for room while some wait."""
@@ -165,13 +165,13 @@ class Gate:
 
     def _has_room(self, entry: QueueEntry) -> bool:
         llm, token2wav = self._llm.fleet, self._token2wav.fleet
-        starting = max(0, self._speaking - token2wav.replicas.ours)
+        starting = max(0, self._speaking - token2wav.open_streams)
         # NOTE: services keep some room for callers with few streams, and say themselves whether there is any.
         if not starting and not self._queue.has_share(entry.caller):
             return True
         if llm.looking or token2wav.looking:
             return False
-        return starting < min(llm.replicas.free_slots(), token2wav.replicas.free_slots())
+        return starting < min(llm.free_slots(), token2wav.free_slots())
 
     async def close(self) -> None:
         """Look for room no longer."""

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from gateway import errors
 from gateway.core import SpeechTokenDelta, Utterance
-from gateway.routing.fleet import SlotLease
-from gateway.routing.replicas import NOBODY
-from gateway.routing.router import FIRST_PAUSE_S, MAX_PAUSE_S, is_replica_fault
+from gateway.routing.fleet import NOBODY, SlotLease
+from gateway.routing.router import Backoff, is_replica_fault
+from gateway.routing.settings import RoutingSettings
 from gateway.speech.interleaved import TakenText
 from gateway.speech.request import MAX_SEED
 from servicekit.timeouts import Timeout, expire, timeout
@@ -25,15 +25,14 @@ T = TypeVar("T")
 class Answer:
     """What was asked, and the answer so far, by one or more replicas."""
 
-    def __init__(self, utterance: Utterance, seed: int, max_failovers: int) -> None:
+    def __init__(self, utterance: Utterance, seed: int, settings: RoutingSettings) -> None:
         self._utterance = utterance
         self._text = None if utterance.coming_text is None else TakenText(utterance.coming_text)
         self._seed = seed
         self._spoken: list[int] = []
         self._fills: list[int] = []
-        self._max_failovers = max_failovers
-        self._failovers_left = max_failovers
-        self._pause_s = FIRST_PAUSE_S
+        self._max_failovers = self._failovers_left = settings.max_failovers
+        self.backoff = Backoff(settings.interval_s)
         self.avoid = NOBODY
         self.lost: errors.GatewayError | None = None
         self.ends_s: float | None = None
@@ -73,7 +72,7 @@ class Answer:
             return
         self._spoken.extend(delta.token_ids)
         self._failovers_left = self._max_failovers
-        self._pause_s = FIRST_PAUSE_S
+        self.backoff.restart()
         self.avoid = NOBODY
         self.ends_s = None
 
@@ -97,13 +96,8 @@ class Answer:
         if self.ends_s is None:
             self.ends_s = ends_s
         self.avoid |= {slot.address}
-        self._pause_s = FIRST_PAUSE_S
+        self.backoff.restart()
         return now_s < self.ends_s
-
-    async def pause(self) -> None:
-        """Let a little time go by, more each time."""
-        await asyncio.sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 
 
 class Ejection:
@@ -128,7 +122,7 @@ class Ejection:
         except asyncio.TimeoutError as error:
             if not self._has_happened:
                 raise
-            got = f"the LLM at {self._slot.address} was ejected ({self._slot.replica.health.last_failure})"
+            got = f"the LLM at {self._slot.address} was ejected ({self._slot.replica.last_failure})"
             raise errors.LLMUnavailableError(f"{got}; see its log") from error
         finally:
             self._limit = None

@@ -14,11 +14,10 @@ from typing import Protocol
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.answer import Answer, Ejection
-from gateway.routing.discovery import Source
+from gateway.routing.discovery import ReplicaSource
 from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.replica import LoadReport
 from gateway.routing.router import Router, give_back
-from gateway.routing.waiting import wait_for_slot
 from gateway.speech.request import HIGHEST_PRIORITY
 from servicekit.clock import Clock
 
@@ -45,7 +44,7 @@ class LLMReplica:
         self._slots = slots
 
     async def probe(self) -> LoadReport:
-        """See `watch.ReplicaClient`; one that answers that it is not well gets no new work and ends what it has."""
+        """See `router.ReplicaClient`; one that answers that it is not well gets no new work and ends what it has."""
         told = await self.client.answers_health()
         return told if isinstance(told, LoadReport) else LoadReport(is_draining=not told, slots=self._slots)
 
@@ -60,7 +59,7 @@ class RoutedSpeechLM(Router[LLMReplica]):
     def __init__(
         self,
         fleet: Fleet,
-        sources: list[Source],
+        sources: list[ReplicaSource],
         make_client: Callable[[str], LLMReplicaClient],
         clock: Clock,
         slots: int | None = None,
@@ -77,7 +76,7 @@ class RoutedSpeechLM(Router[LLMReplica]):
         """
         if not self.caller_has_share():
             utterance = replace(utterance, priority=HIGHEST_PRIORITY)
-        answer = Answer(utterance, seed, self.fleet.settings.max_failovers)
+        answer = Answer(utterance, seed, self.fleet.settings)
         try:
             while True:
                 slot = await self._wait_for_slot(answer)
@@ -85,7 +84,7 @@ class RoutedSpeechLM(Router[LLMReplica]):
                     async for delta in deltas:
                         yield delta
                     return
-                await answer.pause()
+                await answer.backoff.pause()
         finally:
             self._set_looking(answer, False)
 
@@ -109,7 +108,7 @@ class RoutedSpeechLM(Router[LLMReplica]):
             give_back(slot, None, is_begun=True)
 
     async def _deltas(self, slot: SlotLease, answer: Answer, sampling: Sampling) -> AsyncGenerator[SpeechTokenDelta]:
-        client = self._watch.client(slot.address).client
+        client = self.client(slot.address).client
         ejection = Ejection(slot)
         async with aclosing(
             client.generate(answer.rest(), sampling, answer.rest_seed(client.continues_exactly))
@@ -118,7 +117,7 @@ class RoutedSpeechLM(Router[LLMReplica]):
                 self._set_looking(answer, False)
                 answer.note(delta)
                 if delta.token_ids:
-                    slot.worked()
+                    slot.replica.succeeded()
                 yield delta
 
     def _note_refusal(self, answer: Answer, slot: SlotLease, error: errors.LLMBusyError) -> None:
@@ -141,7 +140,7 @@ class RoutedSpeechLM(Router[LLMReplica]):
         settings = self.fleet.settings
         wait_s = settings.failover_s if answer.ends_s is None else max(0.0, answer.ends_s - self._clock.now())
         try:
-            return await wait_for_slot(self.fleet, wait_s, self._clock, answer.avoid)
+            return await self.wait_for_slot(wait_s, answer.avoid)
         except errors.LLMUnavailableError:
             if answer.lost is not None:
                 raise answer.lost from None

@@ -1,14 +1,13 @@
 """Merges the metrics of several processes into those of one gateway.
 
-Counters, histograms and most gauges add up. What every process sees of the same replicas does not: the processes know
-each other's streams, so one answer stands for all.
+Each process tells its own once a second. Counters, histograms and most gauges add up. What every process sees of the
+same replicas does not.
 """
 
 from __future__ import annotations
 
-import asyncio
 import operator
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric
@@ -26,7 +25,6 @@ _LEAST = (f"{PREFIX}_replica_free_slots", "process_start_time_seconds")
 _GREATEST = (f"{PREFIX}_replica_step_seconds",)
 _CREATED = "_created"
 """Ending of the samples that tell when counting began."""
-_PATIENCE_S = 5.0
 
 
 def snapshot(registry: CollectorRegistry) -> Families:
@@ -42,11 +40,11 @@ def lasting(families: Families) -> Families:
     return [family for family in families if family[1] in _LASTING]
 
 
-def merged(of_processes: Sequence[Families]) -> Families:
-    """Return the metrics of several processes as those of one; the first ones are the first to be heard."""
+def merged(of_processes: Mapping[int, Families]) -> Families:
+    """Return the metrics of several processes, by their numbers, as those of one; the least number speaks first."""
     kinds: dict[str, list[str]] = {}
     values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
-    for families in of_processes:
+    for _, families in sorted(of_processes.items()):
         for name, kind, text, samples in families:
             kinds.setdefault(name, [kind, text])
             is_first = name not in values
@@ -93,8 +91,3 @@ def gathered_registry(gather: Callable[[], Families]) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(GatheredMetrics(gather))
     return registry
-
-
-def from_thread(ask: Callable[[], Coroutine[None, None, Families]], loop: asyncio.AbstractEventLoop) -> Families:
-    """Ask in a loop, from another thread, and wait for the answer."""
-    return asyncio.run_coroutine_threadsafe(ask(), loop).result(_PATIENCE_S)

@@ -1,4 +1,4 @@
-"""The parent of several workers: holds the ports, starts the workers again that end, and stops them together.
+"""The parent of several workers: holds the ports and the ledger, replaces workers that end, and stops all together.
 
     ports bound ─► workers open their doors ─► all warm: ready ─► SIGTERM: all drain ─► ends
 
@@ -17,15 +17,19 @@ import sys
 from collections.abc import MutableMapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway.config import GatewayConfig
-from gateway.errors import ConfigError
-from gateway.processes.hub import Hub
-from gateway.processes.link import open_link
-from gateway.processes.metrics import from_thread, gathered_registry
+from gateway.errors import ConfigError, GatewayError
+from gateway.ledger import CallerLedger
+from gateway.processes.metrics import Families, gathered_registry, lasting, merged, snapshot
 from gateway.processes.ports import port_of, reserve_port
+from gateway.processes.worker import BEAT, LEAVE, OPENED, WARM, Worker
 from gateway.telemetry import exposition
-from gateway.telemetry.exposition import BEAT_INTERVAL_S
+from gateway.telemetry.exposition import BEAT_INTERVAL_S, MAX_SILENCE_S
 from servicekit.clock import SystemClock
 from servicekit.tasks import running_meanwhile
 from servicekit.timeouts import timeout
@@ -33,7 +37,9 @@ from servicekit.timeouts import timeout
 logger = logging.getLogger(__name__)
 
 WORKER_VARIABLE = "COSYDIT_GATEWAY_WORKER"
-"""Environment variable of a worker: NUMBER:DESCRIPTOR of its end of the socket pair."""
+"""Environment variable of a worker: NUMBER:DESCRIPTOR of its end of the socket pair:PATH of the ledger."""
+START_TIMEOUT_S = 300.0
+"""Seconds that a worker may take until its doors are open."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 """Seconds before a worker is started again: the pause doubles each time, until the worker has settled."""
 SETTLED_S = 60.0
@@ -41,26 +47,17 @@ MAX_FAILED_STARTS = 5
 """Number of ends of one worker before it opened its doors, after which the gateway ends."""
 MARGIN_S = 5.0
 """Seconds beyond its own longest time after which a worker that was asked to stop is killed."""
-METRICS_INTERVAL_S = 5.0
-"""Seconds between two notes of a worker's counts, which outlive it."""
 INTERRUPTED = 128 + signal.SIGINT
 
 
-@dataclass(frozen=True)
-class Seat:
-    """What makes a process a worker."""
-
-    number: int
-    end: socket.socket
-
-
-def seat_of(environment: MutableMapping[str, str]) -> Seat | None:
-    """Return the seat that the parent gave this process; None if it has no parent."""
+def worker_of(environment: MutableMapping[str, str]) -> Worker | None:
+    """Return this process's part among several; None if it has no parent."""
     told = environment.pop(WORKER_VARIABLE, None)
     if told is None:
         return None
-    number, _, descriptor = told.partition(":")
-    return Seat(int(number), socket.socket(fileno=int(descriptor)))
+    number, descriptor, path = told.split(":", 2)
+    ledger = CallerLedger(SystemClock(), Path(path), int(number))
+    return Worker(int(number), socket.socket(fileno=int(descriptor)), ledger)
 
 
 def run_parent(config: GatewayConfig, argv: Sequence[str]) -> int:
@@ -107,24 +104,71 @@ def _reserve_wyoming(config: GatewayConfig, ports: ExitStack) -> list[str]:
     return []
 
 
+def _make_folder() -> str:
+    try:
+        return mkdtemp(prefix="cosydit-gateway-")
+    except OSError as error:
+        raise ConfigError(f"no folder can be made for what processes share ({error}); set TMPDIR to another") from error
+
+
+@dataclass
+class _Seat:
+    """What the parent knows of one worker that runs."""
+
+    process: asyncio.subprocess.Process
+    end: socket.socket
+    beat_s: float
+    missed_beats: int = 0
+    """Number of times in a row that the parent looked for a beat, and none had come."""
+    is_open: bool = False
+    is_warm: bool = False
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it hangs; a parent that stood still itself blames nobody."""
+        return self.missed_beats * BEAT_INTERVAL_S > (MAX_SILENCE_S if self.is_open else START_TIMEOUT_S)
+
+    def say(self, what: bytes) -> None:
+        with suppress(OSError):
+            self.end.send(what)
+
+    def kill(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+
 class _Parent:
     """One gateway's workers."""
 
     def __init__(self, config: GatewayConfig, argv: Sequence[str]) -> None:
         self._config = config
         self._argv = argv
-        clock = SystemClock()
-        voices = config.voices
-        self._hub = Hub(config.processes, voices.inline, voices.limits.creations_per_minute, clock)
-        self._clock = clock
-        self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._clock = SystemClock()
+        self._ledger_path = Path(_make_folder()) / "ledger"
+        self._ledger = CallerLedger(self._clock, self._ledger_path)
+        self._seats: dict[int, _Seat] = {}
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._departed: Families = []
+        """What workers counted that have ended."""
         self._stops = 0
         """Number of signals that asked to end."""
         self._was_interrupted = False
         self._stopping = asyncio.Event()
-        self._has_opened = False
-        """Whether any worker has opened its doors."""
+        self._has_opened = self._is_warm = False
+        """Whether any worker has opened its doors; whether all have been warm at once."""
         self._status = 0
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the last beat of the worker that has been silent for longest."""
+        now_s = self._clock.now()
+        return max((now_s - seat.beat_s for seat in list(self._seats.values())), default=0.0)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether every worker's event loop turns."""
+        return self.silence_s <= MAX_SILENCE_S
 
     async def run(self) -> int:
         """Serve; return the exit status."""
@@ -132,17 +176,15 @@ class _Parent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
         with ExitStack() as stack:
+            stack.callback(self._ledger.remove)
             if (port := self._config.telemetry.metrics_port) is not None:
-                registry = gathered_registry(lambda: from_thread(self._hub.metrics, loop))
-                stack.enter_context(exposition.metrics_port(registry, self._hub, self._config.host, port))
+                registry = gathered_registry(lambda: merged(self._ledger.metrics()))
+                stack.enter_context(exposition.metrics_port(registry, self, self._config.host, port))
             try:
-                async with (
-                    running_meanwhile(self._keep_noting_metrics()),
-                    running_meanwhile(self._keep_killing()),
-                ):
+                async with running_meanwhile(self._keep_watching()):
                     await asyncio.gather(*(self._keep(number) for number in range(1, self._config.processes + 1)))
             finally:
-                self._kill()
+                self._signal_all(signal.SIGKILL)
         return INTERRUPTED if self._was_interrupted and not self._status else self._status
 
     def _stop(self, number: int) -> None:
@@ -151,25 +193,24 @@ class _Parent:
         self._stopping.set()
         if number == signal.SIGTERM and self._stops == 1:
             return self._drain()
-        asyncio.get_running_loop().call_later(self._config.graces.all_s + MARGIN_S, self._kill)
+        asyncio.get_running_loop().call_later(self._config.graces.all_s + MARGIN_S, self._signal_all, signal.SIGKILL)
         self._was_interrupted = self._was_interrupted or number == signal.SIGINT
-        if self._stops > 2 or not self._hub.workers:
-            self._kill()
-        for worker, process in self._running.items():
-            if not self._hub.is_open(worker):
-                _send(process, signal.SIGTERM)
-        self._hub.ask_to_leave()
+        if self._stops > 2 or not self._seats:
+            self._signal_all(signal.SIGKILL)
+        for seat in self._seats.values():
+            if not seat.is_open:
+                seat.kill(signal.SIGTERM)
+            seat.say(LEAVE)
 
     def _drain(self) -> None:
         """Have all workers end when their streams have, and kill what is left after their time."""
-        for process in self._running.values():
-            _send(process, signal.SIGTERM)
-        drain_s = self._config.drain_delay_s + self._config.drain_timeout_s
-        asyncio.get_running_loop().call_later(drain_s + self._config.graces.all_s + MARGIN_S, self._kill)
+        self._signal_all(signal.SIGTERM)
+        drain_s = self._config.drain_delay_s + self._config.drain_timeout_s + self._config.graces.all_s + MARGIN_S
+        asyncio.get_running_loop().call_later(drain_s, self._signal_all, signal.SIGKILL)
 
-    def _kill(self) -> None:
-        for process in self._running.values():
-            _send(process, signal.SIGKILL)
+    def _signal_all(self, number: int) -> None:
+        for seat in self._seats.values():
+            seat.kill(number)
 
     async def _keep(self, number: int) -> None:
         """Keep one worker running until all are to stop, or it can't be brought up."""
@@ -183,7 +224,7 @@ class _Parent:
             if is_forked and not self._has_opened:
                 return self._give_up(status)
             # The machine that can't fork is no fault of the worker's; those that run go on.
-            failed_starts = 0 if has_opened or (not is_forked and self._running) else failed_starts + 1
+            failed_starts = 0 if has_opened or (not is_forked and self._seats) else failed_starts + 1
             if failed_starts >= MAX_FAILED_STARTS:
                 logger.error("process %d does not come up; stopping", number)
                 return self._give_up(status)
@@ -202,32 +243,61 @@ class _Parent:
         except OSError as error:
             logger.error("process %d can't be forked: %s", number, error)
             return None, False
-        self._running[number] = process
+        seat = self._seats[number] = _Seat(process, ours, self._clock.now())
         if self._stopping.is_set():
-            _send(process, signal.SIGTERM)
-        link = await open_link(ours, self._hub.handlers(number))
-        has_opened = False
-
-        async def note_opened() -> None:
-            nonlocal has_opened
-            while not self._hub.is_open(number):
-                await asyncio.sleep(0.02)
-            logger.info("process %d is open (pid %d)", number, process.pid)
-            has_opened = self._has_opened = True
-
+            seat.kill(signal.SIGTERM)
+        if self._is_warm:
+            seat.say(WARM)
+        ours.setblocking(False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(ours, self._hear, number, seat)
         try:
-            async with running_meanwhile(note_opened()):
-                status = await process.wait()
+            return await process.wait(), seat.is_open
         finally:
-            link.close()
-            del self._running[number]
-        return status, has_opened
+            loop.remove_reader(ours)
+            ours.close()
+            del self._seats[number]
+            self._forget(number)
+
+    def _hear(self, number: int, seat: _Seat) -> None:
+        try:
+            heard = seat.end.recv(1024)
+        except OSError:
+            heard = b""
+        if not heard:
+            asyncio.get_running_loop().remove_reader(seat.end)
+        if BEAT in heard:
+            seat.beat_s, seat.missed_beats = self._clock.now(), 0
+        if OPENED in heard:
+            seat.is_open = self._has_opened = True
+            logger.info("process %d is open (pid %d)", number, seat.process.pid)
+        seat.is_warm = seat.is_warm or WARM in heard
+        is_all = len(self._seats) == self._config.processes and all(each.is_warm for each in self._seats.values())
+        if is_all and not self._is_warm:
+            self._is_warm = True
+            logger.info("all %d processes are warm; ready", self._config.processes)
+            for each in self._seats.values():
+                each.say(WARM)
+
+    def _forget(self, number: int) -> None:
+        """Give back what a worker held that has ended, and keep what it counted."""
+        try:
+            self._ledger.end_process(number)
+            told = self._ledger.metrics().get(number, [])
+            self._departed = merged({0: self._departed, 1: lasting(told)})
+            self._ledger.tell_metrics({0: self._own_metrics(), number: None})
+        except GatewayError:
+            logger.exception("what process %d held is still counted", number)
+
+    def _own_metrics(self) -> Families:
+        return merged({0: self._departed, 1: snapshot(self._registry)})
 
     async def _fork(self, number: int) -> tuple[asyncio.subprocess.Process, socket.socket]:
         """Start one worker; return it with our end of its socket pair."""
         ours, theirs = socket.socketpair()
         try:
-            environment = {**os.environ, WORKER_VARIABLE: f"{number}:{theirs.fileno()}"}
+            told = f"{number}:{theirs.fileno()}:{self._ledger_path}"
+            environment = {**os.environ, WORKER_VARIABLE: told}
             command = [sys.executable, "-m", "gateway", *self._argv]
             return await asyncio.create_subprocess_exec(*command, env=environment, pass_fds=[theirs.fileno()]), ours
         except BaseException:
@@ -247,21 +317,14 @@ class _Parent:
         self._stopping.set()
         self._drain()
 
-    async def _keep_killing(self) -> None:
+    async def _keep_watching(self) -> None:
         """Kill workers that hang: they take connections and answer none. Others take their places."""
         while True:
+            with suppress(GatewayError):
+                self._ledger.tell_metrics({0: self._own_metrics()})
             await asyncio.sleep(BEAT_INTERVAL_S)
-            for number in self._hub.silent():
-                if (process := self._running.get(number)) is not None:
+            for number, seat in self._seats.items():
+                seat.missed_beats += 1
+                if seat.is_silent:
                     logger.error("process %d hangs: it has given no sign of life for too long; killing it", number)
-                    _send(process, signal.SIGKILL)
-
-    async def _keep_noting_metrics(self) -> None:
-        while True:
-            await asyncio.sleep(METRICS_INTERVAL_S)
-            await self._hub.metrics()
-
-
-def _send(process: asyncio.subprocess.Process, number: int) -> None:
-    with suppress(ProcessLookupError):
-        process.send_signal(number)
+                    seat.kill(signal.SIGKILL)

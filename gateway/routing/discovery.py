@@ -12,36 +12,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
-from urllib.parse import urlsplit
-
-from gateway.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 Found = Mapping[str, bool]
 """Address -> whether new streams may go there."""
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Resolves host and port to IP addresses."""
-DNS = "dns:"
-KUBERNETES = "kubernetes:"
-HTTP = "http://"
-_AFTER_FAULT_S = 5.0
 
 
-class Source(Protocol):
+class ReplicaSource(Protocol):
     """Finds replicas."""
 
     @property
     def known(self) -> Found:
         """The addresses that are known before the first look-up."""
-        ...
 
     def watch(self) -> AsyncGenerator[Found]:
-        """Yield what is found, whenever it may have changed."""
-        ...
+        """Yield what is found, whenever it may have changed; raises what is wrong with the place that is asked."""
 
 
 class StaticReplicas:
@@ -56,10 +45,16 @@ class StaticReplicas:
         yield self.known
 
 
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """Ask the system's resolver; the addresses are in a steady order."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return sorted({str(address[0]) for *_, address in found})
+
+
 class DnsReplicas:
     """Every address that a name has, looked up again and again."""
 
-    def __init__(self, host: str, port: int, scheme: str, interval_s: float, resolve: Resolve | None = None) -> None:
+    def __init__(self, host: str, port: int, scheme: str, interval_s: float) -> None:
         """Look nothing up yet.
 
         Args:
@@ -67,32 +62,19 @@ class DnsReplicas:
             port: of every replica.
             scheme: stands before each address; empty for host:port.
             interval_s: pause between two look-ups.
-            resolve: the system's resolver by default.
         """
         self.known: Found = {}
         self._host = host
         self._port = port
         self._scheme = scheme
         self._interval_s = interval_s
-        self._resolve = resolve or resolve_by_system
 
     async def watch(self) -> AsyncGenerator[Found]:
-        """Yield the addresses after each look-up; a name without addresses is an error and removes no replica."""
+        """Yield the addresses after each look-up; a name without addresses removes no replica."""
         while True:
-            try:
-                addresses = await self._resolve(self._host, self._port)
-            except OSError as error:
-                logger.warning("%s can't be resolved (%s); its replicas stay as they were", self._host, error)
-            else:
-                if addresses:
-                    yield {self._scheme + join_address(address, self._port): True for address in addresses}
+            if addresses := await resolve(self._host, self._port):
+                yield {self._scheme + join_address(address, self._port): True for address in addresses}
             await asyncio.sleep(self._interval_s)
-
-
-async def resolve_by_system(host: str, port: int) -> Sequence[str]:
-    """Ask the system's resolver; the addresses are in a steady order."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return sorted({str(address[0]) for *_, address in found})
 
 
 def join_address(host: str, port: int) -> str:
@@ -100,83 +82,24 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def parse_sources(text: str, scheme: str, interval_s: float, kubernetes: Callable[..., Source]) -> list[Source]:
-    """Read what an option says of replicas: any of the forms above, by commas.
+async def merged(sources: Sequence[ReplicaSource], on_change: Callable[[Found], Any], interval_s: float) -> None:
+    """Tell what all sources find together, after each change; one that fails is asked again after `interval_s`."""
+    found = [source.known for source in sources]
 
-    Args:
-        text: the option's value.
-        scheme: `http://` for addresses that are URLs, empty for host:port.
-        interval_s: pause between two look-ups of a name.
-        kubernetes: makes a source of namespace, service, port and scheme.
-
-    Raises:
-        ConfigError: none of these forms.
-    """
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        raise ConfigError(f"got {text!r}, expected at least one address")
-    plain = [check_address(part, scheme) for part in parts if not part.startswith((DNS, KUBERNETES))]
-    sources: list[Source] = [StaticReplicas(plain)] if plain else []
-    for part in parts:
-        if part.startswith(DNS):
-            host, port = _host_and_port(part.removeprefix(DNS), "dns:HOST:PORT")
-            sources.append(DnsReplicas(host, port, scheme, interval_s))
-        elif part.startswith(KUBERNETES):
-            sources.append(kubernetes(*_service(part), scheme))
-    return sources
-
-
-def check_address(address: str, scheme: str) -> str:
-    """Return one replica's address as it is used.
-
-    Raises:
-        ConfigError: not an address.
-    """
-    if scheme:
-        parts = urlsplit(address)
-        if parts.scheme not in ("http", "https", "grpc") or not parts.hostname:
-            expected = "http://127.0.0.1:8000, or grpc://127.0.0.1:8100 for the LLM service's --grpc-port"
-            raise ConfigError(f"got LLM URL {address!r}, expected something like {expected}")
-        if parts.scheme == "grpc":
-            _host_and_port(parts.netloc, "grpc://HOST:PORT")
-        return address.rstrip("/")
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isdigit()) or "/" in host:
-        raise ConfigError(f"got token2wav URL {address!r}, expected host:port of Triton's gRPC service")
-    return address
-
-
-def _host_and_port(text: str, expected: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not (host and colon and port.isdigit()):
-        raise ConfigError(f"got {text!r}, expected {expected}")
-    return host, int(port)
-
-
-def _service(part: str) -> tuple[str, str, str]:
-    where, colon, port = part.removeprefix(KUBERNETES).rpartition(":")
-    namespace, slash, service = where.partition("/")
-    if not (namespace and slash and service and colon and port):
-        raise ConfigError(f"got {part!r}, expected kubernetes:NAMESPACE/SERVICE:PORT, the port by number or name")
-    return namespace, service, port
-
-
-async def merged(found: list[Found], sources: list[Source], on_change: Callable[[Found], Any]) -> None:
-    """Watch all sources at once and tell what they find together, after each change."""
-
-    async def follow(index: int, source: Source) -> None:
+    async def follow(index: int, source: ReplicaSource) -> None:
         async with aclosing(source.watch()) as changes:
             async for now in changes:
                 found[index] = now
                 on_change({address: may for each in found for address, may in each.items()})
 
-    async def keep_following(index: int, source: Source) -> None:
+    async def keep_following(index: int, source: ReplicaSource) -> None:
         while True:
             try:
                 return await follow(index, source)
-            except Exception:
-                # NOTE: after an unexpected error the fleet must still be updated.
-                logger.exception("a source of replicas failed; asking it again")
-                await asyncio.sleep(_AFTER_FAULT_S)
+            except Exception as error:
+                got = f"a source of replicas failed: {error!r}; its replicas stay as they were"
+                logger.warning("%s; asking it again in %.1f s", got, interval_s)
+                logger.debug("where it failed", exc_info=True)
+                await asyncio.sleep(interval_s)
 
     await asyncio.gather(*(keep_following(index, source) for index, source in enumerate(sources)))

@@ -14,7 +14,7 @@ from gateway.routing.settings import RoutingSettings
 from servicekit.clock import Clock
 
 
-class Failure(Enum):
+class FailureKind(Enum):
     """What kind of failure a probe or a stream met."""
 
     WRONG = "wrong"
@@ -23,10 +23,6 @@ class Failure(Enum):
     """The replica did not answer in time."""
     GONE = "gone"
     """No process answers there; a replica that comes back has lost its streams and voices."""
-
-
-_LONGEST_REASON = 300
-"""Most characters of a failure's text, which may quote an earlier failure."""
 
 
 class ReplicaState(str, Enum):
@@ -49,23 +45,26 @@ class Health:
         self._settings = settings
         self._clock = clock
         self._has_answered = False
-        self._is_draining = False
-        self._is_listed = True
+        self.is_draining = False
+        """Whether it said itself that it takes no more streams."""
+        self.is_listed = True
+        """Whether discovery lists the replica as one that may get streams."""
         self._failures_in_row = 0
         self._ejections_in_row = 0
         self._ejected_until_s: float | None = None
         self._progress_s = float("-inf")
         self.failures_total = 0
+        """Streams and probes that failed there."""
         self.ejections_total = 0
         self.last_failure = ""
-        """Text of the latest failure; empty if there was none."""
+        """Text of the latest failure, or of the one that ejected it; empty if there was none."""
 
     @property
     def state(self) -> ReplicaState:
         """Whether it may get streams now."""
         if self._ejected_until_s is not None:
             return ReplicaState.EJECTED
-        if self._is_draining or not self._is_listed:
+        if self.is_draining or not self.is_listed:
             return ReplicaState.DRAINING
         return ReplicaState.READY if self._has_answered else ReplicaState.UNKNOWN
 
@@ -75,7 +74,7 @@ class Health:
             return
         self._ejected_until_s = None
         self._has_answered = True
-        self._is_draining = is_draining
+        self.is_draining = is_draining
         self._failures_in_row = 0
 
     def succeeded(self) -> None:
@@ -88,28 +87,25 @@ class Health:
         """Tell whether it did some of its work in the last so many seconds."""
         return self._clock.now() - self._progress_s <= window_s
 
-    def was_slow(self, why: str) -> None:
-        """Note that something took too long, which is no failure: it works for others."""
-        self.last_failure = why[:_LONGEST_REASON]
+    def failed(self, why: str, is_excused: bool = False) -> bool:
+        """Note that a probe or a stream failed there; True if it is ejected for that.
 
-    def failed(self, why: str) -> bool:
-        """Note that a probe or a stream failed through its fault; True if it is ejected for that."""
+        Args:
+            why: names the failure.
+            is_excused: it was slow only, and works for others.
+        """
+        if self._ejected_until_s is None:
+            # NOTE: a failure after the ejection may quote this text, which would grow without end.
+            self.last_failure = why
+        if is_excused:
+            return False
         self.failures_total += 1
-        self.last_failure = why[:_LONGEST_REASON]
         self._failures_in_row += 1
         if self._ejected_until_s is not None or self._failures_in_row < self._settings.failures_to_eject:
             return False
-        pause_s = self._settings.ejection_s * 2.0**self._ejections_in_row
-        self._ejected_until_s = self._clock.now() + min(pause_s, self._settings.max_ejection_s)
+        pause_s = self._settings.interval_s * 2.0**self._ejections_in_row
+        self._ejected_until_s = self._clock.now() + min(pause_s, self._settings.failover_s)
         self._ejections_in_row += 1
         self.ejections_total += 1
         self._failures_in_row = 0
         return True
-
-    def drains(self) -> None:
-        """Note that it said itself that it takes no more streams."""
-        self._is_draining = True
-
-    def set_listed(self, is_listed: bool) -> None:
-        """Note whether discovery lists the replica as one that may get streams."""
-        self._is_listed = is_listed

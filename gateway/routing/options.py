@@ -1,29 +1,67 @@
-"""The sources that addresses of the command line name."""
+"""The sources that addresses of the command line name; see `discovery` for their forms."""
 
 from __future__ import annotations
 
-from gateway.routing.discovery import HTTP, Source, parse_sources
+from urllib.parse import urlsplit
+
+from gateway.errors import ConfigError
+from gateway.routing.discovery import DnsReplicas, ReplicaSource, StaticReplicas
+from gateway.routing.fleet import LLM
 from gateway.routing.kubernetes import KubernetesApi, KubernetesReplicas
 from gateway.routing.settings import RoutingSettings
 
-
-def llm_sources(text: str, settings: RoutingSettings) -> list[Source]:
-    """Read `--llm-url`.
-
-    Raises:
-        ConfigError: no address, or one of another form.
-    """
-    return parse_sources(text, HTTP, settings.discovery_interval_s, _kubernetes)
+_DNS = "dns:"
+_KUBERNETES = "kubernetes:"
 
 
-def token2wav_sources(text: str, settings: RoutingSettings) -> list[Source]:
-    """Read `--token2wav-url`.
+def sources_of(service: str, text: str, settings: RoutingSettings) -> list[ReplicaSource]:
+    """Read `--llm-url` or `--token2wav-url`: addresses of any of the forms, by commas.
 
     Raises:
         ConfigError: no address, or one of another form.
     """
-    return parse_sources(text, "", settings.discovery_interval_s, _kubernetes)
+    scheme = "http://" if service == LLM else ""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise ConfigError(f"got {text!r}, expected at least one address")
+    plain = [check_address(part, scheme) for part in parts if not part.startswith((_DNS, _KUBERNETES))]
+    sources: list[ReplicaSource] = [StaticReplicas(plain)] if plain else []
+    for part in parts:
+        if part.startswith(_DNS):
+            host, port = _host_and_port(part.removeprefix(_DNS), "dns:HOST:PORT")
+            sources.append(DnsReplicas(host, port, scheme, settings.interval_s))
+        elif part.startswith(_KUBERNETES):
+            where = _service(part)
+            sources.append(KubernetesReplicas(KubernetesApi.of_this_pod(), *where, scheme))
+    return sources
 
 
-def _kubernetes(namespace: str, service: str, port: str, scheme: str) -> Source:
-    return KubernetesReplicas(KubernetesApi.of_this_pod(), namespace, service, port, scheme)
+def check_address(address: str, scheme: str) -> str:
+    """Return one replica's address, a URL if there is a scheme, else host:port; raises ConfigError if it is neither."""
+    if scheme:
+        parts = urlsplit(address)
+        if parts.scheme not in ("http", "https", "grpc") or not parts.hostname:
+            expected = "http://127.0.0.1:8000, or grpc://127.0.0.1:8100 for the LLM service's --grpc-port"
+            raise ConfigError(f"got LLM URL {address!r}, expected something like {expected}")
+        if parts.scheme == "grpc":
+            _host_and_port(parts.netloc, "grpc://HOST:PORT")
+        return address.rstrip("/")
+    if "/" in address:
+        raise ConfigError(f"got token2wav URL {address!r}, expected host:port of Triton's gRPC service")
+    _host_and_port(address, "host:port of Triton's gRPC service")
+    return address
+
+
+def _host_and_port(text: str, expected: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isdigit()):
+        raise ConfigError(f"got {text!r}, expected {expected}")
+    return host, int(port)
+
+
+def _service(part: str) -> tuple[str, str, str]:
+    where, colon, port = part.removeprefix(_KUBERNETES).rpartition(":")
+    namespace, slash, service = where.partition("/")
+    if not (namespace and slash and service and colon and port):
+        raise ConfigError(f"got {part!r}, expected kubernetes:NAMESPACE/SERVICE:PORT, the port by number or name")
+    return namespace, service, port

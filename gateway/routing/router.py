@@ -1,24 +1,27 @@
-"""What the routers of both services share: their replicas' life, and whose fault an error is.
+"""What the routers of both services share: finding, probing and waiting for replicas, and whose fault an error is.
 
 An error is the request's own, which no replica can help, or the replica's: then another one may go on.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
 
 from gateway import errors
-from gateway.routing.discovery import Source
-from gateway.routing.fleet import Fleet, SlotLease
-from gateway.routing.replica import ReplicaStatus
-from gateway.routing.waiting import wait_for_replica
-from gateway.routing.watch import ReplicaClient, Watch, failure_of
+from gateway.routing.discovery import Found, ReplicaSource, merged
+from gateway.routing.fleet import NOBODY, NOWHERE, Fleet, SlotLease
+from gateway.routing.health import FailureKind, ReplicaState
+from gateway.routing.replica import LoadReport, Replica, ReplicaLife
+from gateway.routing.settings import LOOK_AGAIN_S
 from servicekit.clock import Clock
+from servicekit.tasks import stop
 
-FIRST_PAUSE_S = 0.05
-MAX_PAUSE_S = 1.0
-"""Longest pause in seconds between two tries of one stream; the pause starts at `FIRST_PAUSE_S` and doubles."""
+logger = logging.getLogger(__name__)
+
 REPLICA_FAULTS: tuple[type[errors.GatewayError], ...] = (
     errors.Token2WavUnavailableError,
     errors.Token2WavInterruptedError,
@@ -41,67 +44,14 @@ def is_replica_fault(error: BaseException) -> bool:
     return isinstance(error, REPLICA_FAULTS)
 
 
-def is_sickness(error: BaseException) -> bool:
-    """Say whether the error speaks against the replica's health."""
-    return is_replica_fault(error) and not isinstance(error, _HEALTHY)
-
-
-C = TypeVar("C", bound=ReplicaClient)
-
-
-class Router(Generic[C]):
-    """All replicas of one service: found, probed and closed together."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        sources: list[Source],
-        make_client: Callable[[str], C],
-        clock: Clock,
-    ) -> None:
-        """Know the replicas that the sources name; `start` finds and probes the others.
-
-        Args:
-            fleet: decides who gets a slot.
-            sources: find replicas.
-            make_client: makes the client of the replica at an address.
-            clock: of all deadlines.
-        """
-        self.fleet = fleet
-        self.caller_has_share: Callable[[], bool] = lambda: True
-        """Tells whether who begins a stream has its share of streams already; of others, services admit a few more."""
-        self._clock = clock
-        self._watch = Watch(fleet, sources, make_client)
-
-    def start(self) -> None:
-        """Begin to look for replicas and to probe them, inside the running event loop."""
-        self._watch.start()
-
-    async def close(self) -> None:
-        """Drop all connections; streams under way end."""
-        await self._watch.close()
-
-    def snapshot(self) -> tuple[ReplicaStatus, ...]:
-        """Return the facts of every replica."""
-        return self.fleet.replicas.snapshot()
-
-    async def is_ready(self) -> bool:
-        """Tell whether any replica takes work; asks them all if none is known to."""
-        if not self.fleet.replicas.is_ready:
-            await self._watch.probe_once()
-        return self.fleet.replicas.is_ready
-
-    async def look(self) -> None:
-        """Ask the replicas how busy they are now, for those who wait."""
-        await self._watch.look()
-
-    async def until_usable(self) -> None:
-        """Wait for a replica that takes work, but not for long.
-
-        Raises:
-            LLMUnavailableError, Token2WavUnavailableError: there is none.
-        """
-        await wait_for_replica(self.fleet, self.fleet.settings.admission_wait_s, self._clock)
+def failure_of(error: BaseException | None) -> FailureKind | None:
+    """Say what kind of failure of a replica an error is; None if it does not speak against the replica's health."""
+    if error is None or not is_replica_fault(error) or isinstance(error, _HEALTHY):
+        return None
+    if isinstance(error, (errors.LLMDeadlineError, errors.Token2WavDeadlineError)):
+        return FailureKind.SLOW
+    is_gone = isinstance(error, (errors.LLMUnavailableError, errors.Token2WavUnavailableError))
+    return FailureKind.GONE if is_gone else FailureKind.WRONG
 
 
 def give_back(slot: SlotLease, error: BaseException | None, is_begun: bool = False) -> None:
@@ -118,7 +68,172 @@ def give_back(slot: SlotLease, error: BaseException | None, is_begun: bool = Fal
         slot.refuse()
     elif isinstance(error, errors.Token2WavStoppingError):
         slot.leave_draining()
-    elif isinstance(error, errors.GatewayError) and is_sickness(error):
-        slot.fail(str(error), failure_of(error))
+    elif (kind := failure_of(error)) is not None:
+        slot.fail(str(error), kind)
     else:
         slot.end(is_whole=is_begun)
+
+
+class ReplicaClient(Protocol):
+    """The methods that a client of one replica needs, for either service."""
+
+    async def probe(self) -> LoadReport:
+        """Ask how it is; raises GatewayError if it does not answer, or can't work."""
+
+    async def close(self) -> None:
+        """Drop its connections."""
+
+
+C = TypeVar("C", bound=ReplicaClient)
+
+
+class Router(Generic[C]):
+    """All replicas of one service and their clients: found, probed and closed together."""
+
+    def __init__(
+        self, fleet: Fleet, sources: list[ReplicaSource], make_client: Callable[[str], C], clock: Clock
+    ) -> None:
+        """Know the replicas that the sources name; `start` finds and probes the others.
+
+        Args:
+            fleet: decides who gets a slot.
+            sources: find replicas.
+            make_client: makes the client of the replica at an address.
+            clock: of all deadlines.
+        """
+        self.fleet = fleet
+        self.snapshot = fleet.snapshot
+        self.caller_has_share: Callable[[], bool] = lambda: True
+        """Tells whether who begins a stream has its share of streams already; of others, services admit a few more."""
+        self._clock = clock
+        self._sources = sources
+        self._make_client = make_client
+        self._clients: dict[str, C] = {}
+        self._probers: dict[str, asyncio.Task[None]] = {}
+        self._following: asyncio.Task[None] | None = None
+        fleet.set_replicas({address: may for source in sources for address, may in source.known.items()})
+
+    def start(self) -> None:
+        """Begin to look for replicas and to probe them, inside the running event loop."""
+        self._probe_all()
+        following = merged(self._sources, self._found, self.fleet.settings.interval_s)
+        self._following = asyncio.create_task(following, name=f"{self.fleet.service}-discovery")
+
+    async def close(self) -> None:
+        """Drop all connections; streams under way end."""
+        await stop(*self._probers.values(), *([self._following] if self._following is not None else []))
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await client.close()
+
+    def client(self, address: str) -> C:
+        """Return the client of one replica."""
+        if address not in self._clients:
+            self._clients[address] = self._make_client(address)
+        return self._clients[address]
+
+    async def is_ready(self) -> bool:
+        """Tell whether any replica takes work; asks them all if none is known to."""
+        if not self.fleet.is_ready:
+            await asyncio.gather(*map(self._probe, self.fleet.addresses))
+        return self.fleet.is_ready
+
+    async def look(self) -> None:
+        """Ask the replicas how busy they are now, for those who wait; silent ones are left to the probes."""
+
+        async def look(address: str) -> None:
+            with suppress(errors.GatewayError):
+                self.fleet.reported(address, await self.client(address).probe())
+
+        await asyncio.gather(*(look(replica.address) for replica in self.fleet.usable()))
+
+    async def wait_for_slot(
+        self,
+        wait_s: float,
+        avoid: frozenset[str] = NOBODY,
+        spared: frozenset[ReplicaLife] = NOWHERE,
+        ignores_limit: bool = False,
+    ) -> SlotLease:
+        """Wait for the slot of a stream that was admitted or is under way; see `Fleet.lease`.
+
+        Raises:
+            OverloadedError: no slot came free within `wait_s`.
+            LLMUnavailableError, Token2WavUnavailableError: no replica could be had within `wait_s`.
+        """
+        fleet, ends_s = self.fleet, self._clock.now() + wait_s
+        if (slot := fleet.lease(avoid, spared, ignores_limit)) is not None:
+            return slot
+        # NOTE: a stream that waits for the next life of a place has nobody wait for it.
+        with fleet.looked(not spared):
+            while (slot := fleet.lease(avoid, spared, ignores_limit)) is None:
+                if self._clock.now() >= ends_s:
+                    raise fleet.overloaded() if fleet.choose() is not None else fleet.unavailable()
+                await asyncio.sleep(LOOK_AGAIN_S)
+            return slot
+
+    async def wait_for_replica(self, wait_s: float | None = None, avoid: frozenset[str] = NOBODY) -> Replica:
+        """Wait for a replica for work that needs no slot; by default as long as a request waits for its turn.
+
+        Raises:
+            LLMUnavailableError, Token2WavUnavailableError: none could be had in time.
+        """
+        ends_s = self._clock.now() + (self.fleet.settings.admission_wait_s if wait_s is None else wait_s)
+        while (replica := self.fleet.choose(avoid)) is None:
+            if self._clock.now() >= ends_s:
+                raise self.fleet.unavailable()
+            await asyncio.sleep(LOOK_AGAIN_S)
+        return replica
+
+    def _found(self, found: Found) -> None:
+        before = self.fleet.addresses
+        self.fleet.set_replicas(found)
+        if self.fleet.addresses != before:
+            logger.info("%s replicas: %s", self.fleet.service, ", ".join(sorted(found)) or "none")
+        self._probe_all()
+
+    def _probe_all(self) -> None:
+        for address in self.fleet.addresses:
+            if address not in self._probers:
+                task = asyncio.create_task(self._keep_probing(address), name=f"probe-{address}")
+                self._probers[address] = task
+
+    async def _keep_probing(self, address: str) -> None:
+        try:
+            while address in self.fleet.addresses:
+                await self._probe(address)
+                await asyncio.sleep(self.fleet.settings.interval_s)
+        finally:
+            del self._probers[address]
+        if (client := self._clients.pop(address, None)) is not None:
+            await client.close()
+
+    async def _probe(self, address: str) -> None:
+        before = self.fleet.state_of(address)
+        try:
+            self.fleet.reported(address, await self.client(address).probe())
+        except errors.GatewayError as error:
+            self.fleet.note_failure(address, str(error), failure_of(error) or FailureKind.WRONG)
+        except Exception as error:
+            logger.exception("probe of %s failed", address)
+            self.fleet.note_failure(address, repr(error))
+        if (now := self.fleet.state_of(address)) is not before and now is not None:
+            level = logging.WARNING if now is ReplicaState.EJECTED else logging.INFO
+            logger.log(level, "%s replica %s is %s", self.fleet.service, address, now.value)
+
+
+class Backoff:
+    """The pauses between the tries of one stream: each is twice as long as the one before, up to a probe's interval."""
+
+    def __init__(self, longest_s: float) -> None:
+        """Begin with the shortest pause, `LOOK_AGAIN_S`."""
+        self._longest_s = longest_s
+        self._pause_s = LOOK_AGAIN_S
+
+    def restart(self) -> None:
+        """Begin anew, as something went well."""
+        self._pause_s = LOOK_AGAIN_S
+
+    async def pause(self) -> None:
+        """Let a little time go by, more each time."""
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, max(LOOK_AGAIN_S, self._longest_s))

@@ -7,45 +7,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from enum import Enum
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from gateway.routing.health import ReplicaState
+from gateway.routing.replica import Replica
 from gateway.telemetry.metrics import PREFIX
 
-STATES = ("ready", "draining", "ejected", "unknown")
 _LABELS = ("service", "replica")
 
 
-class ReplicaFacts(Protocol):
-    """One replica at one moment; totals only grow."""
-
-    @property
-    def service(self) -> str: ...
-    @property
-    def address(self) -> str: ...
-    @property
-    def state(self) -> Enum:
-        """Its value is one of `STATES`."""
-        ...
-
-    @property
-    def open_streams(self) -> int: ...
-    @property
-    def free_slots(self) -> int | None: ...
-    @property
-    def step_s(self) -> float | None: ...
-    @property
-    def failures_total(self) -> int: ...
-    @property
-    def failovers_total(self) -> int: ...
-
-
-Snapshot = Callable[[], Sequence[ReplicaFacts]]
-"""Returns the facts of one router; called from any thread, so it must only read."""
+Snapshot = Callable[[], Sequence[Replica]]
+"""Returns the replicas of one router; called from any thread, so it must only read."""
 
 
 def watch_replicas(registry: CollectorRegistry, *snapshots: Snapshot) -> None:
@@ -71,18 +46,16 @@ class _Replicas(Collector):
         yield _counter("failovers_total", "Streams that went on elsewhere", replicas, lambda r: r.failovers_total)
 
 
-def _states(replicas: Sequence[ReplicaFacts]) -> Metric:
+def _states(replicas: Sequence[Replica]) -> Metric:
     family = GaugeMetricFamily(f"{PREFIX}_replicas", "Replicas by what they are good for", labels=("service", "state"))
-    counts = Counter((replica.service, str(replica.state.value)) for replica in replicas)
+    counts = Counter((replica.service, replica.state) for replica in replicas)
     for service in sorted({replica.service for replica in replicas}):
-        for state in STATES:
-            family.add_metric((service, state), counts[service, state])
+        for state in ReplicaState:
+            family.add_metric((service, state.value), counts[service, state])
     return family
 
 
-def _gauge(
-    name: str, text: str, replicas: Sequence[ReplicaFacts], read: Callable[[ReplicaFacts], float | None]
-) -> Metric:
+def _gauge(name: str, text: str, replicas: Sequence[Replica], read: Callable[[Replica], float | None]) -> Metric:
     family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=_LABELS)
     for replica in replicas:
         value = read(replica)
@@ -91,7 +64,7 @@ def _gauge(
     return family
 
 
-def _counter(name: str, text: str, replicas: Sequence[ReplicaFacts], read: Callable[[ReplicaFacts], float]) -> Metric:
+def _counter(name: str, text: str, replicas: Sequence[Replica], read: Callable[[Replica], float]) -> Metric:
     family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=_LABELS)
     for replica in replicas:
         family.add_metric((replica.service, replica.address), read(replica))

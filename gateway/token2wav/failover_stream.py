@@ -135,7 +135,7 @@ class FailoverStream:
         elif error is not None:
             self._fail(Token2WavInterruptedError(f"stream {self.stream_id} failed: {error!r}"))
         elif at_replica.error is None:
-            at_replica.lease.slot.worked()
+            at_replica.lease.slot.replica.succeeded()
             at_replica.answered = position + 1
             self._deliver(at_replica, position, push.result())
             at_replica.progress.set()
@@ -224,5 +224,5 @@ def _failed(future: asyncio.Future[AudioChunk], error: GatewayError) -> asyncio.
 
 
 def _ejected(lease: StreamLease) -> Token2WavUnavailableError:
-    got = f"token2wav at {lease.slot.address} was ejected ({lease.slot.replica.health.last_failure})"
+    got = f"token2wav at {lease.slot.address} was ejected ({lease.slot.replica.last_failure})"
     return Token2WavUnavailableError(f"{got}; see its log")

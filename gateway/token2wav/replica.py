@@ -90,7 +90,7 @@ class Token2WavReplica:
         self._imports: WeakValueDictionary[str, _Import] = WeakValueDictionary()
 
     async def probe(self) -> LoadReport:
-        """Ask how busy it is; see `watch.ReplicaClient`."""
+        """Ask how busy it is; see `router.ReplicaClient`."""
         try:
             status = await self.client.status()
         except errors.Token2WavStoppingError:

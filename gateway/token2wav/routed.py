@@ -14,12 +14,10 @@ from typing import TypeVar
 
 from gateway import errors
 from gateway.core import FloatArray, RegisteredVoice, Token2WavStream
-from gateway.routing.discovery import Source
-from gateway.routing.fleet import Fleet, SlotLease
-from gateway.routing.replicas import NOBODY, NOWHERE
-from gateway.routing.router import FIRST_PAUSE_S, MAX_PAUSE_S, Router, give_back, is_replica_fault, is_sickness
-from gateway.routing.waiting import LOOK_AGAIN_S, wait_for_replica, wait_for_slot
-from gateway.routing.watch import failure_of
+from gateway.routing.discovery import ReplicaSource
+from gateway.routing.fleet import NOBODY, NOWHERE, Fleet, SlotLease
+from gateway.routing.router import Backoff, Router, failure_of, give_back, is_replica_fault
+from gateway.routing.settings import LOOK_AGAIN_S
 from gateway.token2wav.failover_stream import FailoverStream
 from gateway.token2wav.replica import StreamLease, Token2WavReplica, Token2WavReplicaClient
 from gateway.token2wav.voice_file_cache import VoiceFileCache
@@ -37,13 +35,13 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
     def __init__(
         self,
         fleet: Fleet,
-        sources: list[Source],
+        sources: list[ReplicaSource],
         make_client: Callable[[str], Token2WavReplicaClient],
         clock: Clock,
+        voice_file_cache: VoiceFileCache | None = None,
     ) -> None:
         """See `Router`."""
-        cache = VoiceFileCache(fleet.settings.voice_file_cache_bytes)
-        self.voice_file_cache = cache
+        self.voice_file_cache = cache = VoiceFileCache() if voice_file_cache is None else voice_file_cache
         super().__init__(fleet, sources, lambda address: Token2WavReplica(make_client(address), cache), clock)
 
     async def close(self) -> None:
@@ -109,11 +107,11 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
     ) -> StreamLease:
         """Open a stream at the best replica that takes it; `lost` is why one that was open must move."""
         wait_s = self.fleet.settings.admission_wait_s if lost is None else self.fleet.rescue_s
-        search = _LeaseSearch(self._clock.now() + wait_s, lost_at, lost)
+        search = _LeaseSearch(self._clock.now() + wait_s, lost_at, lost, Backoff(self.fleet.settings.interval_s))
         has_streams = lost is None and self.caller_has_share()
         while True:
             slot = await self._wait_for_slot(search, ignores_limit=not has_streams)
-            replica = self._watch.client(slot.address)
+            replica = self.client(slot.address)
             try:
                 lease = await replica.open(slot, voice_id, seed, priority, has_streams)
             except BaseException as error:
@@ -127,12 +125,12 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
                 with self.fleet.looked():
                     await asyncio.sleep(LOOK_AGAIN_S)
             else:
-                await search.pause()
+                await search.backoff.pause()
 
     async def _wait_for_slot(self, search: _LeaseSearch, ignores_limit: bool) -> SlotLease:
         wait_s = max(0.0, search.ends_s - self._clock.now())
         try:
-            return await wait_for_slot(self.fleet, wait_s, self._clock, search.avoid, search.spared, ignores_limit)
+            return await self.wait_for_slot(wait_s, search.avoid, search.spared, ignores_limit)
         except (errors.OverloadedError, errors.Token2WavUnavailableError):
             # NOTE: the first error says more than that no other replica was free.
             if search.trouble is not None and not _is_full(search.trouble):
@@ -142,7 +140,7 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
     def _check_time(self, search: _LeaseSearch) -> None:
         """Give the search up if its time is over and no other replica is left to ask."""
         # NOTE: a blocked replica may have used up the time; the others are still asked once.
-        may_ask_others = search.was_new and self.fleet.replicas.has_other(than=search.avoid)
+        may_ask_others = search.was_new and self.fleet.has_other(than=search.avoid)
         if search.trouble is None or may_ask_others or self._clock.now() < search.ends_s:
             return
         if _is_full(search.trouble):
@@ -155,13 +153,13 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
         ends_s = self._clock.now() + self.fleet.settings.admission_wait_s
         while True:
             wait_s = max(0.0, ends_s - self._clock.now())
-            chosen = await wait_for_replica(self.fleet, wait_s, self._clock, avoid)
+            chosen = await self.wait_for_replica(wait_s, avoid)
             try:
-                with self.fleet.replicas.unslotted_call(chosen):
-                    done = await do(self._watch.client(chosen.address))
+                with self.fleet.unslotted_call(chosen):
+                    done = await do(self.client(chosen.address))
             except errors.GatewayError as error:
-                if is_sickness(error):
-                    self.fleet.note_failure(chosen.address, str(error), failure_of(error))
+                if (kind := failure_of(error)) is not None:
+                    self.fleet.note_failure(chosen.address, str(error), kind)
                 if not _is_full(error) and not is_replica_fault(error):
                     raise
                 if chosen.address not in avoid:
@@ -174,15 +172,18 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
                 avoid = NOBODY
                 await asyncio.sleep(LOOK_AGAIN_S)
             else:
-                chosen.health.succeeded()
+                chosen.succeeded()
                 return done
 
 
 class _LeaseSearch:
     """The search for a replica that takes one stream: replicas asked, errors, and the time limit."""
 
-    def __init__(self, ends_s: float, lost_at: SlotLease | None, lost: errors.GatewayError | None) -> None:
+    def __init__(
+        self, ends_s: float, lost_at: SlotLease | None, lost: errors.GatewayError | None, backoff: Backoff
+    ) -> None:
         self.ends_s = ends_s
+        self.backoff = backoff
         self.avoid = NOBODY if lost_at is None else frozenset((lost_at.address,))
         """Addresses of replicas that are asked last."""
         # NOTE: to play a stream again where it was too slow already would only add to the load. Where nobody is served,
@@ -194,7 +195,6 @@ class _LeaseSearch:
         """The latest error."""
         self.was_new = True
         """Whether the replica that was asked last had not been asked before."""
-        self._pause_s = FIRST_PAUSE_S
 
     def note_refusal(self, error: BaseException, address: str) -> None:
         """Note why a replica did not take the stream; raise the error if no other one may.
@@ -208,11 +208,6 @@ class _LeaseSearch:
         if _is_voice_trouble(error) and not self.was_new:
             raise errors.VoiceEvictedError(f"{error}; the voice must be registered again") from error
         self.trouble, self.avoid = error, self.avoid | {address}
-
-    async def pause(self) -> None:
-        """Let a little time go by, more each time."""
-        await asyncio.sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 
 
 def _may_go_elsewhere(error: errors.GatewayError) -> bool:

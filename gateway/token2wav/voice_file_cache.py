@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 class VoiceFileCache:
     """The files used last, under a bound of bytes; those of streams under way stay, also beyond it."""
 
-    def __init__(self, max_bytes: int) -> None:
-        """Begin empty."""
+    def __init__(self, max_bytes: int = 64 * 1024 * 1024) -> None:
+        """Begin empty; a voice has 50 to 400 KB."""
         self._max_bytes = max_bytes
         self._files: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0

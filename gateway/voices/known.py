@@ -3,51 +3,48 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 
 from gateway.core import RegisteredVoice
-
-MAX_KNOWN_VOICES = 1024
+from gateway.ledger import MAX_VOICES, CallerLedger
 
 
 class KnownVoices:
     """The voices used last, by the keys that `VoiceRegistry` gives them; lives in one event loop."""
 
-    def __init__(
-        self, max_voices: int = MAX_KNOWN_VOICES, on_registered: Callable[[str, RegisteredVoice], None] | None = None
-    ) -> None:
+    def __init__(self, max_voices: int = MAX_VOICES, ledger: CallerLedger | None = None) -> None:
         """Know none.
 
         Args:
             max_voices: remembered at most; the least recently used goes first.
-            on_registered: called with each voice that this process has registered.
+            ledger: shared with other processes; None: this one is alone.
         """
         self._max_voices = max_voices
-        self._on_registered = on_registered
+        self._ledger = ledger
         self._voices: OrderedDict[str, RegisteredVoice] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._voices)
 
     def find(self, key: str) -> RegisteredVoice | None:
         """Return a voice, which is thereby used; None if it must be registered."""
-        if key in self._voices:
-            self._voices.move_to_end(key)
-        return self._voices.get(key)
+        voice = self._voices.get(key)
+        if voice is None and self._ledger is not None:
+            voice = self._ledger.told_voice(key)
+        if voice is not None:
+            self._keep(key, voice)
+        return voice
 
     def registered(self, key: str, voice: RegisteredVoice) -> None:
-        """Remember what token2wav has answered to this process."""
-        self.heard(key, voice)
-        if self._on_registered is not None:
-            self._on_registered(key, voice)
-
-    def heard(self, key: str, voice: RegisteredVoice) -> None:
-        """Remember what it has answered to another process; token2wav may have dropped the voice meanwhile."""
-        self._voices[key] = voice
-        self._voices.move_to_end(key)
-        while len(self._voices) > self._max_voices:
-            self._voices.popitem(last=False)
+        """Remember what token2wav has answered."""
+        self._keep(key, voice)
+        if self._ledger is not None:
+            self._ledger.tell_voice(key, voice)
 
     def forget(self, key: str) -> None:
         """Have the voice registered again when it is next needed; harmless if it is not known."""
         self._voices.pop(key, None)
+        if self._ledger is not None:
+            self._ledger.forget_voice(key)
+
+    def _keep(self, key: str, voice: RegisteredVoice) -> None:
+        self._voices[key] = voice
+        self._voices.move_to_end(key)
+        while len(self._voices) > self._max_voices:
+            self._voices.popitem(last=False)

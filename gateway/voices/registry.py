@@ -13,7 +13,6 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from gateway.errors import (
 )
 from gateway.voices.directory import EVERYBODY, OPERATOR, StoredVoice, Viewer
 from gateway.voices.draft import VoiceDraft
-from gateway.voices.inline_budget import VoiceBudget
+from gateway.voices.inline_budget import InlineVoiceBudget
 from gateway.voices.known import KnownVoices
 from gateway.voices.names import ReservedNames
 from gateway.voices.profile import DEFAULT_VOICE, NO_ALIASES, NO_PROFILE, VoiceAliases, VoiceProfile, read_profile
@@ -78,7 +77,7 @@ class VoiceRegistry:
         store: VoiceStore | None = None,
         aliases: VoiceAliases = NO_ALIASES,
         viewer: Callable[[], Viewer] = lambda: EVERYBODY,
-        budget: VoiceBudget | None = None,
+        budget: InlineVoiceBudget | None = None,
         caller: Callable[[], str] = lambda: "",
         known: KnownVoices | None = None,
         transcripts: TranscriptCheck | None = None,
@@ -186,7 +185,7 @@ class VoiceRegistry:
         registered = self._known.find(key)
         if registered is None:
             if key not in self._registrations:
-                await self._count_new(key, source)
+                self._count_new(key, source)
             registered = await asyncio.shield(self._registration(key, source))
         if isinstance(source, StoredVoice) and self._creating().find(source.id) is None:
             raise VoiceNotFoundError(f"voice {source.id} was deleted", param="voice")
@@ -203,14 +202,14 @@ class VoiceRegistry:
         self._known.forget(_key(self._source(voice)))
         return await self.resolve(voice)
 
-    async def admit_creation(self, caller: str) -> None:
+    def admit_creation(self, caller: str) -> None:
         """Count a caller's attempt to create a voice, before its upload is read.
 
         Raises:
             UnsupportedOptionError: voices can't be created here.
             VoiceStoreError: too many, or too fast; see `VoiceStore.admit`.
         """
-        await self._creating().admit(caller, self._viewer())
+        self._creating().admit(caller, self._viewer())
 
     async def create(self, draft: VoiceDraft) -> StoredVoice:
         """Create a voice; it can be spoken in at once.
@@ -307,11 +306,11 @@ class VoiceRegistry:
             self._registrations[key] = task
         return self._registrations[key]
 
-    async def _count_new(self, key: str, source: NamedVoice | StoredVoice | InlineVoice) -> None:
+    def _count_new(self, key: str, source: NamedVoice | StoredVoice | InlineVoice) -> None:
         """Count a voice that a caller brings and that is not known here."""
         if self._budget is not None and isinstance(source, InlineVoice):
             audio = source.audio
-            await self._budget.take(self._caller(), key, len(audio) if isinstance(audio, bytes) else audio.nbytes)
+            self._budget.take(self._caller(), key, len(audio) if isinstance(audio, bytes) else audio.nbytes)
 
     def _registering(self, source: NamedVoice | StoredVoice | InlineVoice) -> Coroutine[Any, Any, RegisteredVoice]:
         """Make the registration of a voice; one that a caller brings waits for its caller's others."""
@@ -319,7 +318,7 @@ class VoiceRegistry:
             return self._register(source)
         return self._register_in_turn(source, self._budget.turn(self._caller()))
 
-    async def _register_in_turn(self, source: InlineVoice, turn: AbstractAsyncContextManager[None]) -> RegisteredVoice:
+    async def _register_in_turn(self, source: InlineVoice, turn: asyncio.Lock) -> RegisteredVoice:
         async with turn:
             return await self._register(source)
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from gateway.core import VoiceService
 from gateway.errors import ConfigError
+from gateway.ledger import CallerLedger
 from gateway.voices.directory import Viewer, VoiceDirectory
-from gateway.voices.inline_budget import InlineVoiceBudget, InlineVoiceLimits, VoiceBudget
+from gateway.voices.inline_budget import InlineVoiceBudget, InlineVoiceLimits
 from gateway.voices.known import KnownVoices
 from gateway.voices.profile import VoiceAliases
 from gateway.voices.registry import VoiceRegistry, load_voices
-from gateway.voices.store import CreationCount, VoiceLimits, VoiceStore
+from gateway.voices.store import VoiceLimits, VoiceStore
 from gateway.voices.transcripts import TranscriptCheck
-from servicekit.clock import Clock
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,13 @@ class VoiceSettings:
     """Whether every key may speak in every created voice; each stays its owner's."""
 
 
-@dataclass(frozen=True)
-class SharedVoices:
-    """What all processes of a gateway share of voices."""
-
-    brought: VoiceBudget
-    """Counts new voices that come with requests."""
-    created: CreationCount
-    known: KnownVoices
-
-
 def open_registry(
     voices_dir: Path,
     settings: VoiceSettings,
     token2wav: VoiceService,
-    clock: Clock,
+    ledger: CallerLedger,
     key_of_call: Callable[[], str | None] = lambda: None,
     caller: Callable[[], str] = lambda: "",
-    shared: SharedVoices | None = None,
     transcripts: TranscriptCheck | None = None,
 ) -> VoiceRegistry:
     """Find all voices; to be called inside the running event loop.
@@ -59,10 +48,9 @@ def open_registry(
         voices_dir: the operator's.
         settings: everything else about voices.
         token2wav: where voices are registered.
-        clock: measures the rate of creations.
+        ledger: counts the voices that callers bring and create; tells other processes of voices.
         key_of_call: tells which key the call under way came with; see `Viewer.key`.
         caller: names who calls; voices that come with requests are counted by it.
-        shared: by all processes; None: this one is alone.
         transcripts: see `VoiceRegistry`.
 
     Raises:
@@ -71,14 +59,14 @@ def open_registry(
     named = load_voices(voices_dir)
     store = None
     if settings.created_dir is not None:
-        directory, rate = VoiceDirectory(settings.created_dir), shared.created if shared is not None else None
-        store = VoiceStore(directory, token2wav, settings.limits, clock, rate=rate, transcripts=transcripts)
-    budget = shared.brought if shared is not None else InlineVoiceBudget(settings.inline, clock)
+        directory = VoiceDirectory(settings.created_dir)
+        store = VoiceStore(directory, token2wav, settings.limits, ledger, transcripts=transcripts)
+    budget = InlineVoiceBudget(settings.inline, ledger)
 
     def viewer() -> Viewer:
         return Viewer(key_of_call(), settings.is_shared)
 
-    known = shared.known if shared is not None else None
+    known = KnownVoices(ledger=ledger if ledger.is_shared else None)
     return VoiceRegistry(token2wav, named, store, settings.aliases, viewer, budget, caller, known, transcripts)
 
 

@@ -9,11 +9,9 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from gateway.core import RegisteredVoice, VoiceMaker
 from gateway.errors import (
@@ -25,52 +23,16 @@ from gateway.errors import (
     VoiceRateError,
     VoiceStoreFullError,
 )
+from gateway.ledger import CallerLedger
 from gateway.voices.directory import EVERYBODY, StoredVoice, Viewer, VoiceDirectory, new_voice_id
 from gateway.voices.draft import VoiceDraft, checked_draft
 from gateway.voices.names import NO_RESERVED_NAMES, ReservedNames
 from gateway.voices.recordings import readable
 from gateway.voices.transcripts import TranscriptCheck
-from servicekit.clock import Clock, SystemClock
+from servicekit.clock import SystemClock
 from servicekit.tasks import run_whole
 from token2wav_service.contract import TOKEN_RATE_HZ
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
-
-WINDOW_S = 60.0
-_MAX_CALLERS = 4096
-"""Most callers remembered; the one seen longest ago is forgotten first."""
-
-
-class CreationCount(Protocol):
-    """Counts the voices that callers create, over all processes of a gateway."""
-
-    async def take(self, caller: str) -> float:
-        """Count a creation if it is allowed now; return 0 if it is, else the seconds until it would be."""
-        ...
-
-
-class CreationRate:
-    """Implements `CreationCount`: remembers who created when, within the last minute."""
-
-    def __init__(self, per_minute: int, clock: Clock) -> None:
-        """Allow `per_minute` creations a caller."""
-        self._per_minute = per_minute
-        self._clock = clock
-        self._times: OrderedDict[str, deque[float]] = OrderedDict()
-
-    async def take(self, caller: str) -> float:
-        """See `CreationCount.take`."""
-        now_s = self._clock.now()
-        times = self._times.setdefault(caller, deque())
-        self._times.move_to_end(caller)
-        while times and times[0] <= now_s - WINDOW_S:
-            times.popleft()
-        if len(times) >= self._per_minute:
-            return times[0] + WINDOW_S - now_s
-        times.append(now_s)
-        while len(self._times) > _MAX_CALLERS:
-            self._times.popitem(last=False)
-        return 0.0
-
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +60,8 @@ class VoiceStore:
         directory: VoiceDirectory,
         maker: VoiceMaker,
         limits: VoiceLimits | None = None,
-        clock: Clock | None = None,
+        ledger: CallerLedger | None = None,
         unix_time: Callable[[], float] = time.time,
-        rate: CreationCount | None = None,
         transcripts: TranscriptCheck | None = None,
     ) -> None:
         """Keep where voices lie and who makes them.
@@ -109,16 +70,15 @@ class VoiceStore:
             directory: the files.
             maker: token2wav.
             limits: what is allowed.
-            clock: measures the rate of creations.
+            ledger: counts the creations of every caller; None: this process is alone.
             unix_time: dates new voices.
-            rate: counts the creations of every caller; None: this process is alone.
             transcripts: judges new voices; None: by their length only.
         """
         self.limits = limits or VoiceLimits()
         self._directory = directory
         self._maker = maker
         self._unix_time = unix_time
-        self._rate = rate or CreationRate(self.limits.creations_per_minute, clock or SystemClock())
+        self._ledger = ledger or CallerLedger(SystemClock())
         self._transcripts = transcripts or TranscriptCheck()
         self._names_under_way: set[tuple[str, str]] = set()
         """Owner and name of each voice that is being created."""
@@ -131,7 +91,7 @@ class VoiceStore:
         """Find a voice by its id or name; see `VoiceDirectory.find`."""
         return self._directory.find(name, viewer)
 
-    async def admit(self, caller: str, viewer: Viewer = EVERYBODY) -> None:
+    def admit(self, caller: str, viewer: Viewer = EVERYBODY) -> None:
         """Count a caller's attempt to create a voice, before its upload is read.
 
         Args:
@@ -142,9 +102,8 @@ class VoiceStore:
             VoiceRateError: too many within the last minute.
             VoiceStoreFullError: there is no room for another voice of this viewer's.
         """
-        wait_s = await self._rate.take(caller)
-        if wait_s > 0:
-            allowed = self.limits.creations_per_minute
+        allowed = self.limits.creations_per_minute
+        if (wait_s := self._ledger.may_in("create", caller, allowed)) > 0:
             got = f"more than {allowed} voices a minute from one caller"
             raise VoiceRateError(f"{got}; try again in {wait_s:.0f} s", retry_after_s=wait_s)
         self._check_room(viewer)

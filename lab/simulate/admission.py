@@ -27,9 +27,8 @@ from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.llm.token_client import DEFAULT_PACE
 from gateway.routing.discovery import StaticReplicas
-from gateway.routing.fleet import Fleet
+from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry

@@ -22,10 +22,9 @@ from gateway.core import Utterance
 from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.discovery import StaticReplicas
-from gateway.routing.fleet import Fleet
-from gateway.routing.replica import ReplicaStatus
+from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
+from gateway.routing.replica import Replica
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry
@@ -152,7 +151,7 @@ class _GatewayProcess:
         await self.llm.close()
         await self.token2wav.close()
 
-    def failovers(self, statuses: tuple[ReplicaStatus, ...]) -> int:
+    def failovers(self, statuses: tuple[Replica, ...]) -> int:
         return sum(status.failovers_total for status in statuses)
 
 

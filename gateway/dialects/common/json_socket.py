@@ -19,6 +19,12 @@ from gateway.errors import GatewayError, InvalidRequestError
 from servicekit.tasks import cancel
 from servicekit.timeouts import timeout
 
+logger = logging.getLogger(__name__)
+
+
+class SocketClosedError(Exception):
+    """The connection is gone, or was closed from this side."""
+
 
 class Interruptible:
     """Runs speech in a task of its own, so that the task that waits for it outlives the interruption.
@@ -45,18 +51,27 @@ class Interruptible:
         self._is_abandoned = True
         cancel(self._task)
 
-    async def wait(self) -> None:
-        """Return when the speech has ended or was interrupted, and all that it held is free.
+    async def wait(self) -> GatewayError | None:
+        """Return when the speech has ended or was interrupted, and all that it held is free; the error it failed with.
 
         Raises:
             asyncio.CancelledError: it was abandoned, or who waits was cancelled.
-            Exception: the speech's own.
+            SocketClosedError: the client left.
         """
         try:
             await self._task
         except asyncio.CancelledError:
             if self._is_abandoned or not self.is_interrupted:
                 raise
+        except GatewayError as error:
+            logger.warning("%s failed: %s: %s", self._task.get_name(), error.code, error)
+            return error
+        except SocketClosedError:
+            raise
+        except Exception:
+            logger.exception("%s failed", self._task.get_name())
+            return GatewayError("the server failed; its log says why")
+        return None
 
 
 NORMAL_CLOSE = 1000
@@ -64,10 +79,6 @@ POLICY_CLOSE = 1008
 FAILURE_CLOSE = 1011
 CLOSE_TIMEOUT_S = 2.0
 """How long a reader may take to make room for the closing message."""
-
-
-class SocketClosedError(Exception):
-    """The connection is gone, or was closed from this side."""
 
 
 class JsonSocket:

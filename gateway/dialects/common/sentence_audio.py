@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from gateway.core import FloatArray
 from gateway.speech.request import SpeechResult, SpokenSpan
@@ -63,21 +62,6 @@ class _Sentence:
         return self.span.end_samples if self.span.is_complete else math.inf
 
 
-class SentenceCutter(Protocol):
-    """Cuts one session's audio, in order."""
-
-    count: int
-    """Number of sentences begun."""
-
-    def push(self, audio: SessionAudio) -> Iterator[SentenceEvent]:
-        """Take audio; return what happens in it."""
-        ...
-
-    def finish(self) -> Iterator[SentenceEvent]:
-        """Return what happens at the end of all audio."""
-        ...
-
-
 class SegmentCutter:
     """Each segment is a sentence."""
 
@@ -88,9 +72,10 @@ class SegmentCutter:
         self._heard_samples = self._turn_samples = 0
         self._sentence: _Sentence | None = None
         self.count = 0
+        """Number of sentences begun."""
 
     def push(self, audio: SessionAudio) -> Iterator[SentenceEvent]:
-        """See `SentenceCutter.push`."""
+        """Take audio; return what happens in it."""
         samples, characters = audio.samples, list(audio.characters)
         while len(samples):
             sentence = self._sentence
@@ -109,7 +94,7 @@ class SegmentCutter:
             yield from self._end_turn()
 
     def finish(self) -> Iterator[SentenceEvent]:
-        """See `SentenceCutter.finish`; the last turn has ended already."""
+        """Return nothing: the last turn has ended already."""
         return iter(())
 
     def _begin(self) -> _Sentence:
@@ -140,7 +125,7 @@ class UtteranceCutter:
         self.count = 0
 
     def push(self, audio: SessionAudio) -> Iterator[SentenceEvent]:
-        """See `SentenceCutter.push`."""
+        """Take audio; return what happens in it."""
         self._characters.extend(audio.characters)
         if len(audio.samples) and not self.count:
             self.count = 1
@@ -149,7 +134,7 @@ class UtteranceCutter:
             yield SentenceSound(audio.samples)
 
     def finish(self) -> Iterator[SentenceEvent]:
-        """See `SentenceCutter.finish`."""
+        """Return what happens at the end of all audio."""
         if self.count:
             yield SentenceEnd(0, 0.0, tuple(self._characters))
 

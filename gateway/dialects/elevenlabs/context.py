@@ -175,7 +175,7 @@ class SpeakingContext:
 
     async def _run(self, speech: Interruptible, on_over: Callable[[SpeakingContext], Awaitable[None]]) -> None:
         try:
-            await self._until_over(speech)
+            self.failure = await speech.wait() or self.failure
             await self._wait_for_turn()
             if self._state is not ContextState.CANCELLED:
                 self._state = ContextState.FINISHED
@@ -186,19 +186,6 @@ class SpeakingContext:
             await on_over(self)
         except SocketClosedError:
             logger.info("%s: the client left", self._parts.name)
-
-    async def _until_over(self, speech: Interruptible) -> None:
-        """Wait for the speech to end, be cancelled or fail."""
-        try:
-            await speech.wait()
-        except GatewayError as error:
-            logger.warning("%s failed: %s: %s", self._parts.name, error.code, error)
-            self.failure = error
-        except SocketClosedError:
-            raise
-        except Exception:
-            logger.exception("%s failed", self._parts.name)
-            self.failure = GatewayError("the server failed; its log says why")
 
     async def _wait_for_turn(self) -> None:
         if self._before is not None:

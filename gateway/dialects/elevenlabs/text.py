@@ -7,30 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Protocol
 
 from gateway.dialects.elevenlabs.wire import ClientMessage
 from gateway.speech.session import SpeechSession
-
-
-class TextFeed(Protocol):
-    """Passes the messages of one context on to its session."""
-
-    def push(self, message: ClientMessage) -> None:
-        """Take a message's text and its flush.
-
-        Raises:
-            InvalidRequestError: the text can't be taken.
-        """
-        ...
-
-    def end(self) -> None:
-        """Say that no more will come; what is buffered is spoken."""
-        ...
-
-    def position_in_text(self, position: int) -> int:
-        """Return the position in the client's text for one in the session's."""
-        ...
 
 
 class MessageFeed:
@@ -42,7 +21,7 @@ class MessageFeed:
         self._spaces: list[int] = []
 
     def push(self, message: ClientMessage) -> None:
-        """See `TextFeed.push`."""
+        """Take a message's text and its flush; raises InvalidRequestError if the text can't be taken."""
         if message.has_speech:
             self._write(message.text or "")
             self._session.cut()
@@ -50,11 +29,11 @@ class MessageFeed:
             self._session.flush()
 
     def end(self) -> None:
-        """See `TextFeed.end`."""
+        """Say that no more will come; what is buffered is spoken."""
         self._session.end()
 
     def position_in_text(self, position: int) -> int:
-        """See `TextFeed.position_in_text`."""
+        """Return the position in the client's text for one in the session's."""
         return position - bisect_right(self._spaces, position - 1)
 
     def _write(self, text: str) -> None:
@@ -81,7 +60,7 @@ class BufferedFeed:
         self._held = ""
 
     def push(self, message: ClientMessage) -> None:
-        """See `TextFeed.push`."""
+        """Take a message's text and its flush; raises InvalidRequestError if the text can't be taken."""
         is_first = not self._held and not self._session.characters_written
         if message.text and (message.has_speech or not is_first):
             self._held += message.text
@@ -91,12 +70,12 @@ class BufferedFeed:
             self._session.flush()
 
     def end(self) -> None:
-        """See `TextFeed.end`."""
+        """Say that no more will come; what is buffered is spoken."""
         self._hand_over()
         self._session.end()
 
     def position_in_text(self, position: int) -> int:
-        """See `TextFeed.position_in_text`."""
+        """Return the position in the client's text for one in the session's."""
         return position
 
     @property
@@ -108,3 +87,6 @@ class BufferedFeed:
             held, self._held = self._held, ""
             self._session.write(held)
             self._handed_over += 1
+
+
+TextFeed = MessageFeed | BufferedFeed

@@ -90,7 +90,7 @@ class _Voices:
 
     async def create(self, request: Request) -> Response:
         registry = self._registry()
-        await registry.admit_creation(self._caller_of(request))
+        registry.admit_creation(self._caller_of(request))
         voice = await registry.create(await _read_draft(request, registry.max_audio_bytes))
         return JSONResponse({**_created_object(voice, True), "success": True, "voice": _upload_of(voice, True)})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,62 +21,24 @@ from token2wav_service.contract import SAMPLE_RATE_HZ
 _MS_PER_S = 1000
 
 
-class SentenceWriter(Protocol):
-    """Sends the audio of one sentence."""
-
-    total_bytes: int
-    """Bytes of audio sent so far."""
-
-    async def sound(self, samples: FloatArray) -> None:
-        """Take some of its audio."""
-        ...
-
-    async def end(self, sentence: SentenceEnd) -> None:
-        """Send the rest of it."""
-        ...
-
-    def close(self) -> None:
-        """Free the codec; may be called again."""
-        ...
-
-
-def sentence_writer(socket: JsonSocket, host: Host, config: SpeechConfig, names: dict[str, Any]) -> SentenceWriter:
-    """Open what sends a sentence the way that the config asks for.
-
-    Args:
-        socket: where to.
-        host: lends threads.
-        config: the way.
-        names: fields that say which sentence a message is of.
-
-    Raises:
-        UnsupportedOptionError: the format or the speed can't be had here.
-    """
-    if not config.is_streamed:
-        return WholeWriter(socket, host, config)
-    encoder = TurnEncoder(config.output, host.executor, config.speed)
-    if config.has_word_times:
-        return TimedWriter(socket, encoder, config, names)
-    return StreamedWriter(socket, encoder)
-
-
 class WholeWriter:
-    """One binary message, a file of its own."""
+    """Sends a sentence as one binary message, a file of its own."""
 
     def __init__(self, socket: JsonSocket, host: Host, config: SpeechConfig) -> None:
-        """Begin without audio."""
+        """Begin without audio; the host lends threads."""
         self._socket = socket
         self._host = host
         self._config = config
         self._parts: list[FloatArray] = []
         self.total_bytes = 0
+        """Bytes of audio sent so far."""
 
     async def sound(self, samples: FloatArray) -> None:
-        """See `SentenceWriter.sound`."""
+        """Take some of its audio."""
         self._parts.append(samples)
 
     async def end(self, sentence: SentenceEnd) -> None:
-        """See `SentenceWriter.end`."""
+        """Send it."""
         samples = np.concatenate([np.zeros(0, np.float32), *self._parts])
         loop = asyncio.get_running_loop()
         output, speed = self._config.output, self._config.speed
@@ -85,77 +47,57 @@ class WholeWriter:
         self.total_bytes += len(data)
 
     def close(self) -> None:
-        """See `SentenceWriter.close`."""
+        """Free it; may be called again."""
         self._parts.clear()
 
 
 class StreamedWriter:
-    """Binary messages of PCM."""
+    """Sends a sentence's PCM while it is made: in binary messages, or in JSON whose last one has the words' times."""
 
-    def __init__(self, socket: JsonSocket, encoder: TurnEncoder) -> None:
-        """Take over the encoder."""
+    def __init__(self, socket: JsonSocket, host: Host, config: SpeechConfig, names: dict[str, Any]) -> None:
+        """Open the encoder; `names` are the fields that say in JSON which sentence a message is of.
+
+        Raises:
+            UnsupportedOptionError: the format or the speed can't be had here.
+        """
         self._socket = socket
-        self._encoder = encoder
-        self.total_bytes = 0
-
-    async def sound(self, samples: FloatArray) -> None:
-        """See `SentenceWriter.sound`."""
-        await self._send(await self._encoder.encode(samples))
-
-    async def end(self, sentence: SentenceEnd) -> None:
-        """See `SentenceWriter.end`."""
-        await self._send(await self._encoder.finish())
-
-    def close(self) -> None:
-        """See `SentenceWriter.close`."""
-        self._encoder.close()
-
-    async def _send(self, data: bytes) -> None:
-        if data:
-            await self._socket.send_bytes(data)
-            self.total_bytes += len(data)
-
-
-class TimedWriter:
-    """JSON messages of PCM; the last one has no audio but the times of the words."""
-
-    def __init__(self, socket: JsonSocket, encoder: TurnEncoder, config: SpeechConfig, names: dict[str, Any]) -> None:
-        """Take over the encoder."""
-        self._socket = socket
-        self._encoder = encoder
+        self._encoder = TurnEncoder(config.output, host.executor, config.speed)
         self._config = config
         self._names = names
         self._chunks = 0
         self.total_bytes = 0
+        """Bytes of audio sent so far."""
 
     async def sound(self, samples: FloatArray) -> None:
-        """See `SentenceWriter.sound`."""
-        data = await self._encoder.encode(samples)
-        if data:
-            await self._send(data, None)
+        """Take some of its audio."""
+        await self._send(await self._encoder.encode(samples))
 
     async def end(self, sentence: SentenceEnd) -> None:
-        """See `SentenceWriter.end`."""
-        rest = await self._encoder.finish()
-        await self._send(rest, word_times(sentence.characters, sentence.began_s, self._config.speed))
+        """Send the rest of it."""
+        rest, config = await self._encoder.finish(), self._config
+        times = word_times(sentence.characters, sentence.began_s, config.speed) if config.has_word_times else None
+        await self._send(rest, times)
 
     def close(self) -> None:
-        """See `SentenceWriter.close`."""
+        """Free the codec; may be called again."""
         self._encoder.close()
 
-    async def _send(self, data: bytes, timestamps: list[dict[str, Any]] | None) -> None:
+    async def _send(self, data: bytes, timestamps: list[dict[str, Any]] | None = None) -> None:
         start_ms, self.total_bytes = self._heard_ms, self.total_bytes + len(data)
-        audio = {
-            "chunk_id": self._chunks,
-            "chunk_start_ms": start_ms,
-            "chunk_end_ms": self._heard_ms,
-            "sample_rate": SAMPLE_RATE_HZ,
-            "channels": 1,
-            "audio_b64": base64.b64encode(data).decode("ascii"),
-            "timestamps": timestamps,
-        }
-        self._chunks += 1
-        await self._socket.send({"type": "audio.chunk", **self._names, **audio})
+        if data and not self._config.has_word_times:
+            await self._socket.send_bytes(data)
+        elif data or timestamps is not None:
+            audio = {
+                "chunk_id": self._chunks,
+                "chunk_start_ms": start_ms,
+                "chunk_end_ms": self._heard_ms,
+                "sample_rate": SAMPLE_RATE_HZ,
+                "channels": 1,
+                "audio_b64": base64.b64encode(data).decode("ascii"),
+                "timestamps": timestamps,
+            }
+            self._chunks += 1
+            await self._socket.send({"type": "audio.chunk", **self._names, **audio})
 
     @property
     def _heard_ms(self) -> int:

@@ -7,24 +7,22 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.delivery.pacing import Delivery, Pacer
-from gateway.dialects.common.json_socket import Interruptible, JsonSocket, SocketClosedError
+from gateway.dialects.common.json_socket import Interruptible, JsonSocket
 from gateway.dialects.common.sentence_audio import (
     SegmentCutter,
-    SentenceCutter,
     SentenceEnd,
     SentenceEvent,
     SentenceSound,
     SentenceStart,
     UtteranceCutter,
 )
-from gateway.dialects.speech_ws.audio import SentenceWriter, sentence_writer
+from gateway.dialects.speech_ws.audio import StreamedWriter, WholeWriter
 from gateway.dialects.speech_ws.wire import Granularity, SpeechConfig, error_message
 from gateway.errors import GatewayError, TextTooLongError
 from gateway.host import Host
@@ -32,8 +30,6 @@ from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
 from gateway.speech.speech_job import warning_field
 from token2wav_service.contract import SAMPLE_RATE_HZ
-
-logger = logging.getLogger(__name__)
 
 MAX_WHOLE_CHARACTERS = 4096
 """Most characters of an utterance spoken as one sentence: about five minutes, kept until its end."""
@@ -74,8 +70,8 @@ class SpeakingUtterance:
         self._held = ""
         self._has_ended = self._is_cancelled = False
         self._speech: Interruptible | None = None
-        self._sentence: tuple[int, SentenceWriter] | None = None
-        self._cutter: SentenceCutter = SegmentCutter(self._session.results)
+        self._sentence: tuple[int, StreamedWriter | WholeWriter] | None = None
+        self._cutter: SegmentCutter | UtteranceCutter = SegmentCutter(self._session.results)
         self.last_active_s = host.clock.now()
         """When the utterance last took text or sent audio, in seconds of the clock."""
 
@@ -132,23 +128,9 @@ class SpeakingUtterance:
         """
         if not self._is_cancelled:
             self._speech = Interruptible(self._speak(), f"speak-{self._parts.session_id}-{self._parts.index}")
-            await self._until_over(self._speech)
+            await self._close_sentence(await self._speech.wait())
         warning = warning_field(*self._session.results)
         await self._send("session.done", total_sentences=self._cutter.count, progress=self._progress, **warning)
-
-    async def _until_over(self, speech: Interruptible) -> None:
-        error: GatewayError | None = None
-        try:
-            await speech.wait()
-        except GatewayError as failure:
-            logger.warning("%s failed: %s: %s", self._parts.session_id, failure.code, failure)
-            error = failure
-        except SocketClosedError:
-            raise
-        except Exception:
-            logger.exception("%s failed", self._parts.session_id)
-            error = GatewayError("the server failed; its log says why")
-        await self._close_sentence(error)
 
     async def _close_sentence(self, error: GatewayError | None) -> None:
         """Say that the sentence under way, if any, will not be completed, and why."""
@@ -189,13 +171,16 @@ class SpeakingUtterance:
     async def _begin_sentence(self, start: SentenceStart) -> None:
         parts, output = self._parts, self._parts.config.output
         names = {"utterance_index": parts.index, "sentence_index": start.index}
-        self._sentence = start.index, sentence_writer(parts.socket, parts.host, parts.config, names)
+        if parts.config.is_streamed:
+            self._sentence = start.index, StreamedWriter(parts.socket, parts.host, parts.config, names)
+        else:
+            self._sentence = start.index, WholeWriter(parts.socket, parts.host, parts.config)
         described = {"format": output.audio_format.value, "sample_rate": output.sample_rate_hz, "channels": 1}
         if parts.config.has_word_times:
             described["word_timestamps"] = True
         await self._send("audio.start", sentence_index=start.index, sentence_text=start.text.strip(), **described)
 
-    async def _send_done(self, index: int, writer: SentenceWriter, *, has_failed: bool) -> None:
+    async def _send_done(self, index: int, writer: StreamedWriter | WholeWriter, *, has_failed: bool) -> None:
         await self._send("audio.done", sentence_index=index, total_bytes=writer.total_bytes, error=has_failed)
 
     async def _send(self, kind: str, **fields: Any) -> None:

@@ -17,11 +17,10 @@ from gateway.errors import GatewayError, LLMBusyError, OverloadedError, Token2Wa
 from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.discovery import StaticReplicas
-from gateway.routing.fleet import Fleet
+from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
 from gateway.routing.health import ReplicaState
 from gateway.routing.replica import LoadReport
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import Speaker
 from gateway.token2wav.routed import RoutedToken2Wav

@@ -76,7 +76,7 @@ class Door:
     async def until_idle(self) -> None:
         """Return when nothing is spoken and no caller holds a stream."""
         for _ in range(500):
-            streams = sum(self.access.usage(name).streams for name in ("anna", "bob", "127.0.0.1"))
+            streams = sum(self.access.ledger.streams(name) for name in ("anna", "bob", "127.0.0.1"))
             if not (self.llm.running or self.token2wav.open_streams or streams):
                 return
             await asyncio.sleep(0.01)

@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 
 from gateway.access import grpc_interceptor, http_middleware
+from gateway.access.caller import CallerLimits
 from gateway.access.grpc_interceptor import MAX_WATCHES, address_of_peer, presented_key
 from gateway.access.settings import AccessSettings, WireLimits
 from gateway.voices.registry import NamedVoice
@@ -138,9 +139,9 @@ async def test_a_cancelled_call_gives_its_stream_back(voices: Voices) -> None:
 
 
 async def test_without_keys_a_caller_is_its_address(voices: Voices) -> None:
-    async with opened_door(voices, AccessSettings()) as door:
+    async with opened_door(voices, AccessSettings(limits=CallerLimits(audio_s_per_day=100.0))) as door:
         await finish(calls(door)["Synthesize"])
-        assert door.access.usage("127.0.0.1").audio.within(60, 0.0) == 1.0
+        assert door.access.ledger.audio_s("127.0.0.1", 60.0) == 1.0
 
 
 async def test_it_speaks_over_tls(voices: Voices) -> None:

@@ -207,7 +207,7 @@ async def test_a_socket_is_no_stream_until_it_speaks_and_then_counts_as_its_call
     async with opened_door(voices, settings) as door:
         async with socket(door, SOCKETS[1], additional_headers=ELEVENLABS) as first:
             async with socket(door, SOCKETS[1], additional_headers=ELEVENLABS):
-                assert door.access.usage("anna").streams == 0
+                assert door.access.ledger.streams("anna") == 0
             await first.send(json.dumps({"text": "Hello there. "}))
             await first.send(json.dumps({"text": ""}))
             assert sum(bool(message.get("audio")) for message in await until_closed(first))
@@ -263,7 +263,7 @@ async def test_callers_say_where_they_come_from_only_through_a_trusted_proxy(
     async with opened_door(voices, settings) as door:
         answers = [await door.speak({"x-forwarded-for": f"192.0.2.{number}"}) for number in range(2)]
         assert [answer.status_code for answer in answers] == ([200, 200] if trusted else [200, 429])
-        assert door.access.usage("127.0.0.1").streams == 0
+        assert door.access.ledger.streams("127.0.0.1") == 0
 
 
 async def test_browsers_of_listed_origins_may_ask_and_read_even_refusals(voices: Voices) -> None:

@@ -55,7 +55,7 @@ async def test_without_an_llm_nobody_is_let_in() -> None:
     llm, replica = ScriptedLLM("l", is_dead=True), ScriptedToken2Wav("a")
     async with routed_llm(llm) as llms, routed(replica) as token2wav:
         gate = Gate(llms, token2wav, SystemClock())
-        await until(lambda: llms.fleet.replicas.choose() is None, "the ejection")
+        await until(lambda: llms.fleet.choose() is None, "the ejection")
         with pytest.raises(LLMUnavailableError):
             async with gate.admitted(USUAL):
                 raise AssertionError
@@ -69,7 +69,7 @@ async def test_without_token2wav_all_are_refused_at_the_same_time_whatever_voice
     async with routed_llm(llm) as llms, routed(replica, settings=settings) as token2wav:
         pipeline = _pipeline(llms, token2wav, tmp_path)
         replica.die()
-        await until(lambda: token2wav.fleet.replicas.choose() is None, "the ejection")
+        await until(lambda: token2wav.fleet.choose() is None, "the ejection")
         asked = [asyncio.create_task(_say(pipeline)) for _ in range(40)]
         done, _ = await asyncio.wait(asked, timeout=40 * settings.admission_wait_s / 2)
         assert len(done) == 40

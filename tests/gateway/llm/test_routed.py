@@ -134,7 +134,7 @@ async def test_an_answer_goes_on_elsewhere_when_its_replica_is_ejected_in_silenc
     llms = [ScriptedLLM("a", gate=silence), ScriptedLLM("b")]
     async with routed_llm(*llms) as router:
         llms[1].is_well = False
-        await until(lambda: router.fleet.replicas.state_of("b") is ReplicaState.DRAINING, "the drain")
+        await until(lambda: router.fleet.state_of("b") is ReplicaState.DRAINING, "the drain")
         answer = router.generate(UTTERANCE, Sampling(), 3)
         heard = []
         if is_begun:
@@ -144,7 +144,7 @@ async def test_an_answer_goes_on_elsewhere_when_its_replica_is_ejected_in_silenc
         rest = asyncio.create_task(_rest_of(answer))
         await until(lambda: llms[0].running == 1, "the question")
         llms[1].is_well = True
-        await until(lambda: router.fleet.replicas.state_of("b") is ReplicaState.READY, "the other one")
+        await until(lambda: router.fleet.state_of("b") is ReplicaState.READY, "the other one")
         llms[0].is_dead = True
         heard += await asyncio.wait_for(rest, 10)
         assert heard == list(range(20))
@@ -193,7 +193,7 @@ async def test_a_replica_whose_health_says_no_gets_no_new_requests_and_ends_what
         await until(lambda: any(llm.running for llm in llms), "an answer")
         draining = next(llm for llm in llms if llm.running)
         draining.is_well = False
-        await until(lambda: router.fleet.replicas.state_of(draining.address) is ReplicaState.DRAINING, "draining")
+        await until(lambda: router.fleet.state_of(draining.address) is ReplicaState.DRAINING, "draining")
         gate.set()
         for _ in range(3):
             await _answer(router)
@@ -223,9 +223,9 @@ async def test_the_seed_of_the_rest_stays_in_range() -> None:
 async def test_waiting_for_a_usable_replica_ends_with_why_there_is_none() -> None:
     llm = ScriptedLLM("a", is_dead=True)
     async with routed_llm(llm) as router:
-        await until(lambda: router.fleet.replicas.state_of("a") is ReplicaState.EJECTED, "the ejection")
+        await until(lambda: router.fleet.state_of("a") is ReplicaState.EJECTED, "the ejection")
         with pytest.raises(LLMUnavailableError, match="a can't be reached"):
-            await router.until_usable()
+            await router.wait_for_replica()
 
 
 def test_an_answer_waits_for_the_only_replica_to_be_started_again() -> None:

@@ -26,9 +26,9 @@ from gateway.llm.client import LLMDeadlines
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.llm.token_client import TokenStreamClient
 from gateway.llm.wire import LLMWire
-from gateway.routing.discovery import StaticReplicas, check_address
-from gateway.routing.fleet import Fleet
-from gateway.routing.waiting import LLM
+from gateway.routing.discovery import StaticReplicas
+from gateway.routing.fleet import LLM, Fleet
+from gateway.routing.options import check_address
 from llm_service.checkpoint import make_random_llm
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.sampling import RepetitionGuard

@@ -1,4 +1,4 @@
-"""The processes of one gateway in one event loop: a parent's hub and its workers, over real socket pairs."""
+"""The processes of one gateway in one event loop: workers over one ledger, and the parent's ends of their sockets."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
+from gateway.ledger import CallerLedger
 from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
-from gateway.processes.hub import Hub
-from gateway.processes.link import Link, open_link
 from gateway.processes.worker import Worker
 from gateway.routing.settings import RoutingSettings
 from gateway.token2wav.routed import RoutedToken2Wav
-from gateway.voices.inline_budget import InlineVoiceLimits
+from gateway.voices.known import KnownVoices
 from servicekit.clock import SystemClock
-from tests.gateway.routing.fakes import QUICK, ScriptedLLM, ScriptedToken2Wav, routed, routed_llm, until
+from tests.gateway.routing.fakes import QUICK, ScriptedLLM, ScriptedToken2Wav, routed, routed_llm
 
 SLOTS = 5
 
@@ -32,19 +32,23 @@ class Process:
     access: Access
     llm: RoutedSpeechLM
     token2wav: RoutedToken2Wav
-    link: Link
-    """The parent's end."""
+    known: KnownVoices
+    end: socket.socket
+    """The parent's."""
 
 
 class Group:
-    """A parent's hub, and workers that can be started and killed."""
+    """Workers that can be started and killed; the folder keeps their ledger."""
 
-    def __init__(self, processes: int = 2, settings: RoutingSettings = QUICK) -> None:
+    def __init__(self, folder: Path, settings: RoutingSettings = QUICK) -> None:
         self.clock = SystemClock()
+        self.path = folder / "shared" / "ledger"
+        self.path.parent.mkdir()
+        self.ledger = CallerLedger(self.clock, self.path)
+        """The parent's."""
         self.caller = "anna"
         """Who asks now."""
         self.settings = settings
-        self.hub = Hub(processes, InlineVoiceLimits(voices_per_minute=2), 2, self.clock)
         self.token2wav = ScriptedToken2Wav("a", slots=SLOTS)
         self.more_token2wav: list[ScriptedToken2Wav] = []
         """Other replicas, for processes that begin later."""
@@ -53,21 +57,21 @@ class Group:
     async def process(self, number: int) -> AsyncIterator[Process]:
         """Run one worker until the context is left, which is its death."""
         ours, theirs = socket.socketpair()
-        worker = Worker(number, theirs, self.clock)
+        ledger = CallerLedger(self.clock, self.path, number)
+        worker = Worker(number, theirs, ledger)
         async with (
             routed_llm(ScriptedLLM("l"), settings=self.settings) as llm,
             routed(self.token2wav, *self.more_token2wav, settings=self.settings) as token2wav,
         ):
-            access = Access(None, CallerLimits(), self.clock, worker.streams)
-            link = await open_link(ours, self.hub.handlers(number))
-            async with worker.serving(access):
-                gate = Gate(llm, token2wav, self.clock, lambda: self.caller)
-                yield Process(worker, gate, access, llm, token2wav, link)
-            await until(lambda: not link.is_open, "the end of the link")
+            access = Access(None, CallerLimits(), self.clock, ledger)
+            with ours:
+                async with worker.serving(access):
+                    gate = Gate(llm, token2wav, self.clock, lambda: self.caller)
+                    yield Process(worker, gate, access, llm, token2wav, KnownVoices(ledger=ledger), ours)
+        self.ledger.end_process(number)
 
-
-@asynccontextmanager
-async def two() -> AsyncIterator[tuple[Group, Process, Process]]:
-    group = Group()
-    async with group.process(1) as first, group.process(2) as second:
-        yield group, first, second
+    @asynccontextmanager
+    async def two(self) -> AsyncIterator[tuple[Process, Process]]:
+        """Run two workers."""
+        async with self.process(1) as first, self.process(2) as second:
+            yield first, second

@@ -20,17 +20,15 @@ from gateway.errors import (
 )
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.discovery import StaticReplicas
-from gateway.routing.fleet import Fleet
+from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.token2wav.routed import RoutedToken2Wav
+from gateway.token2wav.voice_file_cache import VoiceFileCache
 from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import ServerStatus
 
 SAMPLES_PER_TOKEN = 4
-QUICK = RoutingSettings(
-    probe_interval_s=0.02, ejection_s=0.05, max_ejection_s=0.2, admission_wait_s=0.3, failover_s=1.0, restart_wait_s=1.0
-)
+QUICK = RoutingSettings(interval_s=0.02, admission_wait_s=0.3, failover_s=1.0, restart_wait_s=1.0)
 WAIT_S = 5.0
 
 
@@ -211,13 +209,17 @@ class ScriptedToken2Wav:
 
 @asynccontextmanager
 async def routed(
-    *replicas: ScriptedToken2Wav, settings: RoutingSettings = QUICK, clock: Clock | None = None
+    *replicas: ScriptedToken2Wav,
+    settings: RoutingSettings = QUICK,
+    clock: Clock | None = None,
+    voice_file_bytes: int = 1_000_000,
 ) -> AsyncIterator[RoutedToken2Wav]:
     """Route over scripted replicas, all of them probed once."""
     by_address = {replica.address: replica for replica in replicas}
     clock = clock or SystemClock()
     fleet = Fleet(TOKEN2WAV, settings, clock)
-    router = RoutedToken2Wav(fleet, [StaticReplicas(list(by_address))], by_address.__getitem__, clock)
+    cache = VoiceFileCache(voice_file_bytes)
+    router = RoutedToken2Wav(fleet, [StaticReplicas(list(by_address))], by_address.__getitem__, clock, cache)
     router.start()
     try:
         await router.is_ready()

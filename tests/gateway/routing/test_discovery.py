@@ -14,33 +14,34 @@ import pytest
 from aiohttp import web
 
 from gateway.errors import ConfigError
-from gateway.routing.discovery import DnsReplicas, Found, Source, StaticReplicas, merged, parse_sources
-from gateway.routing.fleet import Fleet
+from gateway.routing import discovery
+from gateway.routing.discovery import DnsReplicas, Found, ReplicaSource, StaticReplicas, merged
+from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
 from gateway.routing.kubernetes import KubernetesApi, KubernetesReplicas
+from gateway.routing.options import sources_of
 from gateway.routing.replica import LoadReport
-from gateway.routing.watch import Watch
+from gateway.routing.router import Router
 from servicekit.clock import SystemClock
+from servicekit.tasks import stop
 from tests.gateway.llm.server import served
 from tests.gateway.routing.fakes import QUICK, until
 
 
-def _no_kubernetes(*where: str) -> Source:
-    return StaticReplicas([" ".join(where)])
-
-
-def _known(text: str, scheme: str = "") -> list[str]:
-    return [address for source in parse_sources(text, scheme, 1.0, _no_kubernetes) for address in source.known]
+def _known(sources: list[ReplicaSource]) -> list[str]:
+    return [address for source in sources for address in source.known]
 
 
 def test_a_list_is_read_by_commas() -> None:
-    assert _known("127.0.0.1:8001, host:8011") == ["127.0.0.1:8001", "host:8011"]
-    assert _known("http://a:1/,https://b", "http://") == ["http://a:1", "https://b"]
+    assert _known(sources_of(TOKEN2WAV, "127.0.0.1:8001, host:8011", QUICK)) == ["127.0.0.1:8001", "host:8011"]
+    assert _known(sources_of(LLM, "http://a:1/,https://b", QUICK)) == ["http://a:1", "https://b"]
 
 
-def test_the_forms_may_be_mixed() -> None:
-    sources = parse_sources("a:1,dns:tts:8001,kubernetes:prod/token2wav:grpc", "", 1.0, _no_kubernetes)
-    assert [type(source).__name__ for source in sources] == ["StaticReplicas", "DnsReplicas", "StaticReplicas"]
-    assert list(sources[2].known) == ["prod token2wav grpc "]
+def test_the_forms_may_be_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    sources = sources_of(TOKEN2WAV, "a:1,dns:tts:8001,kubernetes:prod/token2wav:grpc", QUICK)
+    assert [type(source).__name__ for source in sources] == ["StaticReplicas", "DnsReplicas", "KubernetesReplicas"]
+    assert KubernetesApi.of_this_pod().url == "https://[fd00::1]:443"
 
 
 @pytest.mark.parametrize(
@@ -49,17 +50,10 @@ def test_the_forms_may_be_mixed() -> None:
 )
 def test_what_is_no_address_is_a_config_error(text: str) -> None:
     with pytest.raises(ConfigError, match="expected"):
-        _known(text)
+        sources_of(TOKEN2WAV, text, QUICK)
 
 
-def test_kubernetes_needs_a_pod() -> None:
-    with pytest.raises(ConfigError, match="KUBERNETES_SERVICE_HOST"):
-        KubernetesApi.of_this_pod({})
-    api = KubernetesApi.of_this_pod({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"})
-    assert api.url == "https://[fd00::1]:443"
-
-
-async def _first(source: Source, count: int) -> list[Found]:
+async def _first(source: ReplicaSource, count: int) -> list[Found]:
     found: list[Found] = []
     async with aclosing(source.watch()) as changes:
         async for now in changes:
@@ -69,17 +63,24 @@ async def _first(source: Source, count: int) -> list[Found]:
     return found
 
 
-async def test_a_name_is_looked_up_again_and_again_and_keeps_its_replicas_when_that_fails() -> None:
+async def test_a_name_is_looked_up_again_and_again_and_keeps_its_replicas_when_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     answers: list[Sequence[str] | OSError] = [["10.0.0.1"], OSError("no DNS"), [], ["10.0.0.1", "fd00::2"]]
 
     async def resolve(host: str, port: int) -> Sequence[str]:
         assert (host, port) == ("tts", 8000)
-        answer = answers.pop(0)
+        answer = answers.pop(0) if answers else OSError("no more")
         if isinstance(answer, OSError):
             raise answer
         return answer
 
-    found = await _first(DnsReplicas("tts", 8000, "http://", 0.001, resolve), 2)
+    found: list[Found] = []
+    monkeypatch.setattr(discovery, "resolve", resolve)
+    source = DnsReplicas("tts", 8000, "http://", 0.001)
+    task = asyncio.create_task(merged([source], lambda now: found.append(dict(now)), 0.001))
+    await until(lambda: len(found) == 2, "the second answer")
+    await stop(task)
     assert found == [{"http://10.0.0.1:8000": True}, {"http://10.0.0.1:8000": True, "http://[fd00::2]:8000": True}]
 
 
@@ -90,8 +91,8 @@ async def test_the_system_s_resolver_finds_this_host() -> None:
 
 async def test_sources_are_told_together() -> None:
     told: list[Found] = []
-    sources: list[Source] = [StaticReplicas(["a"]), StaticReplicas(["b"])]
-    await merged([source.known for source in sources], sources, told.append)
+    sources: list[ReplicaSource] = [StaticReplicas(["a"]), StaticReplicas(["b"])]
+    await merged(sources, told.append, 1.0)
     assert told[-1] == {"a": True, "b": True}
 
 
@@ -138,7 +139,7 @@ async def _watching(api: FakeApi, tmp_path: Path, port: str = "grpc") -> AsyncIt
     found: list[Found] = []
     async with served(api.answer) as url:
         source = KubernetesReplicas(KubernetesApi(url, tmp_path / "token", None), "prod", "token2wav", port, "")
-        task = asyncio.create_task(merged([{}], [source], lambda now: found.append(dict(now))))
+        task = asyncio.create_task(merged([source], lambda now: found.append(dict(now)), 0.1))
         try:
             yield found
         finally:
@@ -205,7 +206,9 @@ class _Client:
         self.is_closed = True
 
 
-async def test_replicas_that_come_are_probed_and_clients_of_those_that_go_are_closed() -> None:
+async def test_replicas_that_come_are_probed_and_clients_of_those_that_go_are_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     answers = [["10.0.0.1"], ["10.0.0.2"]]
 
     async def resolve(host: str, port: int) -> Sequence[str]:
@@ -217,10 +220,11 @@ async def test_replicas_that_come_are_probed_and_clients_of_those_that_go_are_cl
         return clients.setdefault(address, _Client(address))
 
     fleet = Fleet("token2wav", QUICK, SystemClock())
-    watch = Watch(fleet, [DnsReplicas("tts", 1, "", 0.1, resolve)], make)
-    watch.start()
-    await until(lambda: fleet.replicas.addresses == ["10.0.0.1:1"] and fleet.replicas.is_ready, "the first")
-    await until(lambda: fleet.replicas.addresses == ["10.0.0.2:1"] and fleet.replicas.is_ready, "the second")
+    monkeypatch.setattr(discovery, "resolve", resolve)
+    router = Router(fleet, [DnsReplicas("tts", 1, "", 0.1)], make, SystemClock())
+    router.start()
+    await until(lambda: fleet.addresses == ["10.0.0.1:1"] and fleet.is_ready, "the first")
+    await until(lambda: fleet.addresses == ["10.0.0.2:1"] and fleet.is_ready, "the second")
     await until(lambda: clients["10.0.0.1:1"].is_closed, "its end")
-    await watch.close()
+    await router.close()
     assert all(client.is_closed for client in clients.values())

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from gateway.routing.fleet import Fleet, SlotLease
-from gateway.routing.health import Failure, ReplicaState
-from gateway.routing.replica import YIELDED_S, LoadReport
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.health import FailureKind, ReplicaState
+from gateway.routing.replica import LoadReport
+from gateway.routing.settings import YIELDED_S, RoutingSettings
 from tests.gateway.fakes import ManualClock
 
 SETTINGS = RoutingSettings()
@@ -62,16 +62,16 @@ def test_streams_of_other_gateways_count() -> None:
     world = World("a", "b", slots=10)
     world.fleet.reported("a", LoadReport(slots=10, open_streams=4))
     assert [world.slot().address for _ in range(4)] == ["b"] * 4
-    assert world.fleet.replicas.snapshot()[0].free_slots == 6
+    assert world.fleet.snapshot()[0].free_slots == 6
 
 
 def test_own_streams_are_not_counted_twice() -> None:
     world = World("a", slots=4)
     slots = [world.slot() for _ in range(2)]
     world.fleet.reported("a", LoadReport(slots=4, open_streams=2))
-    assert world.fleet.replicas.snapshot()[0].free_slots == 2
+    assert world.fleet.snapshot()[0].free_slots == 2
     slots[0].end()
-    assert world.fleet.replicas.snapshot()[0].free_slots == 3
+    assert world.fleet.snapshot()[0].free_slots == 3
 
 
 def test_a_replica_that_has_not_said_its_slots_is_asked() -> None:
@@ -87,7 +87,7 @@ def test_a_stream_that_leaves_a_replica_gives_its_slot_back(leave: Callable[[Slo
     slots = [world.slot(), world.slot()]
     leave(slots[0])
     leave(slots[0])
-    (status,) = world.fleet.replicas.snapshot()
+    (status,) = world.fleet.snapshot()
     assert (status.open_streams, slots[0].is_open, slots[1].is_open) == (1, False, True)
 
 
@@ -97,7 +97,7 @@ def test_draining_and_ejected_replicas_get_no_new_streams() -> None:
     for _ in range(3):
         world.fleet.note_failure("b", "no answer")
     assert {world.slot().address for _ in range(6)} == {"c"}
-    states = {status.address: status.state for status in world.fleet.replicas.snapshot()}
+    states = {status.address: status.state for status in world.fleet.snapshot()}
     assert states == {"a": ReplicaState.DRAINING, "b": ReplicaState.EJECTED, "c": ReplicaState.READY}
 
 
@@ -112,7 +112,7 @@ def test_the_streams_of_an_ejected_replica_are_told_if_there_is_another_one(othe
         world.fleet.reported("b", LoadReport(slots=2))
     for _ in range(3):
         world.fleet.note_failure("a", "no answer")
-    assert world.fleet.replicas.state_of("a") is ReplicaState.EJECTED
+    assert world.fleet.state_of("a") is ReplicaState.EJECTED
     assert sorted(told) == (["one", "two"] if others else [])
 
 
@@ -120,45 +120,45 @@ def test_a_replica_that_is_slow_while_it_works_for_others_is_not_ejected() -> No
     world = World("a")
     slot = world.slot()
     for _ in range(10):
-        slot.worked()
+        slot.replica.succeeded()
         world.clock.seconds += 3.0
-        world.fleet.note_failure("a", "no answer in time", Failure.SLOW)
-    assert world.fleet.replicas.state_of("a") is ReplicaState.READY
-    world.clock.seconds += 3.0
+        world.fleet.note_failure("a", "no answer in time", FailureKind.SLOW)
+    assert world.fleet.state_of("a") is ReplicaState.READY
+    world.clock.seconds += 4.0
     for _ in range(3):
-        world.fleet.note_failure("a", "no answer in time", Failure.SLOW)
-    assert world.fleet.replicas.state_of("a") is ReplicaState.EJECTED
+        world.fleet.note_failure("a", "no answer in time", FailureKind.SLOW)
+    assert world.fleet.state_of("a") is ReplicaState.EJECTED
 
 
 def test_a_replica_with_long_steps_may_take_a_few_of_them() -> None:
     world = World("a")
     slot = world.slot()
     world.fleet.reported("a", LoadReport(slots=2, step_s=10.0, steps=1))
-    slot.worked()
+    slot.replica.succeeded()
     world.clock.seconds += 25.0
     for _ in range(3):
-        world.fleet.note_failure("a", "no answer in time", Failure.SLOW)
-    assert world.fleet.replicas.state_of("a") is ReplicaState.READY
+        world.fleet.note_failure("a", "no answer in time", FailureKind.SLOW)
+    assert world.fleet.state_of("a") is ReplicaState.READY
 
 
-@pytest.mark.parametrize(("failure", "is_ejected"), [(Failure.SLOW, False), (Failure.WRONG, True)])
-def test_what_seems_slow_while_our_own_loop_stands_still_does_not_count(failure: Failure, is_ejected: bool) -> None:
+@pytest.mark.parametrize(("failure", "is_ejected"), [(FailureKind.SLOW, False), (FailureKind.WRONG, True)])
+def test_what_seems_slow_while_our_own_loop_stands_still_does_not_count(failure: FailureKind, is_ejected: bool) -> None:
     fleet = Fleet("token2wav", SETTINGS, ManualClock(), stood_still_within=lambda window_s: True)
     fleet.set_replicas({"a": True})
     fleet.reported("a", LoadReport(slots=1))
     for _ in range(3):
         fleet.note_failure("a", "no answer", failure)
-    assert (fleet.replicas.state_of("a") is ReplicaState.EJECTED) == is_ejected
+    assert (fleet.state_of("a") is ReplicaState.EJECTED) == is_ejected
 
 
 def test_a_replica_that_discovery_drops_is_forgotten_with_its_last_stream() -> None:
     world = World("a", "b")
     slots = [world.slot(), world.slot()]
     world.fleet.set_replicas({"b": True})
-    assert sorted(world.fleet.replicas.addresses) == ["a", "b"]
+    assert sorted(world.fleet.addresses) == ["a", "b"]
     assert world.slot().address == "b"
     next(slot for slot in slots if slot.address == "a").end()
-    assert world.fleet.replicas.addresses == ["b"]
+    assert world.fleet.addresses == ["b"]
 
 
 def test_a_replica_to_avoid_comes_last() -> None:
@@ -172,7 +172,7 @@ def test_a_place_is_given_back_once() -> None:
     slot.end()
     slot.end()
     slot.fail("late")
-    status = world.fleet.replicas.snapshot()[0]
+    status = world.fleet.snapshot()[0]
     assert (status.open_streams, status.free_slots, status.failures_total) == (0, 2, 0)
 
 
@@ -206,7 +206,7 @@ def test_one_that_does_not_say_its_limit_gets_a_few_more_after_a_refusal_and_not
     world = World("a", slots=None)
     held = [world.slot() for _ in range(8)]
     world.slot().refuse(3.0)
-    assert world.fleet.replicas.next_end_s() == 3.0 and not world.fill()
+    assert world.fleet.next_end_s() == 3.0 and not world.fill()
     more = []
     for _ in range(3):
         world.fleet.reported("a", LoadReport())

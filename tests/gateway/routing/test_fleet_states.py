@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 from typing import Any
 
 from hypothesis import settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
 from gateway.routing.fleet import Fleet, SlotLease
-from gateway.routing.health import Failure
+from gateway.routing.health import FailureKind
 from gateway.routing.replica import LoadReport
 from gateway.routing.settings import RoutingSettings
 from tests.gateway.fakes import ManualClock
@@ -29,7 +30,7 @@ class FleetStates(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
-        self.fleet = Fleet("token2wav", SETTINGS, self.clock)
+        self.fleet = Fleet("token2wav", SETTINGS, self.clock, Random(0))
         self.fleet.on_room = self.note_room
         self.knows_of_room = True
         self.fleet.set_replicas(dict.fromkeys(ADDRESSES, True))
@@ -38,7 +39,7 @@ class FleetStates(RuleBasedStateMachine):
         self.all: list[SlotLease] = []
 
     def note_room(self) -> None:
-        self.knows_of_room = self.fleet.replicas.choose_with_room() is not None
+        self.knows_of_room = any(each.free_slots != 0 for each in self.fleet.usable())
 
     @rule(target=slots, avoid=st.none() | address, ignores_limit=st.booleans())
     def lease(self, avoid: str | None, ignores_limit: bool) -> Any:
@@ -53,11 +54,11 @@ class FleetStates(RuleBasedStateMachine):
     def end(self, slot: SlotLease, is_whole: bool) -> None:
         slot.end(is_whole)
 
-    @rule(slot=slots, failure=st.sampled_from(Failure))
-    def fail(self, slot: SlotLease, failure: Failure) -> None:
+    @rule(slot=slots, failure=st.sampled_from(FailureKind))
+    def fail(self, slot: SlotLease, failure: FailureKind) -> None:
         slot.fail("it failed", failure)
 
-    @rule(slot=slots, how=st.sampled_from(("refuse", "leave_draining", "worked")))
+    @rule(slot=slots, how=st.sampled_from(("refuse", "leave_draining")))
     def tell(self, slot: SlotLease, how: str) -> None:
         getattr(slot, how)()
         self.note_room()
@@ -66,8 +67,8 @@ class FleetStates(RuleBasedStateMachine):
     def report(self, address: str, slots: int | None, others: int, is_draining: bool) -> None:
         self.fleet.reported(address, LoadReport(is_draining, slots, others))
 
-    @rule(address=address, failure=st.sampled_from(Failure))
-    def probe_fails(self, address: str, failure: Failure) -> None:
+    @rule(address=address, failure=st.sampled_from(FailureKind))
+    def probe_fails(self, address: str, failure: FailureKind) -> None:
         self.fleet.note_failure(address, "no answer", failure)
         self.note_room()
 
@@ -84,19 +85,19 @@ class FleetStates(RuleBasedStateMachine):
     def counts_agree(self) -> None:
         held = Counter(slot.address for slot in self.all if slot.is_open)
         # What discovery dropped and found again begins anew; its old streams count at the old replica.
-        told = {status.address: status.open_streams for status in self.fleet.replicas.snapshot()}
+        told = {status.address: status.open_streams for status in self.fleet.snapshot()}
         assert all(0 <= told[each] <= held[each] for each in told)
-        assert sum(map(len, self.fleet._leases.values())) == held.total()
+        assert len(self.fleet._leases) == held.total()
 
     @invariant()
     def room_is_told_of(self) -> None:
-        assert self.knows_of_room or self.fleet.replicas.choose_with_room() is None
+        assert self.knows_of_room or not any(each.free_slots != 0 for each in self.fleet.usable())
 
     def teardown(self) -> None:
         for slot in self.all:
             slot.end()
         self.counts_agree()
-        assert all(status.open_streams == 0 for status in self.fleet.replicas.snapshot())
+        assert all(status.open_streams == 0 for status in self.fleet.snapshot())
 
 
 TestFleetStates = FleetStates.TestCase

@@ -6,7 +6,7 @@ from gateway.routing.health import Health, ReplicaState
 from gateway.routing.settings import RoutingSettings
 from tests.gateway.fakes import ManualClock
 
-SETTINGS = RoutingSettings(failures_to_eject=3, ejection_s=1.0, max_ejection_s=3.0)
+SETTINGS = RoutingSettings(failures_to_eject=3, interval_s=1.0, failover_s=3.0)
 
 
 def _ready(clock: ManualClock) -> Health:
@@ -81,7 +81,7 @@ def test_a_replica_drains_when_it_says_so_or_is_no_longer_listed() -> None:
     health.answered_probe(is_draining=True)
     assert health.state is ReplicaState.DRAINING
     health.answered_probe()
-    health.set_listed(False)
+    health.is_listed = False
     assert health.state is ReplicaState.DRAINING
-    health.set_listed(True)
+    health.is_listed = True
     assert health.state is ReplicaState.READY

@@ -6,7 +6,8 @@ import pytest
 
 from gateway.config import GatewayConfig, parse_args
 from gateway.errors import ConfigError
-from gateway.routing.options import llm_sources, token2wav_sources
+from gateway.routing.fleet import LLM, TOKEN2WAV
+from gateway.routing.options import sources_of
 from gateway.routing.settings import RoutingSettings
 
 REQUIRED = ["--tokenizer-dir", "t", "--voices-dir", "v"]
@@ -24,9 +25,9 @@ def test_one_replica_of_each_is_the_default() -> None:
 
 def test_replicas_come_by_commas_and_by_repeating_the_option() -> None:
     config = _parsed("--token2wav-url", "a:1,b:2", "--token2wav-url", "c:3", "--llm-url", "http://l:1")
-    known = [address for source in token2wav_sources(config.token2wav_url, config.routing) for address in source.known]
-    assert known == ["a:1", "b:2", "c:3"]
-    assert [dict(source.known) for source in llm_sources(config.llm_url, config.routing)] == [{"http://l:1": True}]
+    sources = sources_of(TOKEN2WAV, config.token2wav_url, config.routing)
+    assert [address for source in sources for address in source.known] == ["a:1", "b:2", "c:3"]
+    assert [dict(source.known) for source in sources_of(LLM, config.llm_url, config.routing)] == [{"http://l:1": True}]
 
 
 def test_how_long_a_request_waits_can_be_set() -> None:

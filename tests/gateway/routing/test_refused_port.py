@@ -15,8 +15,8 @@ from gateway.errors import Token2WavUnavailableError
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import Fleet
 from gateway.routing.replica import LoadReport
+from gateway.routing.router import Router
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.watch import Watch
 from gateway.token2wav.triton_call import TritonCall
 from servicekit import tasks
 from servicekit.clock import SystemClock
@@ -88,10 +88,10 @@ async def test_the_watch_closes_though_its_probes_lose_cancellations(
     refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "AGAIN_S", 0.001)
-    fleet = Fleet("token2wav", RoutingSettings(probe_interval_s=0.001), SystemClock())
-    watch = Watch(fleet, [StaticReplicas([refused])], _LosesCancellations)
-    watch.start()
+    fleet = Fleet("token2wav", RoutingSettings(interval_s=0.001), SystemClock())
+    router = Router(fleet, [StaticReplicas([refused])], _LosesCancellations, SystemClock())
+    router.start()
     await asyncio.sleep(0)
     async with timeout(BOUND_S):
-        await watch.close()
+        await router.close()
         await _none_is_left()

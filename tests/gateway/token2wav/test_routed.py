@@ -334,7 +334,7 @@ async def test_a_replica_without_room_for_a_voice_is_passed_over() -> None:
         replicas[1].register_error = replicas[0].register_error
         with pytest.raises(OverloadedError) as refusal:
             await router.register_voice(b"one more")
-        assert refusal.value.retry_after_s >= 1.0
+        assert refusal.value.retry_after_s >= QUICK.interval_s
         assert router.snapshot()[0].failures_total == 0
 
 
@@ -356,12 +356,12 @@ async def test_a_replica_that_leaves_the_list_finishes_its_unslotted_calls() -> 
         registering = asyncio.create_task(router.register_voice(b"anna"))
         await asyncio.sleep(0.02)
         router.fleet.set_replicas({})
-        await asyncio.sleep(5 * QUICK.probe_interval_s)
+        await asyncio.sleep(5 * QUICK.interval_s)
         assert not replicas[0].is_closed
         gate.set()
         assert (await registering).voice_id == "voice-of-anna"
         await until(lambda: replicas[0].is_closed, "the goodbye")
-        assert router.fleet.replicas.addresses == []
+        assert router.fleet.addresses == []
 
 
 async def test_a_new_stream_is_not_lost_with_a_replica_that_stands_still_beyond_its_time() -> None:
@@ -379,19 +379,19 @@ async def test_a_new_stream_is_not_lost_with_a_replica_that_stands_still_beyond_
 
 async def test_replicas_that_turn_out_full_are_told_with_when_to_try_again() -> None:
     replicas = _replicas("a", "b", slots=0, open_s=0.1)
-    settings = dataclasses.replace(QUICK, admission_wait_s=0.05, probe_interval_s=60.0)
+    settings = dataclasses.replace(QUICK, admission_wait_s=0.05, interval_s=60.0)
     async with routed(*replicas, settings=settings) as router:
         voice = await _voice(router)
         for replica in replicas:
             router.fleet.reported(replica.address, LoadReport(slots=1))
         with pytest.raises(OverloadedError) as refusal:
             await _speak_once(router, voice)
-        assert refusal.value.retry_after_s >= 1.0
+        assert refusal.value.retry_after_s >= QUICK.interval_s
 
 
 async def test_a_voice_stays_in_the_file_cache_as_long_as_a_stream_speaks_in_it() -> None:
     replicas = _replicas("a", "b")
-    async with routed(*replicas, settings=dataclasses.replace(QUICK, voice_file_cache_bytes=30)) as router:
+    async with routed(*replicas, voice_file_bytes=30) as router:
         voice = await _voice(router)
         async with router.open_stream(voice, SEED) as stream:
             heard = [await stream.push(chunks(2)[0])]
@@ -406,7 +406,7 @@ async def test_a_voice_stays_in_the_file_cache_as_long_as_a_stream_speaks_in_it(
 
 async def test_a_stream_uses_its_voice_s_file_so_that_another_makes_room() -> None:
     (replica,) = _replicas("a")
-    async with routed(replica, settings=dataclasses.replace(QUICK, voice_file_cache_bytes=40)) as router:
+    async with routed(replica, voice_file_bytes=40) as router:
         anna = await _voice(router)
         await _voice(router, b"berta")
         await _speak_once(router, anna)
@@ -433,7 +433,7 @@ async def test_streams_that_need_the_same_voice_import_it_once() -> None:
         knows = next(replica for replica in replicas if replica.registered)
         (other,) = [replica for replica in replicas if replica is not knows]
         knows.is_draining = True
-        await until(lambda: router.fleet.replicas.state_of(knows.address) is ReplicaState.DRAINING, "the drain")
+        await until(lambda: router.fleet.state_of(knows.address) is ReplicaState.DRAINING, "the drain")
         await asyncio.gather(*(_speak_once(router, voice) for _ in range(10)))
         assert other.opened_total == 10
         assert len(other.imported) == 1
@@ -486,7 +486,7 @@ async def test_a_stream_that_gets_no_slot_in_time_is_refused_with_when_to_try_ag
         async with router.open_stream(voice, 1):
             with pytest.raises(OverloadedError) as refusal:
                 await _speak_once(router, voice)
-            assert refusal.value.retry_after_s >= 1.0
+            assert refusal.value.retry_after_s >= QUICK.interval_s
             assert router.fleet.looking == 0
         assert replica.opened_total == 1
 
@@ -533,7 +533,7 @@ async def test_a_draining_replica_finishes_its_streams_and_gets_no_others() -> N
             draining = _serving(replicas)
             draining.is_draining = True
             state = {status.address: status.state for status in router.snapshot()}
-            await until(lambda: router.fleet.replicas.state_of(draining.address) is ReplicaState.DRAINING, str(state))
+            await until(lambda: router.fleet.state_of(draining.address) is ReplicaState.DRAINING, str(state))
             for _ in range(3):
                 await _speak_once(router, voice)
             heard.append(await stream.push(chunks(2)[1]))

@@ -11,6 +11,7 @@ import numpy as np
 
 from gateway.core import FloatArray, RegisteredVoice
 from gateway.errors import InvalidVoicePromptError, VoiceEvictedError, VoiceFileError, VoiceOutdatedError
+from gateway.ledger import CallerLedger
 from gateway.voices.directory import VoiceDirectory
 from gateway.voices.draft import VoiceDraft
 from gateway.voices.store import VoiceLimits, VoiceStore
@@ -68,7 +69,7 @@ def make_store(
     folder: Path, maker: FakeVoiceMaker, limits: VoiceLimits | None = None, clock: ManualClock | None = None
 ) -> VoiceStore:
     """Open a store whose voices are created at `UNIX_TIME`."""
-    return VoiceStore(VoiceDirectory(folder), maker, limits, clock or ManualClock(), lambda: UNIX_TIME)
+    return VoiceStore(VoiceDirectory(folder), maker, limits, CallerLedger(clock or ManualClock()), lambda: UNIX_TIME)
 
 
 def draft(name: str = "eva", audio: bytes = b"RIFF-eva", **changes: str) -> VoiceDraft:

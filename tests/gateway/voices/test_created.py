@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway import errors
+from gateway.ledger import CallerLedger
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import Speaker
 from gateway.token2wav.client import Token2WavClient
@@ -118,7 +119,7 @@ async def test_the_operators_voices_cant_be_deleted_or_named_again(registry: Voi
 async def test_without_a_directory_for_them_no_voice_is_created(voices: list[NamedVoice]) -> None:
     registry = VoiceRegistry(FakeToken2Wav(), voices)
     with pytest.raises(errors.UnsupportedOptionError, match="--created-voices-dir"):
-        await registry.admit_creation("anybody")
+        registry.admit_creation("anybody")
     with pytest.raises(errors.VoiceNotFoundError):
         await registry.delete("eva")
 
@@ -140,9 +141,9 @@ async def test_the_settings_open_both_kinds_of_voices(tmp_path: Path, maker: Fak
     (tmp_path / "anna.wav").write_bytes(b"RIFF")
     (tmp_path / "anna.txt").write_text("I am anna.")
     settings = VoiceSettings(tmp_path / "made", VoiceLimits(max_audio_bytes=77))
-    opened = open_registry(tmp_path, settings, Token2WavClient("127.0.0.1:1"), ManualClock())
+    opened = open_registry(tmp_path, settings, Token2WavClient("127.0.0.1:1"), CallerLedger(ManualClock()))
     assert (opened.names, opened.max_audio_bytes, opened.aliases["cedar"]) == (["anna", "eva"], 77, "anna")
-    without = open_registry(tmp_path, VoiceSettings(), Token2WavClient("127.0.0.1:1"), ManualClock())
+    without = open_registry(tmp_path, VoiceSettings(), Token2WavClient("127.0.0.1:1"), CallerLedger(ManualClock()))
     assert (without.names, without.max_audio_bytes) == (["anna"], 0)
 
 

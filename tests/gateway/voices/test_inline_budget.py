@@ -10,6 +10,7 @@ import pytest
 from gateway.core import FloatArray, InlineVoice, RegisteredVoice
 from gateway.dialects.common.answers import error_headers
 from gateway.errors import VoiceRateError, wire_status
+from gateway.ledger import CallerLedger
 from gateway.voices.inline_budget import InlineVoiceBudget, InlineVoiceLimits
 from gateway.voices.registry import VoiceRegistry
 from tests.gateway.fakes import FakeToken2Wav, ManualClock
@@ -22,7 +23,7 @@ class World:
         self.clock = ManualClock()
         self.caller = "loud"
         self.token2wav = token2wav or FakeToken2Wav()
-        budget = InlineVoiceBudget(limits, self.clock)
+        budget = InlineVoiceBudget(limits, CallerLedger(self.clock))
         self.registry = VoiceRegistry(self.token2wav, budget=budget, caller=lambda: self.caller)
 
     async def bring(self, number: int, seconds: float = 1.0) -> None:

@@ -224,7 +224,7 @@ async def test_one_key_never_has_more_voices_than_it_leaves_free_for_others(
         results = await asyncio.gather(*drafts, return_exceptions=True)
         kept[key] = sum(not isinstance(result, errors.VoiceStoreFullError) for result in results)
         with pytest.raises(errors.VoiceStoreFullError, match=f"{kept[key]} of them yours"):
-            await store.admit(key, Viewer(key))
+            store.admit(key, Viewer(key))
     assert kept == {"ann": 4, "bob": 2, "cy": 1}
 
 
@@ -240,12 +240,12 @@ async def test_a_voice_counts_once_while_its_creation_returns(tmp_path: Path, ma
     store = VoiceStore(WatchedDirectory(tmp_path), maker, VoiceLimits(max_voices=2))
     creation = asyncio.create_task(store.create(draft("first")))
     assert await asyncio.to_thread(written.wait, PATIENCE_S)
-    await store.admit("key a")
+    store.admit("key a")
     counted.set()
     await creation
     await store.create(draft("second"))
     with pytest.raises(errors.VoiceStoreFullError):
-        await store.admit("key a")
+        store.admit("key a")
 
 
 async def test_a_callers_creations_are_counted_by_the_minute(tmp_path: Path, maker: FakeVoiceMaker) -> None:
@@ -253,13 +253,13 @@ async def test_a_callers_creations_are_counted_by_the_minute(tmp_path: Path, mak
     store = make_store(tmp_path, maker, VoiceLimits(creations_per_minute=2), clock)
     for second in (0.0, 20.0):
         clock.seconds = second
-        await store.admit("key a")
+        store.admit("key a")
     with pytest.raises(errors.VoiceRateError, match="40 s") as refusal:
-        await store.admit("key a")
+        store.admit("key a")
     assert refusal.value.retry_after_s == 40.0
-    await store.admit("key b")
+    store.admit("key b")
     clock.seconds = 60.0
-    await store.admit("key a")
+    store.admit("key a")
 
 
 async def test_a_disk_that_refuses_leaves_no_half_file(
