@@ -45,8 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Certify; return 0 if all that could run passed, 1 if something failed, 3 if nothing could run, 2 for bad use."""
-    from cosydit.certify.check import Result
-    from cosydit.certify.page import write_page
+    from cosydit.certify.check import Result, write_page
     from cosydit.certify.table import all_checks, selected
     from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
     from cosydit.stack.process import stopped_by_signals

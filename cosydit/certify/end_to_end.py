@@ -1,4 +1,4 @@
-"""Checks of the whole system, started as `cosydit serve` starts it: one sentence through every door.
+"""Checks of the whole system, started as `cosydit serve` starts it: a sentence through every door, then listeners.
 
 A door's function speaks one text and hands on its audio, 16-bit PCM at 24 kHz, as it comes.
 """
@@ -24,6 +24,10 @@ from wyoming.audio import AudioChunk
 from wyoming.client import AsyncTcpClient
 from wyoming.tts import Synthesize, SynthesizeVoice
 
+from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor, SpeechJob
+from cosydit.bench.load import LoadGenerator, LoadPlan
+from cosydit.bench.metrics import summarize
+from cosydit.bench.types import LoadResult, SpeechInput
 from cosydit.certify.check import CheckFailedError, Findings
 from cosydit.certify.context import TEXTS, VOICE, CheckContext, FloatArray, keep_audio, samples_of
 from cosydit.certify.recognition import FRAME_SECONDS, SILENCE_LEVEL, loudness
@@ -47,6 +51,13 @@ _MAX_MESSAGE = 1 << 24
 # The stubs have no types.
 _tts_stub: Callable[[Any], Any] = tts_service_pb2_grpc.TextToSpeechServiceStub
 _riva_stub: Callable[[Any], Any] = riva_tts_pb2_grpc.RivaSpeechSynthesisStub
+
+
+ROUND = 4
+"""Requests of each listener between two looks at the time."""
+PAUSE_S = 1.0
+"""Pause after a failure: services that are gone refuse at once."""
+_JOBS = [SpeechJob(SpeechInput(f"text-{number}", text), None) for number, text in enumerate(TEXTS)]
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,35 @@ def check_door(context: CheckContext, found: Findings, name: str) -> None:
         found.tell("tokens a letter", rate, most=MOST_TOKENS_A_LETTER)
         silent = loudness(samples, SAMPLE_RATE_HZ, FRAME_SECONDS) < SILENCE_LEVEL
         found.tell("silent share", float(silent.mean()), most=LARGEST_SILENT_SHARE)
+
+
+def check_steady(context: CheckContext, found: Findings) -> None:
+    """Listeners ask again and again, and nothing fails."""
+    result = asyncio.run(_under_load(running(context).options.gateway_url, context))
+    told = summarize(result)
+    found.tell("listeners", context.plan.load_streams)
+    found.tell("seconds", result.wall_s, "s")
+    found.tell("answers", told.requests - told.failures, least=1)
+    found.tell("failed answers", told.failures, most=0)
+    found.notes += [str(record.error)[:300] for record in result.records if not record.is_ok][:3]
+    if told.ttfa_s is not None:
+        for percent in (50, 95):
+            found.tell(f"time to first audio, {percent} %", 1000 * told.ttfa_s.percentiles[percent], "ms")
+
+
+async def _under_load(url: str, context: CheckContext) -> LoadResult:
+    listeners, door = context.plan.load_streams, HttpDoor(DoorOptions(url, TIMEOUT_S), VOICE)
+    load = LoadGenerator(door, lambda job: job.utt, SystemClock(), PIECES_OF_A_CHUNK_S)
+    result, began_s = LoadResult([], [], 0.0), time.perf_counter()
+    try:
+        while result.wall_s < context.plan.load_s:
+            records = (await load.run(_JOBS, LoadPlan(listeners, ROUND * listeners), lambda _: None)).records
+            result = LoadResult(result.records + records, [], time.perf_counter() - began_s)
+            if not records[-1].is_ok:
+                await asyncio.sleep(PAUSE_S)
+    finally:
+        await door.close()
+    return result
 
 
 @contextmanager

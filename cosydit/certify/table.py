@@ -56,7 +56,7 @@ _TABLE: dict[str, dict[str, str]] = {
     "load": {"steady": "operation.md"},
 }
 """Area -> name -> page of the documentation that says how to repair what the check finds."""
-_BY_NAME = {"host": "checkpoint.check_host", "end-to-end": "end_to_end.check_door"}
+_FUNCTIONS = {"host": "checkpoint.check_host", "end-to-end": "end_to_end.check_door"}
 """Areas of which one function makes all checks, but for `start`: it gets the check's name."""
 SERVICES = ("end-to-end", "quality", "load")
 """Areas whose checks share the whole system."""
@@ -91,9 +91,10 @@ def selected(checks: Sequence[Check], only: Sequence[str]) -> list[Check]:
 
 
 def _check(area: str, path: str, name: str, page: str, *arguments: str) -> Check:
-    function = f"{area.replace('-', '_')}.check_{name.replace('-', '_')}"
-    if area in _BY_NAME and name != "start":
-        function, arguments = _BY_NAME[area], (name,)
+    module = "end_to_end" if area == "load" else area.replace("-", "_")
+    function = f"{module}.check_{name.replace('-', '_')}"
+    if area in _FUNCTIONS and name != "start":
+        function, arguments = _FUNCTIONS[area], (name,)
     group = "services" if area in SERVICES else path.rpartition("/")[0]
     timeout_s = LONGEST_S if area in ("quality", "load") else LONG_S
     return Check(path, partial(_run, function, arguments), page, timeout_s, group)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cosydit.certify.check import CERTIFICATE_FILE, Certificate, Findings, Outcome, Result
-from cosydit.certify.page import write_page
+from cosydit.certify.check import CERTIFICATE_FILE, Certificate, Findings, Outcome, Result, write_page
 from cosydit.cli.main import main
 from tests import ROOT
 

@@ -127,7 +127,7 @@ def test_every_check_has_a_page_and_a_function_and_no_function_is_left_out(tmp_p
 
 def test_a_module_that_cannot_be_imported_fails_its_own_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (check,) = selected(all_checks(plan_in(tmp_path)), ["load/steady"])
-    monkeypatch.setitem(sys.modules, "cosydit.certify.load", None)
+    monkeypatch.setitem(sys.modules, "cosydit.certify.end_to_end", None)
     outcome = run_here(context_in(tmp_path), check)
     assert outcome.result is Result.FAIL and "can't be imported" in outcome.reason
 
