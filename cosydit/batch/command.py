@@ -118,13 +118,10 @@ def run(args: argparse.Namespace, on_report: Callable[[BatchReport], None] | Non
     """Run the batch, and `on_report` behind it; return 0, 1 if any row failed, 2 if it could not run."""
     from cosydit.batch.run import run_batch, summary_text
     from cosydit.bench.report import describe_environment
-    from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
+    from cosydit.cli.stack_options import start_errors
     from cosydit.stack.host import find_host
-    from cosydit.stack.process import ServiceStartError
-    from llm_service.errors import LLMServiceError
     from token2wav_service.errors import Token2WavError
 
-    known = (BenchmarkError, CheckpointMissingError, ServiceStartError, LLMServiceError, Token2WavError)
     signal.signal(signal.SIGTERM, _interrupt)  # so that a service started here is stopped
     try:
         find_checkpoint(args)
@@ -136,7 +133,7 @@ def run(args: argparse.Namespace, on_report: Callable[[BatchReport], None] | Non
         print(summary_text(report, args.output_dir))
         if on_report is not None:
             on_report(report)
-    except (*known, ValueError, OSError) as error:
+    except (*start_errors(), BenchmarkError, Token2WavError) as error:
         print(f"batch: {error}", file=sys.stderr)
         return EXIT_USAGE
     return EXIT_FAILURES if report.failures else 0

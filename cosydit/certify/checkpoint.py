@@ -26,7 +26,7 @@ def check_host(context: CheckContext, found: Findings, name: str) -> None:
     if missing := [text for text, each in zip(told, findings, strict=True) if each.state is State.MISSING]:
         raise CheckFailedError("; ".join(missing))
     if not any(finding.state is State.OK for finding in findings):
-        raise NotRunError("; ".join(told) or "there is nothing to look at here")
+        raise NotRunError("; ".join(told) or "nvidia-smi lists no GPU")
     found.notes += told
 
 
