@@ -1,4 +1,4 @@
-"""Checks of the whole system, started as `cosydit serve` starts it: a sentence through every door, then listeners.
+"""Checks of the whole system, started as `cosydit serve` starts it: a sentence through each protocol, then listeners.
 
 A door's function speaks one text and hands on its audio, 16-bit PCM at 24 kHz, as it comes.
 """
@@ -6,8 +6,6 @@ A door's function speaks one text and hands on its audio, 16-bit PCM at 24 kHz, 
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,13 +14,7 @@ from functools import partial
 from typing import Any
 
 import grpc
-import httpx
-from riva.proto import riva_tts_pb2, riva_tts_pb2_grpc
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
-from websockets.sync.client import connect
-from wyoming.audio import AudioChunk
-from wyoming.client import AsyncTcpClient
-from wyoming.tts import Synthesize, SynthesizeVoice
 
 from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor, SpeechJob
 from cosydit.bench.load import LoadGenerator, LoadPlan
@@ -38,7 +30,6 @@ from gateway.client import OnAudio, speak_over_grpc, speak_over_http
 from llm_service.vocab import SPEECH_TOKENS_PER_SECOND
 from servicekit.clock import SystemClock
 from servicekit.gpu_host import AUTO
-from servicekit.timeouts import timeout
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.serving.process.server import free_ports
 
@@ -47,10 +38,7 @@ LEAST_TOKENS_A_LETTER, MOST_TOKENS_A_LETTER = 0.5, 6.0
 """Bounds of 25 Hz speech tokens for each letter that no speech passes; English takes about 1.6."""
 LARGEST_SILENT_SHARE = 0.9
 LEAST_SECONDS = 0.2
-_MAX_MESSAGE = 1 << 24
-# The stubs have no types.
-_tts_stub: Callable[[Any], Any] = tts_service_pb2_grpc.TextToSpeechServiceStub
-_riva_stub: Callable[[Any], Any] = riva_tts_pb2_grpc.RivaSpeechSynthesisStub
+_tts_stub: Callable[[Any], Any] = tts_service_pb2_grpc.TextToSpeechServiceStub  # the stubs have no types
 
 
 ROUND = 4
@@ -66,7 +54,6 @@ class RunningStack:
 
     stack: LocalStack
     ready_s: float
-    wyoming_port: int
     chosen: list[str]
     """Settings chosen for this host, a line each."""
 
@@ -137,23 +124,22 @@ async def _under_load(url: str, context: CheckContext) -> LoadResult:
 
 @contextmanager
 def _started(context: CheckContext) -> Iterator[RunningStack]:
-    *ports, wyoming_port = free_ports(PORT_COUNT + 1)
     host = find_host(context.plan.device)
     options = StackOptions(
         checkpoint=context.checkpoint,
         work_dir=context.scratch("stack"),
-        ports=Ports(*ports),
+        ports=Ports(*free_ports(PORT_COUNT)),
         settings=context.plan.settings,
         ready_timeout_s=READY_TIMEOUT_S,
         llm_backend=AUTO,
-        gateway={"wyoming_port": str(wyoming_port)},
+        gateway={"wyoming_port": "0"},
     )
     options = with_served_form(for_host(options, host))
     stack = LocalStack(options, with_gateway=True)
     began = time.perf_counter()
     try:
         with gpu_shared(options, host) as mps, stack:
-            yield RunningStack(stack, time.perf_counter() - began, wyoming_port, choice_lines(options, host, mps))
+            yield RunningStack(stack, time.perf_counter() - began, choice_lines(options, host, mps))
     finally:  # the folder of the logs goes away
         context.log_dir.mkdir(parents=True, exist_ok=True)
         for path in options.log_dir.glob("*.log"):
@@ -180,49 +166,6 @@ def _openai(started: RunningStack, text: str, hear: OnAudio) -> None:
     speak_over_http(started.options.gateway_url, text, VOICE, hear, SystemClock(), TIMEOUT_S, seed=1)
 
 
-def _elevenlabs(started: RunningStack, text: str, hear: OnAudio) -> None:
-    url = f"{started.options.gateway_url}/v1/text-to-speech/{VOICE}/stream?output_format=pcm_24000"
-    with httpx.stream("POST", url, json={"text": text, "seed": 1}, timeout=TIMEOUT_S, trust_env=False) as response:
-        if response.status_code != httpx.codes.OK:
-            raise CheckFailedError(f"{url} answered {response.status_code}: {response.read()[:300]!r}")
-        for pcm in response.iter_bytes():
-            hear(pcm)
-
-
-def _speech_socket(started: RunningStack, text: str, hear: OnAudio) -> None:
-    messages = (
-        {"type": "session.config", "voice": VOICE, "response_format": "pcm", "stream_audio": True},
-        {"type": "input.text", "text": text},
-        {"type": "input.done"},
-    )
-    for answer in _socket_answers(started, "/v1/audio/speech/stream", messages):
-        if isinstance(answer, bytes):
-            hear(answer)
-        elif answer.get("type") == "error":
-            raise CheckFailedError(str(answer))
-        elif answer.get("type") == "session.done":
-            return
-
-
-def _elevenlabs_socket(started: RunningStack, text: str, hear: OnAudio) -> None:
-    path = f"/v1/text-to-speech/{VOICE}/stream-input?output_format=pcm_24000"
-    messages = ({"text": " "}, {"text": f"{text} ", "flush": True}, {"text": ""})
-    for answer in _socket_answers(started, path, messages):
-        hear(base64.b64decode(answer.get("audio") or ""))
-        if answer.get("isFinal"):
-            return
-
-
-def _socket_answers(started: RunningStack, path: str, messages: tuple[dict[str, Any], ...]) -> Iterator[Any]:
-    """Yield binary messages as they are, and texts as what their JSON says, until the door closes."""
-    url = f"ws{started.options.gateway_url.removeprefix('http')}{path}"
-    with connect(url, proxy=None, max_size=_MAX_MESSAGE, open_timeout=TIMEOUT_S) as socket:
-        for message in messages:
-            socket.send(json.dumps(message))
-        for raw in socket:
-            yield raw if isinstance(raw, bytes) else json.loads(raw)
-
-
 def _grpc(started: RunningStack, text: str, hear: OnAudio) -> None:
     config = speech_pb2.SpeechConfig(voice=speech_pb2.Voice(name=VOICE))
     request = tts_service_pb2.SynthesizeRequest(text=text, config=config)
@@ -231,37 +174,9 @@ def _grpc(started: RunningStack, text: str, hear: OnAudio) -> None:
             hear(answer.audio.content)
 
 
-def _riva(started: RunningStack, text: str, hear: OnAudio) -> None:
-    request = riva_tts_pb2.SynthesizeSpeechRequest(text=text, voice_name=VOICE, sample_rate_hz=SAMPLE_RATE_HZ)
-    with grpc.insecure_channel(f"127.0.0.1:{started.options.ports.gateway_grpc}") as channel:
-        for answer in _riva_stub(channel).SynthesizeOnline(iter([request]), timeout=TIMEOUT_S):
-            hear(answer.audio)
-
-
-def _wyoming(started: RunningStack, text: str, hear: OnAudio) -> None:
-    async def listen() -> None:
-        async with timeout(TIMEOUT_S), AsyncTcpClient("127.0.0.1", started.wyoming_port) as client:
-            await client.write_event(Synthesize(text=text, voice=SynthesizeVoice(name=VOICE)).event())
-            while (event := await client.read_event()) is not None and event.type != "audio-stop":
-                if event.type == "error":
-                    raise CheckFailedError(str(event.data))
-                if AudioChunk.is_type(event.type):
-                    hear(AudioChunk.from_event(event).audio)
-
-    asyncio.run(listen())
-
-
 def _triton(started: RunningStack, text: str, hear: OnAudio) -> None:
     speak_over_grpc(started.options.token2wav_url, text, None, None, hear, SystemClock(), TIMEOUT_S)
 
 
-DOORS: dict[str, Callable[[RunningStack, str, OnAudio], None]] = {
-    "openai": _openai,
-    "elevenlabs": _elevenlabs,
-    "speech-socket": _speech_socket,
-    "elevenlabs-socket": _elevenlabs_socket,
-    "grpc": _grpc,
-    "riva": _riva,
-    "wyoming": _wyoming,
-    "triton": _triton,
-}
+DOORS: dict[str, Callable[[RunningStack, str, OnAudio], None]] = {"openai": _openai, "grpc": _grpc, "triton": _triton}
+"""The three protocols that the services and the drop-in model have; the other doors are the gateway's own code."""

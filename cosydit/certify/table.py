@@ -17,7 +17,7 @@ from servicekit.extras import missing_extra
 
 LONG_S, LONGEST_S = 900.0, 3600.0
 """Seconds that a check may take, and one that speaks much."""
-_GPU, _SPEED, _PARTS, _API = "quick-start-gpu.md", "performance.md", "checkpoints.md", "api/index.md"
+_GPU, _SPEED, _PARTS, _API = "quick-start-gpu.md", "performance.md", "checkpoints.md", "api/openai.md"
 _TABLE: dict[str, dict[str, str]] = {
     "host": {
         "driver": _GPU,
@@ -41,17 +41,7 @@ _TABLE: dict[str, dict[str, str]] = {
         "two-voices": _SPEED,
         "chunked": _SPEED,
     },
-    "end-to-end": {
-        "start": "troubleshooting.md",
-        "openai": _API,
-        "elevenlabs": _API,
-        "speech-socket": _API,
-        "elevenlabs-socket": _API,
-        "grpc": "api/grpc.md",
-        "riva": "api/grpc.md",
-        "wyoming": "smart-home.md",
-        "triton": "api/triton.md",
-    },
+    "end-to-end": {"start": "troubleshooting.md", "openai": _API, "grpc": "api/grpc.md", "triton": "api/triton.md"},
     "quality": {"words": _SPEED, "speaker": "voices.md"},
     "load": {"steady": "operation.md"},
 }
