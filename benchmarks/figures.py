@@ -16,10 +16,10 @@ from typing import Any
 
 from benchmarks.end_to_end import ENVIRONMENT_FILE
 from benchmarks.engine_gpu import compute_figures
+from benchmarks.lib.audible import heard_at_s, nearest_rank
 from benchmarks.lib.plot import draw_sweep
 from benchmarks.lib.points import LISTENERS_A_GATEWAY, GPUs, measured_json
 from benchmarks.lib.sweep import RUN_SUFFIX, FinishedRun, read_run
-from cosydit.bench.audible import heard_at_s, nearest_rank
 from cosydit.bench.metrics import START_BUFFERS_S
 from cosydit.bench.report import aligned_table, write_json
 from cosydit.bench.types import BenchmarkError
@@ -142,7 +142,7 @@ def plan_points(
     """Return measured points for `cosydit plan`.
 
     Args:
-        path: where they go, which names the GPU (see `cosydit.plan.capacity.points_file`).
+        path: where they go, which names the GPU (see `cosydit.plan.command.points_file`).
         arrangements: of GPUs, from `measured_json`.
         held: listeners that token2wav alone holds; None: not measured.
         environment: where the loops ran.

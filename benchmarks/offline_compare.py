@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from cosydit.batch.options import add_options, find_checkpoint, read_rows, read_settings
+from benchmarks.offline_batch import add_figure_options, write_figures
+from cosydit.batch.command import find_checkpoint, read_rows, read_settings
 from cosydit.bench.types import count
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ EXIT_USAGE = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     from cosydit.bench.inputs import require_all_good
-    from cosydit.bench.report import aligned_table, describe_environment, write_json
     from cosydit.bench.types import BenchmarkError
     from cosydit.stack.host import find_host
 
@@ -43,12 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BenchmarkError, ValueError, OSError) as error:
         print(f"offline_compare: {error}", file=sys.stderr)
         return EXIT_USAGE
-    figures = compute_figures(raw)
-    if args.figures is not None:
-        environment = describe_environment(vars(args))
-        setting = json.loads(args.setting)
-        write_json(args.figures, {"figures": figures, "setting": setting, "environment": environment, "raw": raw})
-    print(aligned_table([["figure", "value"], *([name, f"{value:.4g}"] for name, value in figures.items())]), end="")
+    write_figures(args, compute_figures(raw), raw)
     return 0
 
 
@@ -115,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.offline_compare", description=__doc__, allow_abbrev=False
     )
-    add_options(parser)
+    add_figure_options(parser)
     parser.add_argument(
         "--turns", type=count, default=DEFAULT_TURNS, help="number of turns of both ways (default %(default)s)"
     )

@@ -26,8 +26,6 @@ _EXTRA_OF = {
     "matplotlib": "bench",
     "datasets": "datasets",
     "pyarrow": "datasets",
-    "ray": "ray",
-    "pandas": "ray",
     "huggingface_hub": "download",
     "modelscope": "download",
     "opentelemetry": "tracing",

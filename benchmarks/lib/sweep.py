@@ -20,7 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from cosydit.bench.audible import LeadingSilence
+from benchmarks.lib.audible import LeadingSilence
 from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor, SpeechJob
 from cosydit.bench.inputs import read_samples
 from cosydit.bench.load import LoadGenerator, LoadPlan

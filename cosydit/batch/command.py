@@ -1,33 +1,34 @@
 """`cosydit batch`: offline batch synthesis; a list of texts and voices in, audio files and results.jsonl out.
 
-`python -m benchmarks.offline_batch` is the same. A run resumes where the one before it stopped. Every backend is
-reached as an HTTP LLM service: a running one (--llm-url) or one that is started for the batch. --figures keeps the
-run's raw times and what is computed from them.
+A run resumes where the one before it stopped. Every backend is reached as an HTTP LLM service: a running one
+(--llm-url) or one that is started for the batch. Options of the original runtime keep their names. What is heavy to
+import is imported when it is needed, so that --help is quick.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import urlsplit
 
-from cosydit.batch.options import add_options, find_checkpoint, read_rows, read_settings
-from cosydit.batch.types import BatchReport
-from cosydit.bench.types import BenchmarkError
+from cosydit.bench.types import DEFAULT_SPLIT, BenchmarkError, InputRow, SpeechInput, count, zero_or_more
+from servicekit.gpu_host import DEVICE_VARIABLE, DEVICES, default_device
 
 if TYPE_CHECKING:
     from cosydit.batch.types import BatchReport, BatchSettings
     from cosydit.stack.host import Host
 
-EXIT_FAILURES = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
+EXIT_FAILURES, EXIT_USAGE = 1, 2
+DEFAULT_BATCH_SIZE = 8
+DEFAULT_VOICE = "default"
+_BY_MEMORY = f"default {DEFAULT_BATCH_SIZE}, on a GPU by its memory"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,156 +38,284 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the batch; return 0, 1 if any row failed, 2 if it could not run."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add every option."""
+    _add_input_options(parser)
+    _add_llm_options(parser.add_argument_group("LLM service"))
+    group = parser.add_argument_group("token2wav")
+    where = group.add_mutually_exclusive_group()
+    path = "directory token2wav of a checkpoint of any family, to run it in this process (default: of --checkpoint)"
+    where.add_argument("--token2wav-path", type=Path, help=path)
+    where.add_argument("--token2wav-url", help="host:port of a running Triton's gRPC service")
+    add = group.add_argument
+    add("--token2wav-batch-size", type=count, help=f"utterances in token2wav at once ({_BY_MEMORY})")
+    setting = "setting of token2wav's engine, e.g. device=cuda; may be repeated"
+    add("--token2wav-set", type=_pair, action="append", default=[], metavar="NAME=VALUE", help=setting)
+    chunk = "tokens (25 Hz) of the pieces of longer utterances (default: 500 on a CPU; 100 on a GPU and in a service)"
+    add("--chunk-tokens", type=count, help=chunk)
+    add = parser.add_argument_group("output").add_argument
+    out = "directory for audio, results.jsonl, summary.json and batch.log (default %(default)s)"
+    add("--output-dir", type=Path, default=Path("batch-results"), help=out)
+    form = "format of the audio files, 16-bit PCM, 24 kHz (default wav)"
+    add("--format", choices=("wav", "flac"), default="wav", help=form)
+    warm_up = "number of rows spoken and dropped before the clock starts (default 0)"
+    add("--warm-up", type=zero_or_more, default=0, help=warm_up)
+
+
+def _add_input_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what to say (default: bundled English sentences)")
+    source = group.add_mutually_exclusive_group()
+    texts = "list of texts: CSV, JSONL, or one text a line; - is standard input"
+    source.add_argument("input", nargs="?", type=Path, help=texts)
+    source.add_argument("--manifest-path", type=Path, help="file with lines of utt|prompt_text|prompt_wav|text")
+    fields = "file of JSON objects with text, and optionally utt, voice, prompt_wav, prompt_text"
+    source.add_argument("--jsonl-path", type=Path, help=fields)
+    dataset = "dataset with id, target_text, prompt_text and prompt_audio: a name, or a local file or directory"
+    source.add_argument("--huggingface-dataset", help=dataset)
+    add = group.add_argument
+    add("--split-name", default=DEFAULT_SPLIT, help="split of the dataset (default %(default)s)")
+    part = "speak part K of N of the list only: one part for each machine, each with its own --output-dir"
+    add("--part", type=_part, default=(1, 1), metavar="K/N", help=part)
+    add("--as-written", action="store_true", help="do not normalise texts: no cleaning, no numbers as words")
+    add = parser.add_argument_group("in which voice").add_argument
+    add("--voice", help=f"voice of the checkpoint for rows that name none (default {DEFAULT_VOICE})")
+    add("--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (default: the demo voice)")
+    add("--prompt-speech-path", type=Path, help="audio file of one voice for all rows, in place of their own")
+    add("--prompt-text", help="transcript of --prompt-speech-path")
+
+
+def _add_llm_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    backend = "LLM server; auto: on a GPU trtllm where it works, else embedded; for --llm-url: embedded (default auto)"
+    choices = ("auto", "embedded", "vllm", "trtllm")
+    add("--backend", "--llm-backend", choices=choices, default="auto", help=backend)
+    device = f"device of LLM and token2wav; auto: the GPU where there is one (default: {DEVICE_VARIABLE}, else auto)"
+    add("--device", choices=DEVICES, default=default_device(), help=device)
+    model = "directory of the LLM and its tokenizer (default: of --checkpoint)"
+    add("--llm-model-name-or-path", type=Path, help=model)
+    add("--engine-dir", type=Path, help="trtllm: directory of a built engine, for a service started here")
+    url = "URL of a running LLM service (default: one is started here)"
+    add("--llm-url", "--openai-api-base", type=_base_url, help=url)
+    add("--openai-model-name", help="name of the service's model (default: the first that it lists)")
+    form = "form of prompts; chat: for servers that take no token ids"
+    add("--llm-prompt-form", choices=("tokens", "chat"), default="tokens", help=form)
+    add("--batch-size", type=count, help=f"utterances in the LLM at once ({_BY_MEMORY})")
+    share = "share of free memory for keys and values of a service started here (default: the service's)"
+    add("--kv-cache-free-gpu-memory-fraction", type=float, help=share)
+    setting = "setting of an LLM service started here; may be repeated"
+    add("--llm-set", type=_pair, action="append", default=[], metavar="NAME=VALUE", help=setting)
+    most = "most speech tokens of one answer, 25 a second (default %(default)s)"
+    add("--llm-max-speech-tokens", type=count, default=2048, help=most)
+    add("--temperature", type=float, default=0.8, help="sampling temperature (default %(default)s)")
+    add("--top-p", type=float, default=0.95, help="nucleus sampling's share (default %(default)s)")
+    add("--top-k", type=int, default=50, help="likeliest tokens that are kept (default %(default)s)")
+    add(
+        "--seed", type=zero_or_more, default=0, help="seeds each utterance together with its name (default %(default)s)"
+    )
+
+
+def run(args: argparse.Namespace, on_report: Callable[[BatchReport], None] | None = None) -> int:
+    """Run the batch, and `on_report` behind it; return 0, 1 if any row failed, 2 if it could not run."""
     from cosydit.batch.run import run_batch, summary_text
     from cosydit.bench.report import describe_environment
-    from cosydit.bench.types import BenchmarkError
-    from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
+    from cosydit.cli.stack_options import start_errors
     from cosydit.stack.host import find_host
-    from cosydit.stack.process import ServiceStartError
-    from llm_service.errors import LLMServiceError
     from token2wav_service.errors import Token2WavError
 
     signal.signal(signal.SIGTERM, _interrupt)  # so that a service started here is stopped
     try:
         find_checkpoint(args)
-        rows = read_rows(args)
-        host = find_host(args.device)
+        rows, host = read_rows(args), find_host(args.device)
         settings = read_settings(args, host)
         chosen = {name: value for name, value in vars(args).items() if name not in ("run", "command")}
-        environment = describe_environment(chosen)
         with _on_gpu(settings, host):
-            report = run_batch(settings, rows, environment)
+            report = run_batch(settings, rows, describe_environment(chosen))
         print(summary_text(report, args.output_dir))
-        if args.figures is not None:
-            _write_figures(args, report, environment)
-    except (
-        BenchmarkError,
-        CheckpointMissingError,
-        ServiceStartError,
-        LLMServiceError,
-        Token2WavError,
-        ValueError,
-        OSError,
-    ) as error:
+        if on_report is not None:
+            on_report(report)
+    except (*start_errors(), BenchmarkError, Token2WavError) as error:
         print(f"batch: {error}", file=sys.stderr)
         return EXIT_USAGE
     return EXIT_FAILURES if report.failures else 0
 
 
+def find_checkpoint(args: argparse.Namespace) -> None:
+    """Fill in what the checkpoint brings: the LLM, token2wav and the voices, as far as they are not named.
+
+    Without a checkpoint, and unless both parts are named, it is the demo voice, unpacked on first use.
+
+    Raises:
+        BenchmarkError: options don't fit together.
+        CheckpointMissingError: the checkpoint lacks parts.
+    """
+    from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
+    from cosydit.stack.stack import default_work_dir
+
+    has_token2wav = args.token2wav_path is not None or args.token2wav_url is not None
+    args.voices_dir = None
+    if args.checkpoint is None and args.llm_model_name_or_path is not None and has_token2wav:
+        if args.voice is not None:
+            raise BenchmarkError("--voice is a voice of a checkpoint: add --checkpoint, or give --prompt-speech-path")
+        return
+    layout = resolve_checkpoint(args.checkpoint, default_work_dir())
+    args.voices_dir = layout.voices_dir
+    args.llm_model_name_or_path = args.llm_model_name_or_path or layout.llm_dir
+    if not has_token2wav:
+        args.token2wav_path = layout.token2wav_dir
+
+
+def read_rows(args: argparse.Namespace) -> list[InputRow]:
+    """Read the rows to speak.
+
+    Raises:
+        BenchmarkError: the list can't be read or is empty, or options don't fit together.
+    """
+    from cosydit.bench.inputs import read_dataset, read_jsonl, read_list, read_manifest, read_samples, with_voices
+
+    if bool(args.prompt_speech_path) != bool(args.prompt_text):
+        raise BenchmarkError("--prompt-speech-path and --prompt-text go together; give both or neither")
+    if args.prompt_speech_path is not None and not args.prompt_speech_path.is_file():
+        raise BenchmarkError(f"--prompt-speech-path {args.prompt_speech_path} does not exist")
+    if args.input is not None:
+        rows = read_list(args.input)
+    elif args.manifest_path is not None:
+        rows = read_manifest(args.manifest_path)
+    elif args.jsonl_path is not None:
+        rows = read_jsonl(args.jsonl_path)
+    elif args.huggingface_dataset is not None:
+        rows = read_dataset(args.huggingface_dataset, args.split_name)
+    else:
+        rows = read_samples()
+    number, parts = args.part
+    rows = rows[number - 1 :: parts]
+    if not rows:
+        raise BenchmarkError("the input is empty; give at least one row")
+    if args.prompt_speech_path is not None:
+        voice = {"prompt": args.prompt_speech_path, "prompt_text": args.prompt_text}
+        return [replace(row, **voice) if isinstance(row, SpeechInput) else row for row in rows]
+    return rows if args.voices_dir is None else with_voices(rows, args.voices_dir, args.voice or DEFAULT_VOICE)
+
+
+def read_settings(args: argparse.Namespace, host: Host) -> BatchSettings:
+    """Make a batch's settings, with what the host chooses for whatever nobody gave.
+
+    Raises:
+        BenchmarkError: options don't fit together.
+    """
+    from cosydit.batch.types import BatchPlan, BatchSettings, LLMSettings, Token2WavSettings
+    from gateway.core import Sampling
+    from gateway.llm.wire import PromptForm
+    from llm_service.config import LLMBackend
+
+    _check(args)
+    _choose_for_host(args, host)
+    sampling = Sampling(temperature=args.temperature, top_p=args.top_p, top_k=args.top_k)
+    llm = LLMSettings(
+        backend=LLMBackend(args.backend),
+        model_dir=args.llm_model_name_or_path,
+        url=args.llm_url,
+        model=args.openai_model_name,
+        form=PromptForm(args.llm_prompt_form),
+        engine_dir=args.engine_dir,
+        kv_cache_free_gpu_memory_fraction=args.kv_cache_free_gpu_memory_fraction,
+        service=dict(args.llm_set),
+        max_speech_tokens=args.llm_max_speech_tokens,
+        is_normalized=not args.as_written,
+    )
+    engine = dict(args.token2wav_set)
+    token2wav = Token2WavSettings(args.token2wav_path, args.token2wav_url, args.chunk_tokens, engine)
+    plan = BatchPlan(args.batch_size, args.token2wav_batch_size, sampling, args.seed, args.warm_up)
+    return BatchSettings(args.output_dir, args.format, plan, llm, token2wav)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse options that would do nothing."""
+    of_a_service = (args.kv_cache_free_gpu_memory_fraction, args.engine_dir, args.llm_set or None)
+    if args.llm_url is not None and any(option is not None for option in of_a_service):
+        raise BenchmarkError(
+            "--kv-cache-free-gpu-memory-fraction, --engine-dir and --llm-set are for a service that is started here; "
+            "the one at --llm-url has its own settings: leave them out, or leave --llm-url out"
+        )
+    if args.engine_dir is not None and args.backend != "trtllm":
+        raise BenchmarkError(f"--engine-dir is for --backend trtllm; {args.backend} loads --llm-model-name-or-path")
+    if args.token2wav_url is not None and args.token2wav_set:
+        raise BenchmarkError("--token2wav-set is for --token2wav-path; a served model has its own settings")
+    if not args.llm_model_name_or_path.is_dir():
+        got = f"--llm-model-name-or-path {args.llm_model_name_or_path} is no directory"
+        raise BenchmarkError(f"{got}; download the checkpoint first")
+
+
+def _choose_for_host(args: argparse.Namespace, host: Host) -> None:
+    """Fill in the LLM's backend, and on a GPU the batch's sizes and the settings of what is started here."""
+    from cosydit.stack.gpu_presets import OFFLINE_LLM_SHARE
+    from cosydit.stack.host import engine_settings, preset_of
+    from cosydit.stack.stack import EMBEDDED
+
+    is_served = args.llm_url is not None
+    if args.backend == "auto":
+        chosen = host.choose(args.llm_model_name_or_path, bool(host.gpus) and not is_served)
+        args.backend = EMBEDDED if is_served else chosen.value
+    preset = preset_of(host) if host.gpus else None
+    args.batch_size = args.batch_size or (preset.batch_size if preset else DEFAULT_BATCH_SIZE)
+    size = preset.token2wav_batch_size if preset else DEFAULT_BATCH_SIZE
+    args.token2wav_batch_size = args.token2wav_batch_size or size
+    if preset is None:
+        return
+    if not is_served:
+        args.llm_set = [*([("device", "cuda")] if args.backend == EMBEDDED else []), *args.llm_set]
+        args.kv_cache_free_gpu_memory_fraction = args.kv_cache_free_gpu_memory_fraction or OFFLINE_LLM_SHARE
+    if args.token2wav_path is not None:
+        given = dict(args.token2wav_set)
+        args.token2wav_set = [*(engine_settings(preset, args.token2wav_path, given) | given).items()]
+
+
 @contextmanager
 def _on_gpu(settings: BatchSettings, host: Host) -> Iterator[None]:
     """Say what was chosen for a GPU, and have MPS while the context lasts if both parts run on it."""
+    from cosydit.stack.host import gpu_line
     from cosydit.stack.mps import mps_running
 
     if not host.gpus:
         yield
         return
+    llm, token2wav, plan = settings.llm, settings.token2wav, settings.plan
+    engine = " ".join(f"{name}={value}" for name, value in token2wav.engine.items())
+    service = " ".join(f"{name}={value}" for name, value in llm.service.items())
+    lines = [
+        gpu_line(host),
+        f"token2wav {token2wav.url or engine}, batch {plan.token2wav_batch_size}    (change: --token2wav-set "
+        "NAME=VALUE, --token2wav-batch-size)",
+        f"LLM       {llm.backend.value} {llm.url or service}, batch {plan.batch_size}, memory share "
+        f"{llm.kv_cache_free_gpu_memory_fraction}    (change: --backend, --llm-set NAME=VALUE, --batch-size)",
+    ]
     with ExitStack() as stack:
-        lines = _choice(settings, host)
-        if settings.llm.url is None and settings.token2wav.url is None:
+        if llm.url is None and token2wav.url is None:
             lines.append(f"MPS       {stack.enter_context(mps_running(settings.output_dir, is_client=True)).note}")
         print("\n".join(lines), flush=True)
         yield
-
-
-def _choice(settings: BatchSettings, host: Host) -> list[str]:
-    from cosydit.stack.host import gpu_line
-
-    llm, token2wav = settings.llm, settings.token2wav
-    engine = " ".join(f"{name}={value}" for name, value in token2wav.engine.items())
-    service = " ".join(f"{name}={value}" for name, value in llm.service.items())
-    size, share = settings.plan.batch_size, llm.kv_cache_free_gpu_memory_fraction
-    return [
-        gpu_line(host),
-        f"token2wav {token2wav.url or engine}, batch {settings.plan.token2wav_batch_size}    (change: --token2wav-set "
-        "NAME=VALUE, --token2wav-batch-size)",
-        f"LLM       {llm.backend.value} {llm.url or service}, batch {size}, memory share {share}    (change: "
-        "--backend, --llm-set NAME=VALUE, --batch-size)",
-    ]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.offline_batch", description=__doc__, allow_abbrev=False)
-    add_options(parser)
-    try:
-        return run(parser.parse_args(argv))
-    except KeyboardInterrupt:
-        print("batch: interrupted; run it again to go on", file=sys.stderr)
-        return EXIT_INTERRUPTED
-
-
-def _write_figures(args: argparse.Namespace, report: BatchReport, environment: dict[str, Any]) -> None:
-    from cosydit.batch.ledger import RESULTS_FILE
-    from cosydit.bench.report import aligned_table, write_json
-
-    raw = raw_samples(args.output_dir / RESULTS_FILE, report)
-    figures = compute_figures(raw)
-    environment["git_commit"] = environment["git_commit"] or args.commit
-    setting = json.loads(args.setting)
-    write_json(args.figures, {"figures": figures, "setting": setting, "environment": environment, "raw": raw})
-    print(aligned_table([["figure", "value"], *([name, f"{value:.4g}"] for name, value in figures.items())]), end="")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-RAW_COLUMNS = (
-    "audio_s",
-    "speech_tokens",
-    "llm_began_s",
-    "llm_s",
-    "token2wav_began_s",
-    "token2wav_s",
-    "token2wav_batch",
-    "write_s",
-    "written_s",
-)
-"""Columns of a row of results.jsonl; times in seconds, counted from when the first utterance was begun."""
+def _base_url(text: str) -> str:
+    """Return scheme, host and port; the original's option has the path in it, which the backend decides here."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected something like http://127.0.0.1:8000")
+    return f"{parts.scheme}://{parts.netloc}"
 
 
-def raw_samples(results: Path, report: BatchReport) -> dict[str, Any]:
-    """Return a run's rows as columns, and what is known of the run only.
-
-    Raises:
-        BenchmarkError: the run did not speak every row itself, or some rows failed.
-        OSError: no results.
-    """
-    if report.done_before or report.failures or not report.done:
-        raise BenchmarkError(
-            f"figures need a run that speaks every row: of {report.rows}, {report.done_before} were done before and "
-            f"{len(report.failures)} failed; give an empty --output-dir and rows that can be spoken"
-        )
-    rows = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
-    columns = {name: [row[name] for row in rows] for name in RAW_COLUMNS}
-    return {"voices": report.voices, "voices_s": report.voices_s, "stage_busy_s": report.stage_busy_s, "rows": columns}
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"got setting {text!r}, expected NAME=VALUE")
+    return name, value
 
 
-def compute_figures(raw: Mapping[str, Any]) -> dict[str, float]:
-    """Compute the published figures.
-
-    Returns:
-        `rtf` is wall time from the first utterance begun to the last one written, over the audio made; voices are
-        made ready before that and stand apart.
-    """
-    rows: Mapping[str, Sequence[float]] = raw["rows"]
-    wall_s, audio_s = max(rows["written_s"]) - min(rows["llm_began_s"]), sum(rows["audio_s"])
-    return {
-        "rtf": wall_s / audio_s,
-        "times_real_time": audio_s / wall_s,
-        "utterances": len(rows["audio_s"]),
-        "audio_s": audio_s,
-        "wall_s": wall_s,
-        "voices": raw["voices"],
-        "voices_s": raw["voices_s"],
-        "llm_busy_s": raw["stage_busy_s"]["llm"],
-        "token2wav_busy_s": raw["stage_busy_s"]["token2wav"],
-        "write_busy_s": raw["stage_busy_s"]["write"],
-    }
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _part(text: str) -> tuple[int, int]:
+    number, _, parts = text.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected K/N such as 1/4")
+    return int(number), int(parts)

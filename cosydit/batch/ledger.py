@@ -8,13 +8,11 @@ a torn last line, a file without its line, a line without its file.
 from __future__ import annotations
 
 import fcntl
-import io
 import json
 import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -37,7 +35,7 @@ class Ledger:
     """The output directory of one batch; a context manager that keeps other runs out of it."""
 
     def __init__(self, directory: Path, audio_format: str, utts: Collection[str]) -> None:
-        """Keep the names; nothing is touched before `open`.
+        """Keep the names; nothing is touched before the context is entered.
 
         Args:
             directory: where audio and results go.
@@ -50,12 +48,7 @@ class Ledger:
         self._lock: IO[str] | None = None
         self._results: int | None = None
 
-    @property
-    def results_path(self) -> Path:
-        """One JSON object a line, one line an utterance that is done."""
-        return self._directory / RESULTS_FILE
-
-    def open(self) -> None:
+    def __enter__(self) -> Ledger:
         """Make the directory, lock it and repair it.
 
         Raises:
@@ -67,26 +60,19 @@ class Ledger:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
-            raise BenchmarkError(
-                f"another batch writes to {self._directory}; wait for it, or give another one"
-            ) from error
+            got = f"another batch writes to {self._directory}"
+            raise BenchmarkError(f"{got}; wait for it, or give another one") from error
         self._repair()
-        self._results = os.open(self.results_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._results = os.open(self._directory / RESULTS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        return self
 
-    def close(self) -> None:
+    def __exit__(self, *details: object) -> None:
         """Give the directory free."""
         if self._results is not None:
             os.close(self._results)
         if self._lock is not None:
             self._lock.close()
         self._results = self._lock = None
-
-    def __enter__(self) -> Ledger:
-        self.open()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def audio_path(self, utt: str) -> Path:
         """Return where an utterance's audio lies when it is done.
@@ -112,13 +98,10 @@ class Ledger:
         Returns:
             The file's name.
         """
-        return self.write_encoded(utt, encode_audio(samples, self._format))
-
-    def write_encoded(self, utt: str, data: bytes) -> str:
-        """Write an utterance's audio, encoded before by `encode_audio`; see `write_audio`."""
         path = self.audio_path(utt)
         partial = path.with_name(f".{path.name}{_PARTIAL}")
-        partial.write_bytes(data)
+        pcm = np.clip(np.rint(samples * PCM_SCALE), -PCM_SCALE, PCM_SCALE).astype("<i2")
+        soundfile.write(partial, pcm, SAMPLE_RATE_HZ, format=FORMATS[self._format], subtype="PCM_16")
         os.replace(partial, path)
         return path.name
 
@@ -134,14 +117,15 @@ class Ledger:
         for path in sorted(self._directory.glob(f"*.{self._format}")):
             if path.stem in self._utts and path.stem not in results:
                 results[path.stem] = _recovered(path)
-        write_text(self.results_path, "".join(_line(result).decode() for result in results.values()))
+        write_text(self._directory / RESULTS_FILE, "".join(_line(result).decode() for result in results.values()))
 
     def _read_results(self) -> dict[str, dict[str, Any]]:
         """Return the lines whose audio exists in our format, the first of each utterance; torn lines are dropped."""
         results: dict[str, dict[str, Any]] = {}
-        if not self.results_path.exists():
+        path = self._directory / RESULTS_FILE
+        if not path.exists():
             return results
-        for line in self.results_path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 result = json.loads(line)
                 utt, audio = result["utt"], self._directory / result["audio"]
@@ -150,14 +134,6 @@ class Ledger:
             if audio.suffix == f".{self._format}" and audio.exists():
                 results.setdefault(utt, result)
         return results
-
-
-def encode_audio(samples: FloatArray, audio_format: str) -> bytes:
-    """Return [N] float32 samples in +-1 at 24 kHz as a 16-bit file of a key of `FORMATS`."""
-    pcm = np.clip(np.rint(samples * PCM_SCALE), -PCM_SCALE, PCM_SCALE).astype("<i2")
-    file = io.BytesIO()
-    soundfile.write(file, pcm, SAMPLE_RATE_HZ, format=FORMATS[audio_format], subtype="PCM_16")
-    return file.getvalue()
 
 
 def _recovered(path: Path) -> dict[str, Any]:

@@ -95,21 +95,19 @@ class WholeAnswerClient:
         return self._session
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
-        try:
-            return await self._try_to_send(method, path, body)
-        except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-            # NOTE: most likely a pooled connection that the server closed while it was idle.
-            pass
-        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-            raise self._unavailable(error) from error
-        try:
-            return await self._try_to_send(method, path, body)
-        except (aiohttp.ClientError, asyncio.TimeoutError, ConnectionResetError) as error:
-            raise self._unavailable(error) from error
-
-    async def _try_to_send(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, str]:
-        async with self._http().request(method, self._base_url + path, json=body, allow_redirects=False) as response:
-            return response.status, await response.text(errors="replace")
+        url = self._base_url + path
+        for is_last in (False, True):
+            try:
+                async with self._http().request(method, url, json=body, allow_redirects=False) as response:
+                    return response.status, await response.text(errors="replace")
+            except (aiohttp.ClientError, asyncio.TimeoutError, ConnectionResetError) as error:
+                # NOTE: most likely a pooled connection that the server closed while it was idle.
+                if is_last or not isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError):
+                    got = (
+                        f"LLM at {self._base_url} gave no answer within {self._timeout_s:.0f} s or was lost ({error!r})"
+                    )
+                    raise errors.LLMUnavailableError(f"{got}; see its log, or correct its URL") from error
+        raise AssertionError("not reached")
 
     async def _first_model(self) -> str:
         status, answer = await self._send("GET", "/v1/models")
@@ -135,10 +133,6 @@ class WholeAnswerClient:
                 f"LLM at {self._base_url}: its answer has no finish_reason; try again, and see its log"
             )
         return delta
-
-    def _unavailable(self, error: Exception) -> errors.LLMUnavailableError:
-        got = f"LLM at {self._base_url} gave no answer within {self._timeout_s:.0f} s or was lost ({error!r})"
-        return errors.LLMUnavailableError(f"{got}; see its log, or correct its URL")
 
 
 class SegmentedLM:

@@ -4,8 +4,7 @@
  voices, once a prompt ─► LLM, batch_size at once ─► window: like lengths ─► token2wav, a batch at a time ─► files
 ```
 
-A row that fails fails alone. Knows the services and the files by their seams. Between the LLM and
-token2wav, utterances wait until a batch of like length can be taken.
+A row that fails fails alone. Between the LLM and token2wav, utterances wait until a batch of like length can be taken.
 """
 
 from __future__ import annotations
@@ -15,28 +14,30 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
+from cosydit.batch.ledger import Ledger
 from cosydit.batch.types import (
-    AudioSink,
     BatchPlan,
     BatchReport,
     BatchVoice,
-    BusyTime,
     Failure,
     Token2WavStage,
     TokenisedUtterance,
     WholeAnswerLM,
 )
-from cosydit.batch.voices import BatchVoices
 from cosydit.bench.types import BenchmarkError, SpeechInput
-from gateway.core import FloatArray, SpeechTokenDelta, Utterance
+from gateway.core import FloatArray, Utterance
 from servicekit.clock import Clock
 from servicekit.tasks import stop
 from token2wav_service.contract import SAMPLE_RATE_HZ
+from token2wav_service.features.audio import load_prompt_audio
 
 logger = logging.getLogger(__name__)
 
 STAGES = ("llm", "token2wav", "write")
+VOICES_AT_ONCE = 4
+"""Prompts worked on side by side: their feature models take one CPU thread each."""
 _SEED_BYTES = 6
 _TRUNCATED = "length"
 OnRow = Callable[[BatchReport], None]
@@ -46,16 +47,16 @@ class BatchPipeline:
     """One batch on its way."""
 
     def __init__(
-        self, llm: WholeAnswerLM, token2wav: Token2WavStage, sink: AudioSink, plan: BatchPlan, clock: Clock
+        self, llm: WholeAnswerLM, token2wav: Token2WavStage, ledger: Ledger, plan: BatchPlan, clock: Clock
     ) -> None:
         """Keep the parts; their owner opens and closes them."""
         self._llm = llm
         self._token2wav = token2wav
-        self._sink = sink
+        self._ledger = ledger
         self._plan = plan
         self._clock = clock
         self._busy = {stage: BusyTime(clock) for stage in STAGES}
-        self._voices = BatchVoices()
+        self._voices: dict[Path | str, BatchVoice | Exception] = {}
         self._window = LengthWindow(plan.utterances_ahead)
         self._began_s = 0.0
 
@@ -70,7 +71,10 @@ class BatchPipeline:
         Raises:
             OSError: results can't be written; never raises for a row.
         """
-        await self._make_voices(rows, report)
+        began_s = self._clock.now()
+        await self._make_voices(rows)
+        report.voices += sum(isinstance(voice, BatchVoice) for voice in self._voices.values())
+        report.voices_s += self._clock.now() - began_s
         await self._warm_up(rows[: self._plan.warm_up])
         self._began_s = self._clock.now()
         tasks = [
@@ -86,11 +90,28 @@ class BatchPipeline:
         for stage, busy in self._busy.items():
             report.stage_busy_s[stage] = report.stage_busy_s.get(stage, 0.0) + busy.total_s
 
-    async def _make_voices(self, rows: Sequence[SpeechInput], report: BatchReport) -> None:
-        began_s = self._clock.now()
-        await self._voices.make(rows, self._token2wav)
-        report.voices += len(self._voices)
-        report.voices_s += self._clock.now() - began_s
+    async def _make_voices(self, rows: Sequence[SpeechInput]) -> None:
+        """Make every distinct prompt ready; one that can't be used fails for every row that has it."""
+        permits = asyncio.Semaphore(VOICES_AT_ONCE)
+
+        async def make(key: Path | str, prompt: Path | bytes) -> None:
+            async with permits:
+                try:
+                    made = await self._token2wav.make_voice(await asyncio.to_thread(read_prompt, prompt))
+                    self._voices[key] = BatchVoice(made.voice_id, made.prompt_speech_tokens, prompt)
+                except Exception as error:  # the rows' failure, whatever it was
+                    self._voices[key] = error
+
+        prompts = {_key(row.prompt): row.prompt for row in rows if row.prompt is not None}
+        await asyncio.gather(*(make(key, prompt) for key, prompt in prompts.items()))
+
+    def _voice_of(self, row: SpeechInput) -> BatchVoice:
+        if row.prompt is None:
+            raise BenchmarkError("the row has no prompt audio; add it, or give --prompt-speech-path for all rows")
+        voice = self._voices[_key(row.prompt)]
+        if isinstance(voice, Exception):
+            raise voice
+        return voice
 
     async def _warm_up(self, rows: Sequence[SpeechInput]) -> None:
         """Speak rows and drop them."""
@@ -117,23 +138,18 @@ class BatchPipeline:
         seed = utterance_seed(self._plan.seed, row.utt)
         stage = "voices"
         try:
-            voice = self._voices.of(row)
+            voice = self._voice_of(row)
             stage = "llm"
+            utterance = Utterance(row.text, row.prompt_text or "", voice.prompt_tokens if row.prompt_text else ())
             with self._timed(stage) as (began_s, took_s):
-                answer = await self._generate(row, voice, seed)
+                answer = await self._llm.complete(utterance, self._plan.sampling, seed)
+            if not answer.token_ids:
+                raise BenchmarkError("the LLM ended without a single speech token; try another text, --seed or prompt")
         except Exception as error:  # the row's failure, whatever it was
-            return Failure(row.utt, stage, describe(error))
-        return TokenisedUtterance(row, voice, seed, answer.token_ids, answer.finish_reason, began_s, took_s[0])
-
-    async def _generate(self, row: SpeechInput, voice: BatchVoice, seed: int) -> SpeechTokenDelta:
-        prompt_tokens = voice.prompt_tokens if row.prompt_text else ()
-        utterance = Utterance(row.text, row.prompt_text or "", prompt_tokens)
-        answer = await self._llm.complete(utterance, self._plan.sampling, seed)
-        if not answer.token_ids:
-            raise BenchmarkError("the LLM ended without a single speech token; try another text, --seed or prompt")
+            return Failure(row.utt, stage, _described(error))
         if answer.finish_reason == _TRUNCATED:
             logger.warning("%s: the bound for the text's length ended the speech, not the LLM", row.utt)
-        return answer
+        return TokenisedUtterance(row, voice, seed, answer.token_ids, answer.finish_reason, began_s, took_s[0])
 
     async def _speak_all(self, report: BatchReport, on_row: OnRow) -> None:
         """Speak batch after batch; while one is spoken, the one before it is written."""
@@ -168,7 +184,7 @@ class BatchPipeline:
     ) -> None:
         async def settle(utterance: TokenisedUtterance, outcome: FloatArray | Exception) -> None:
             if isinstance(outcome, Exception):
-                fail(report, Failure(utterance.input.utt, "token2wav", describe(outcome)))
+                fail(report, Failure(utterance.input.utt, "token2wav", _described(outcome)))
             else:
                 await self._write(utterance, outcome, span, report)
             on_row(report)
@@ -178,13 +194,12 @@ class BatchPipeline:
     async def _write(
         self, utterance: TokenisedUtterance, samples: FloatArray, span: dict[str, float], report: BatchReport
     ) -> None:
-        utt = utterance.input.utt
-        audio_s = len(samples) / SAMPLE_RATE_HZ
+        utt, audio_s = utterance.input.utt, len(samples) / SAMPLE_RATE_HZ
         try:
             with self._timed("write") as (_, write_s):
-                name = await asyncio.to_thread(self._sink.write_audio, utt, samples)
+                name = await asyncio.to_thread(self._ledger.write_audio, utt, samples)
         except Exception as error:
-            fail(report, Failure(utt, "write", describe(error)))
+            fail(report, Failure(utt, "write", _described(error)))
             return
         times = {"llm_began_s": utterance.llm_began_s, "llm_s": utterance.llm_s, **span, "write_s": write_s[0]}
         result = {
@@ -198,7 +213,7 @@ class BatchPipeline:
             **{what: round(value, 6) for what, value in times.items()},
             "written_s": round(self._now_s(), 6),
         }
-        self._sink.append(result)
+        self._ledger.append(result)
         report.done += 1
         report.audio_s += audio_s
         took = ", ".join(f"{what} {value:.3f}" for what, value in times.items())
@@ -218,20 +233,25 @@ class BatchPipeline:
         took.append(self._now_s() - began_s)
 
 
-def utterance_seed(seed: int, utt: str) -> int:
-    """Return the seed of one utterance: the same whatever is spoken before it."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{utt}".encode()).digest()[:_SEED_BYTES], "big")
+class BusyTime:
+    """Sums the time in which at least one of many overlapping spans was open; a context manager per span."""
 
+    def __init__(self, clock: Clock) -> None:
+        """Begin at 0 s."""
+        self._clock = clock
+        self._open = 0
+        self._since_s = 0.0
+        self.total_s = 0.0
 
-def fail(report: BatchReport, failure: Failure) -> None:
-    """Add a failure to the report, and to the log."""
-    report.failures.append(failure)
-    logger.error("%s failed in %s: %s", failure.utt, failure.stage, failure.reason)
+    def __enter__(self) -> None:
+        if self._open == 0:
+            self._since_s = self._clock.now()
+        self._open += 1
 
-
-def describe(error: BaseException) -> str:
-    """Return what a report says of an error."""
-    return f"{type(error).__name__}: {error}"
+    def __exit__(self, *exc: object) -> None:
+        self._open -= 1
+        if self._open == 0:
+            self.total_s += self._clock.now() - self._since_s
 
 
 class LengthWindow:
@@ -294,3 +314,31 @@ def take_alike(lengths: Sequence[int], size: int) -> dict[int, int]:
         start = min(starts, key=lambda at: lengths[order[at + size - 1]] - lengths[order[at]])
         order = order[start : start + size]
     return {index: lengths[index] for index in order}
+
+
+def utterance_seed(seed: int, utt: str) -> int:
+    """Return the seed of one utterance: the same whatever is spoken before it."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{utt}".encode()).digest()[:_SEED_BYTES], "big")
+
+
+def read_prompt(prompt: Path | bytes) -> FloatArray:
+    """Return a prompt's samples, [N] mono float32 in +-1 at 16 kHz.
+
+    Raises:
+        OSError, InvalidPromptError: it can't be read.
+    """
+    return load_prompt_audio(prompt.read_bytes() if isinstance(prompt, Path) else prompt)
+
+
+def fail(report: BatchReport, failure: Failure) -> None:
+    """Add a failure to the report, and to the log."""
+    report.failures.append(failure)
+    logger.error("%s failed in %s: %s", failure.utt, failure.stage, failure.reason)
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _key(prompt: Path | bytes) -> Path | str:
+    return prompt if isinstance(prompt, Path) else hashlib.sha256(prompt).hexdigest()

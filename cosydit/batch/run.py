@@ -1,12 +1,11 @@
-"""Runs a batch from its settings: works the list on this machine or on several, writes what became of it."""
+"""Runs a batch from its settings, and writes what became of it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,18 +17,15 @@ from cosydit.batch.ledger import RESULTS_FILE, Ledger
 from cosydit.batch.pipeline import BatchPipeline, OnRow, fail
 from cosydit.batch.services import open_services
 from cosydit.batch.types import BatchReport, BatchSettings, Failure
-from cosydit.bench.report import write_json, write_text
+from cosydit.bench.report import write_json, write_jsonl
 from cosydit.bench.types import BadRow, BenchmarkError, InputRow, SpeechInput
-from servicekit.clock import Clock, SystemClock
+from servicekit.clock import SystemClock
 
-LOG_FILE = "batch.log"
-SUMMARY_FILE = "summary.json"
-FAILURES_FILE = "failures.jsonl"
+LOG_FILE, SUMMARY_FILE, FAILURES_FILE = "batch.log", "summary.json", "failures.jsonl"
 WATCHED_PAUSE_S, LOGGED_PAUSE_S = 0.1, 30.0
 """Seconds between two updates of the progress line: on a terminal, and in a log."""
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-Work = Callable[[BatchSettings, Ledger, Sequence[SpeechInput], BatchReport, OnRow], None]
+logger = logging.getLogger(__name__)
 
 
 def run_batch(settings: BatchSettings, rows: Sequence[InputRow], environment: dict[str, Any]) -> BatchReport:
@@ -40,17 +36,20 @@ def run_batch(settings: BatchSettings, rows: Sequence[InputRow], environment: di
         ServiceStartError, Token2WavError, LLMServiceError: a service or checkpoint can't start.
     """
     utts = {row.utt for row in rows if isinstance(row, SpeechInput)}
-    report = BatchReport(len(rows))
-    with (
-        Ledger(settings.output_dir, settings.audio_format, utts) as ledger,
-        _log_file(settings.output_dir / LOG_FILE),
-        _progress_line(len(rows)) as bar,
-    ):
-        on_row = _advance(bar)
-        todo = still_to_do(rows, ledger, report, on_row)
-        if todo:
-            _choose_work(settings)(settings, ledger, todo, report, on_row)
-        _write_report(settings.output_dir, report, environment)
+    report, out = BatchReport(len(rows)), settings.output_dir
+    pause_s = WATCHED_PAUSE_S if sys.stderr.isatty() else LOGGED_PAUSE_S
+    bar = tqdm(total=len(rows), unit="text", dynamic_ncols=True, mininterval=pause_s, maxinterval=pause_s)
+
+    def on_row(report: BatchReport) -> None:
+        bar.set_postfix(failed=len(report.failures), audio_s=round(report.audio_s, 1), refresh=False)
+        bar.update()
+
+    with bar, Ledger(out, settings.audio_format, utts) as ledger, _log_file(out / LOG_FILE):
+        if todo := still_to_do(rows, ledger, report, on_row):
+            asyncio.run(_speak(settings, ledger, todo, report, on_row))
+        write_jsonl(out / FAILURES_FILE, map(asdict, report.failures))
+        write_json(out / SUMMARY_FILE, {**asdict(report), "rtf": report.rtf, "environment": environment})
+        logger.info("%s", summary_text(report, out))
     return report
 
 
@@ -75,41 +74,22 @@ def summary_text(report: BatchReport, output_dir: Path) -> str:
     """Return what a person wants to know of a batch."""
     rtf = "-" if report.rtf is None else f"{report.rtf:.4f} ({1 / report.rtf:.1f} x real time)"
     busy = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in report.stage_busy_s.items())
+    counts = f"done before: {report.done_before}, done now: {report.done}, failed: {len(report.failures)}"
     lines = [
-        f"rows: {report.rows}, done before: {report.done_before}, done now: {report.done}, "
-        f"failed: {len(report.failures)}",
+        f"rows: {report.rows}, {counts}",
         f"voices: {report.voices} in {report.voices_s:.2f} s, before everything else",
         f"audio: {report.audio_s:.2f} s in {report.wall_s:.2f} s, RTF {rtf}",
         f"stages, busy: {busy}",
-        *([f"RETRIED, for their worker ended: {', '.join(report.retried)}"] if report.retried else []),
         *(f"FAILED {failure.utt} in {failure.stage}: {failure.reason}" for failure in report.failures),
         f"results in {output_dir / RESULTS_FILE}",
     ]
     return "\n".join(lines)
 
 
-def _choose_work(settings: BatchSettings) -> Work:
-    if settings.ray is None:
-        return _work_here
-    from cosydit.batch.ray_work import work_on_ray
-
-    return work_on_ray
-
-
-def _work_here(
+async def _speak(
     settings: BatchSettings, ledger: Ledger, todo: Sequence[SpeechInput], report: BatchReport, on_row: OnRow
 ) -> None:
-    asyncio.run(_speak_here(settings, ledger, todo, report, on_row, SystemClock()))
-
-
-async def _speak_here(
-    settings: BatchSettings,
-    ledger: Ledger,
-    todo: Sequence[SpeechInput],
-    report: BatchReport,
-    on_row: OnRow,
-    clock: Clock,
-) -> None:
+    clock = SystemClock()
     async with open_services(settings, clock) as services:
         pipeline = BatchPipeline(services.llm, services.token2wav, ledger, settings.plan, clock)
         await pipeline.run(todo, report, on_row)
@@ -119,7 +99,7 @@ async def _speak_here(
 def _log_file(path: Path) -> Iterator[None]:
     """Keep what the batch logs, whatever the command line shows."""
     handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     batch_logger = logging.getLogger("cosydit.batch")
     level, propagate = batch_logger.level, batch_logger.propagate
     batch_logger.addHandler(handler)
@@ -133,24 +113,3 @@ def _log_file(path: Path) -> Iterator[None]:
         batch_logger.propagate = propagate
         batch_logger.removeHandler(handler)
         handler.close()
-
-
-def _write_report(output_dir: Path, report: BatchReport, environment: dict[str, Any]) -> None:
-    lines = (json.dumps(asdict(failure), ensure_ascii=False) + "\n" for failure in report.failures)
-    write_text(output_dir / FAILURES_FILE, "".join(lines))
-    write_json(output_dir / SUMMARY_FILE, {**asdict(report), "rtf": report.rtf, "environment": environment})
-    logging.getLogger(__name__).info("%s", summary_text(report, output_dir))
-
-
-def _progress_line(rows: int) -> Any:
-    """Return the one line that tells how far the batch is; seldom written where nobody watches."""
-    pause_s = WATCHED_PAUSE_S if sys.stderr.isatty() else LOGGED_PAUSE_S
-    return tqdm(total=rows, unit="text", dynamic_ncols=True, mininterval=pause_s, maxinterval=pause_s)
-
-
-def _advance(bar: Any) -> OnRow:
-    def advance(report: BatchReport) -> None:
-        bar.set_postfix(failed=len(report.failures), audio_s=round(report.audio_s, 1), refresh=False)
-        bar.update()
-
-    return advance

@@ -1,17 +1,16 @@
-"""What travels between the stages of a batch, the seams to its services and files, and its settings. Pure data."""
+"""What travels between the stages of a batch, the seams to its services, and its settings. Pure data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from cosydit.bench.types import SpeechInput
 from gateway.core import FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.wire import PromptForm
 from llm_service.config import LLMBackend
-from servicekit.clock import Clock
 
 LEAST_BATCHES_AHEAD = 4
 """Batches of the larger stage that the LLM may be ahead of token2wav, which chooses batches of like length from
@@ -71,7 +70,7 @@ class Failure:
 
     utt: str
     stage: str
-    """Stage that failed: input, voices, llm, token2wav, write, or worker (several machines)."""
+    """Stage that failed: input, voices, llm, token2wav or write."""
     reason: str
 
 
@@ -93,8 +92,6 @@ class BatchReport:
     stage_busy_s: dict[str, float] = field(default_factory=dict)
     """Stage -> seconds in which it worked on at least one utterance."""
     failures: list[Failure] = field(default_factory=list)
-    retried: list[str] = field(default_factory=list)
-    """Utterances that another worker got because theirs ended before it had answered."""
 
     @property
     def rtf(self) -> float | None:
@@ -142,39 +139,6 @@ class BatchServices:
     token2wav: Token2WavStage
 
 
-class AudioSink(Protocol):
-    """Where finished utterances go: a directory's ledger, or memory on a worker of several machines."""
-
-    def write_audio(self, utt: str, samples: FloatArray) -> str:
-        """Keep an utterance's audio; returns its file name. Called by several threads."""
-        ...
-
-    def append(self, result: Mapping[str, Any]) -> None:
-        """Keep an utterance's line, after its audio; `result` has its name as `utt`."""
-        ...
-
-
-class BusyTime:
-    """Sums the time in which at least one of many overlapping spans was open; a context manager per span."""
-
-    def __init__(self, clock: Clock) -> None:
-        """Begin at 0 s."""
-        self._clock = clock
-        self._open = 0
-        self._since_s = 0.0
-        self.total_s = 0.0
-
-    def __enter__(self) -> None:
-        if self._open == 0:
-            self._since_s = self._clock.now()
-        self._open += 1
-
-    def __exit__(self, *exc: object) -> None:
-        self._open -= 1
-        if self._open == 0:
-            self.total_s += self._clock.now() - self._since_s
-
-
 @dataclass(frozen=True)
 class LLMSettings:
     """Which LLM service is asked, or started."""
@@ -183,22 +147,20 @@ class LLMSettings:
     model_dir: Path
     """Folder in Hugging Face layout; its tokenizer counts text tokens."""
     url: str | None
-    """URL of a running service; None starts one."""
+    """URL of a running service; None starts one, with the settings `engine_dir` to `service`."""
     model: str | None = None
     """Name of the service's model; None takes the first listed."""
     form: PromptForm = PromptForm.TOKENS
     engine_dir: Path | None = None
-    """Folder of a built TensorRT-LLM engine, for a service started here."""
+    """Folder of a built TensorRT-LLM engine."""
     kv_cache_free_gpu_memory_fraction: float | None = None
-    """Share of free GPU memory for keys and values of a service started here; None leaves its default."""
+    """Share of free GPU memory for keys and values; None leaves the service's default."""
     service: Mapping[str, str] = field(default_factory=dict)
-    """More settings of a service started here, by the names of `llm_service`."""
+    """More settings, by the names of `llm_service`."""
     max_speech_tokens: int = 2048
     """Most tokens of one answer, 25 a second."""
     is_normalized: bool = True
     """Whether texts are normalised: cleaned, with numbers as words."""
-    ready_timeout_s: float = 600.0
-    answer_timeout_s: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -216,18 +178,6 @@ class Token2WavSettings:
 
 
 @dataclass(frozen=True)
-class RaySettings:
-    """Several machines."""
-
-    address: str
-    """Address of a running Ray cluster; `local` starts one on this machine for the batch."""
-    workers: int | None = None
-    """Number of workers; None: one for every machine."""
-    rows_per_task: int | None = None
-    """Utterances that a worker gets at once, all lost if it ends; None: enough to keep its stages busy."""
-
-
-@dataclass(frozen=True)
 class BatchSettings:
     """A whole batch."""
 
@@ -236,4 +186,3 @@ class BatchSettings:
     plan: BatchPlan
     llm: LLMSettings
     token2wav: Token2WavSettings
-    ray: RaySettings | None = None

@@ -15,59 +15,59 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from cosydit.bench.types import count, zero_or_more
+from cosydit.bench.types import DEFAULT_SPLIT, count, zero_or_more
 
 if TYPE_CHECKING:
     from cosydit.bench.speech_bench import BenchSettings
     from cosydit.bench.types import InputRow
 
-DEFAULT_MODEL = "cosyvoice2_dit"
-DEFAULT_SPLIT = "wenetspeech4tts"
-EXIT_FAILURES = 1
-EXIT_USAGE = 2
+EXIT_FAILURES, EXIT_USAGE = 1, 2
 _GRPC_PORT, _METRICS_PORT, _HTTP_PORT = 8001, 8002, 8080
-_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 5.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add every option of the benchmark."""
-    where = parser.add_argument_group("where")
-    where.add_argument(
-        "--door", choices=("triton", "http"), default="triton", help="protocol to use (default %(default)s)"
-    )
-    where.add_argument("--server-addr", default="127.0.0.1", help="host of the services (default %(default)s)")
-    where.add_argument(
-        "--server-port", type=int, help=f"Triton's gRPC port (default {_GRPC_PORT}), or the gateway's ({_HTTP_PORT})"
-    )
-    where.add_argument("--model-name", default=DEFAULT_MODEL, help="name of the Triton model (default %(default)s)")
-    where.add_argument(
-        "--mode",
-        choices=("streaming", "offline"),
-        default="streaming",
-        help="mode of the model; offline: assembled with DECOUPLED_MODE=False (default %(default)s)",
-    )
-    where.add_argument(
-        "--metrics-port",
-        type=int,
-        default=_METRICS_PORT,
-        help="port of Triton's metrics; 0: no metrics (default %(default)s)",
-    )
-    where.add_argument(
-        "--triton-port",
-        type=int,
-        default=_GRPC_PORT,
-        help="with --door http: gRPC port of Triton's statistics; 0: no statistics (default %(default)s)",
-    )
-    where.add_argument(
-        "--timeout-s",
-        type=_positive,
-        default=_TIMEOUT_S,
-        help="longest silence of the server in seconds (default %(default)s)",
-    )
-    _add_input_options(parser.add_argument_group("what to say (default: bundled English sentences)"))
-    _add_load_options(parser.add_argument_group("load"))
-    _add_output_options(parser.add_argument_group("output"))
+    add = parser.add_argument_group("where").add_argument
+    add("--door", choices=("triton", "http"), default="triton", help="protocol to use (default %(default)s)")
+    add("--server-addr", default="127.0.0.1", help="host of the services (default %(default)s)")
+    port = f"Triton's gRPC port (default {_GRPC_PORT}), or the gateway's ({_HTTP_PORT})"
+    add("--server-port", type=int, help=port)
+    add("--model-name", default="cosyvoice2_dit", help="name of the Triton model (default %(default)s)")
+    mode = "mode of the model; offline: assembled with DECOUPLED_MODE=False (default %(default)s)"
+    add("--mode", choices=("streaming", "offline"), default="streaming", help=mode)
+    metrics = "port of Triton's metrics; 0: no metrics (default %(default)s)"
+    add("--metrics-port", type=int, default=_METRICS_PORT, help=metrics)
+    statistics = "with --door http: gRPC port of Triton's statistics; 0: no statistics (default %(default)s)"
+    add("--triton-port", type=int, default=_GRPC_PORT, help=statistics)
+    silence = "longest silence of the server in seconds (default %(default)s)"
+    add("--timeout-s", type=_positive, default=120.0, help=silence)
+    group = parser.add_argument_group("what to say (default: bundled English sentences)")
+    source = group.add_mutually_exclusive_group()
+    source.add_argument("--manifest-path", type=Path, help="file with lines of utt|prompt_text|prompt_wav|text")
+    source.add_argument("--huggingface-dataset", help="dataset with id, target_text, prompt_text and prompt_audio")
+    source.add_argument("--target-text", help="one text to speak")
+    add = group.add_argument
+    add("--split-name", default=DEFAULT_SPLIT, help="split of the dataset (default %(default)s)")
+    reference = "audio file of the voice for the samples or --target-text (Triton only)"
+    add("--reference-audio", type=Path, help=reference)
+    add("--reference-text", help="transcript of --reference-audio")
+    voices = "directory with <name>.wav and <name>.txt of each voice, to take the voice from"
+    add("--voices-dir", type=Path, help=voices)
+    add("--voice", help="name of a voice in --voices-dir, or of one that the gateway knows (default: default)")
+    own = "True: send no reference; the server speaks in its own default voice"
+    add("--use-spk2info-cache", type=_boolean, default=False, metavar="True|False", help=own)
+    add = parser.add_argument_group("load").add_argument
+    add("--num-tasks", type=count, default=1, help="number of concurrent callers (default %(default)s)")
+    add("--num-requests", type=count, help="number of measured requests (default: each text once)")
+    add("--warm-up", type=zero_or_more, help="number of requests before, not measured (default: --num-tasks)")
+    add("--request-rate", type=_positive, help="open loop: requests a second, at random times")
+    add("--seed", type=int, default=0, help="seed of the random times (default %(default)s)")
+    add = parser.add_argument_group("output").add_argument
+    log_dir = "directory for the results (default %(default)s)"
+    add("--log-dir", type=Path, default=Path("bench-results"), help=log_dir)
+    add("--save-audio", action="store_true", help="write the audio under LOG_DIR/audio")
+    add("--no-plot", action="store_true", help="make no plot (it needs matplotlib)")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -90,8 +90,7 @@ def run(args: argparse.Namespace) -> int:
         inputs = require_all_good(_read_inputs(args))
         settings = _settings(args, len(inputs))
         _require_services(settings)
-        jobs = prepare_jobs(inputs)
-        outcome = asyncio.run(run_bench(settings, jobs, describe_environment(arguments)))
+        outcome = asyncio.run(run_bench(settings, prepare_jobs(inputs), describe_environment(arguments)))
     except (BenchmarkError, OSError) as error:
         print(f"benchmark: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -102,59 +101,15 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.streaming_grpc", description=__doc__, allow_abbrev=False
-    )
+    name = "python -m benchmarks.streaming_grpc"
+    parser = argparse.ArgumentParser(prog=name, description=__doc__, allow_abbrev=False)
     add_options(parser)
     return run(parser.parse_args(argv))
 
 
-def _add_input_options(group: argparse._ArgumentGroup) -> None:
-    source = group.add_mutually_exclusive_group()
-    source.add_argument("--manifest-path", type=Path, help="file with lines of utt|prompt_text|prompt_wav|text")
-    source.add_argument("--huggingface-dataset", help="dataset with id, target_text, prompt_text and prompt_audio")
-    source.add_argument("--target-text", help="one text to speak")
-    group.add_argument("--split-name", default=DEFAULT_SPLIT, help="split of the dataset (default %(default)s)")
-    group.add_argument(
-        "--reference-audio", type=Path, help="audio file of the voice for the samples or --target-text (Triton only)"
-    )
-    group.add_argument("--reference-text", help="transcript of --reference-audio")
-    group.add_argument(
-        "--voices-dir", type=Path, help="directory with <name>.wav and <name>.txt of each voice, to take the voice from"
-    )
-    group.add_argument(
-        "--voice", help="name of a voice in --voices-dir, or of one that the gateway knows (default: default)"
-    )
-    group.add_argument(
-        "--use-spk2info-cache",
-        type=_boolean,
-        default=False,
-        metavar="True|False",
-        help="True: send no reference; the server speaks in its own default voice",
-    )
-
-
-def _add_load_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--num-tasks", type=count, default=1, help="number of concurrent callers (default %(default)s)")
-    group.add_argument("--num-requests", type=count, help="number of measured requests (default: each text once)")
-    group.add_argument(
-        "--warm-up", type=zero_or_more, help="number of requests before, not measured (default: --num-tasks)"
-    )
-    group.add_argument("--request-rate", type=_positive, help="open loop: requests a second, at random times")
-    group.add_argument("--seed", type=int, default=0, help="seed of the random times (default %(default)s)")
-
-
-def _add_output_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--log-dir", type=Path, default=Path("bench-results"), help="directory for the results (default %(default)s)"
-    )
-    group.add_argument("--save-audio", action="store_true", help="write the audio under LOG_DIR/audio")
-    group.add_argument("--no-plot", action="store_true", help="make no plot (it needs matplotlib)")
-
-
 def _check(args: argparse.Namespace) -> None:
     """Refuse what can't be combined, before anything is read or sent."""
-    from cosydit.bench.plot import require_matplotlib
+    from cosydit.bench.plot import figure_class
     from cosydit.bench.types import BenchmarkError
 
     has_prompts = args.manifest_path or args.huggingface_dataset or args.reference_audio or args.voices_dir
@@ -171,7 +126,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.use_spk2info_cache and (args.reference_audio or args.voices_dir):
         raise BenchmarkError("--use-spk2info-cache sends no reference; leave --reference-audio and --voices-dir out")
     if not args.no_plot:
-        require_matplotlib()
+        figure_class()
 
 
 def _read_inputs(args: argparse.Namespace) -> list[InputRow]:
@@ -201,27 +156,20 @@ def _settings(args: argparse.Namespace, inputs: int) -> BenchSettings:
     from cosydit.bench.load import LoadPlan
     from cosydit.bench.speech_bench import BenchSettings, DoorName, Mode
 
-    door = DoorName(args.door)
-    is_http = door is DoorName.HTTP
+    is_http, host = args.door == "http", args.server_addr
     port = args.server_port or (_HTTP_PORT if is_http else _GRPC_PORT)
-    url = f"{args.server_addr}:{port}"
     statistics_port = args.triton_port if is_http else port
+    warm_up = args.num_tasks if args.warm_up is None else args.warm_up
     return BenchSettings(
-        door=door,
+        door=DoorName(args.door),
         mode=Mode(args.mode),
-        url=f"http://{url}" if is_http else url,
+        url=f"http://{host}:{port}" if is_http else f"{host}:{port}",
         model=args.model_name,
         voice=args.voice or "default",
-        plan=LoadPlan(
-            args.num_tasks,
-            args.num_requests or inputs,
-            args.num_tasks if args.warm_up is None else args.warm_up,
-            args.request_rate,
-            args.seed,
-        ),
+        plan=LoadPlan(args.num_tasks, args.num_requests or inputs, warm_up, args.request_rate, args.seed),
         timeout_s=args.timeout_s,
-        triton_url=f"{args.server_addr}:{statistics_port}" if statistics_port else None,
-        metrics_url=f"http://{args.server_addr}:{args.metrics_port}/metrics" if args.metrics_port else None,
+        triton_url=f"{host}:{statistics_port}" if statistics_port else None,
+        metrics_url=f"http://{host}:{args.metrics_port}/metrics" if args.metrics_port else None,
         log_dir=args.log_dir,
         is_audio_kept=args.save_audio,
         is_plot_drawn=not args.no_plot,

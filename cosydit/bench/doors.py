@@ -60,61 +60,65 @@ class DoorOptions:
     on_samples: OnSamples | None = None
 
 
-class _TritonDoor:
+class TritonDoor:
     """One connection to a Triton server that has `cosyvoice2_dit`."""
 
-    def __init__(self, options: DoorOptions, model: str = DROP_IN_MODEL) -> None:
-        """Connect lazily."""
+    def __init__(self, options: DoorOptions, model: str = DROP_IN_MODEL, is_whole: bool = False) -> None:
+        """Connect lazily.
+
+        Args:
+            options: where, and what hears the audio.
+            model: name of the drop-in model.
+            is_whole: the model was assembled with DECOUPLED_MODE=False: one whole waveform comes, not chunk by chunk.
+        """
         self._options = options
         self._model = model
-        self._channel = _open_channel(options.url)
+        self._is_whole = is_whole
+        unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        self._channel = grpc.aio.insecure_channel(options.url, options=unlimited)
 
     async def close(self) -> None:
         """Drop the connection."""
         await self._channel.close()
 
-
-class TritonStreamDoor(_TritonDoor):
-    """`cosyvoice2_dit` as a decoupled model: audio comes chunk by chunk."""
-
     async def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
-        """Send the original's tensors on a stream of its own; leaving early cancels the request.
+        """Send the original's tensors; leaving early cancels the request.
 
         Raises:
             BenchmarkError: an error response, no answer in time, or the connection broke.
         """
-        call = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelStreamInfer()
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        request, is_final = drop_in_request(self._model, job, request_id), False
+        call = stub.ModelInfer(request) if self._is_whole else stub.ModelStreamInfer()
         try:
-            await _in_time(call.write(drop_in_request(self._model, job, request_id)), self._options)
-            is_final = False
+            if self._is_whole:
+                yield self._hear(await self._in_time(call), request_id)
+                return
+            await self._in_time(call.write(request))
             while not is_final:
-                answer = await _in_time(call.read(), self._options)
+                answer = await self._in_time(call.read())
                 if answer is grpc.aio.EOF:
                     raise BenchmarkError("the server closed the stream before its final response; see its log")
                 if answer.error_message:
                     raise BenchmarkError(answer.error_message)
                 is_final = answer.infer_response.parameters[_FINAL].bool_param
-                yield _hear(_waveform(answer.infer_response), request_id, self._options)
+                yield self._hear(answer.infer_response, request_id)
         finally:
             call.cancel()
 
+    def _hear(self, response: Any, request_id: str) -> float:
+        samples = InferResult(response).as_numpy("waveform")
+        return 0.0 if samples is None else _hear(samples, request_id, self._options)
 
-class TritonWholeDoor(_TritonDoor):
-    """`cosyvoice2_dit` as a plain model (assembled with DECOUPLED_MODE=False): one whole waveform."""
-
-    async def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
-        """Send the original's tensors as one plain inference and yield the whole waveform's duration.
-
-        Raises:
-            BenchmarkError: refused, failed, not answered in time, or the connection broke.
-        """
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        call = stub.ModelInfer(drop_in_request(self._model, job, request_id))
+    async def _in_time(self, answer: Any) -> Any:
+        url, timeout_s = self._options.url, self._options.timeout_s
         try:
-            answer = await _in_time(call, self._options)
-        finally:
-            call.cancel()
-        yield _hear(_waveform(answer), request_id, self._options)
+            async with timeout(timeout_s):
+                return await answer
+        except asyncio.TimeoutError as error:
+            raise BenchmarkError(f"{url}: no answer within {timeout_s} s; is it overloaded?") from error
+        except grpc.aio.AioRpcError as error:
+            raise BenchmarkError(f"{url}: {error.code().name}: {error.details()}") from error
 
 
 class HttpDoor:
@@ -181,25 +185,6 @@ def drop_in_request(model: str, job: SpeechJob, request_id: str) -> Any:
     return request
 
 
-def _open_channel(url: str) -> Any:
-    unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-    return grpc.aio.insecure_channel(url, options=unlimited)
-
-
-async def _in_time(answer: Any, options: DoorOptions) -> Any:
-    try:
-        async with timeout(options.timeout_s):
-            return await answer
-    except asyncio.TimeoutError as error:
-        raise BenchmarkError(f"{options.url}: no answer within {options.timeout_s} s; is it overloaded?") from error
-    except grpc.aio.AioRpcError as error:
-        raise BenchmarkError(f"{options.url}: {error.code().name}: {error.details()}") from error
-
-
-def _waveform(response: Any) -> Any:
-    return InferResult(response).as_numpy("waveform")
-
-
 async def _whole_samples(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Pass pieces on in whole samples, however the network cut them."""
     rest = b""
@@ -211,9 +196,7 @@ async def _whole_samples(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, 
 
 
 def _hear(samples: Any, request_id: str, options: DoorOptions) -> float:
-    """Return the duration of a piece of audio in seconds; 0 for none."""
-    if samples is None:
-        return 0.0
+    """Return the duration of a piece of audio in seconds."""
     flat = np.ascontiguousarray(samples, dtype=np.float32).ravel()
     if options.on_samples is not None and flat.size:
         options.on_samples(request_id, flat)

@@ -18,22 +18,20 @@ from typing import Any
 from cosydit.bench.types import BadRow, BenchmarkError, InputRow, SpeechInput
 from servicekit.extras import install_command
 
-MANIFEST_FORM = "utt|prompt_text|prompt_wav|text"
-_MANIFEST_FIELDS = 4
-_SAMPLES = "english.txt"
-_FILE_KINDS = {".jsonl": "json"}
+MANIFEST_FIELDS = ("utt", "prompt_text", "prompt_wav", "text")
+_DATASET_FIELDS = ("id", "target_text", "prompt_text", "prompt_audio")
 _SAVED_DATASET, _SAVED_SPLITS = "dataset_info.json", "dataset_dict.json"
 """Files that `save_to_disk` leaves in a directory of one split, and of several."""
-_UTT_KEYS = ("utt", "id")
-_TEXT_KEYS = ("text", "target_text")
-_WAV_KEYS = ("prompt_wav", "prompt_audio")
-_PROMPT_TEXT_KEYS = ("prompt_text",)
-_VOICE_KEYS = ("voice",)
-_KNOWN_KEYS = {*_UTT_KEYS, *_TEXT_KEYS, *_WAV_KEYS, *_PROMPT_TEXT_KEYS, *_VOICE_KEYS}
-_EXPECTED_KEYS = "expected text, and optionally utt, voice, prompt_wav, prompt_text"
+_NAMES = {"id": "utt", "target_text": "text", "prompt_audio": "prompt_wav"}
+"""Other spelling of a field -> field."""
+_KNOWN = {"utt", "text", "voice", "prompt_wav", "prompt_text", *_NAMES}
+_EXPECTED = "expected text, and optionally utt, voice, prompt_wav, prompt_text"
 _STANDARD_INPUT = Path("-")
 _CSV_SUFFIXES = {".csv": ",", ".tsv": "\t"}
 _JSONL_SUFFIXES = (".jsonl", ".ndjson")
+
+Entry = tuple[str, Mapping[str, Any] | str]
+"""Where a row stands, and its fields or what is wrong with it."""
 
 
 def read_list(path: Path) -> list[InputRow]:
@@ -45,28 +43,15 @@ def read_list(path: Path) -> list[InputRow]:
     Raises:
         BenchmarkError: no such file, not UTF-8, or a CSV without a column `text`.
     """
-    if path.suffix.lower() in _CSV_SUFFIXES:
-        return read_csv(path, _CSV_SUFFIXES[path.suffix.lower()])
-    if path.suffix.lower() in _JSONL_SUFFIXES:
+    suffix = path.suffix.lower()
+    if suffix in _CSV_SUFFIXES:
+        return _rows(_csv_entries(path, _CSV_SUFFIXES[suffix]), path.parent)
+    if suffix in _JSONL_SUFFIXES:
         return read_jsonl(path)
     lines = _read_text(path).splitlines()
-    if _is_manifest(lines):
-        return read_manifest(path)
-    return [SpeechInput(_numbered(number), line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def read_csv(path: Path, delimiter: str = ",") -> list[InputRow]:
-    """Read a table whose first line names the columns: `text`, and optionally those of `read_jsonl`.
-
-    Raises:
-        BenchmarkError: no such file, not UTF-8, or other columns.
-    """
-    table = csv.DictReader(io.StringIO(_read_text(path).removeprefix("\ufeff"), newline=""), delimiter=delimiter)
-    columns = [name.strip() for name in table.fieldnames or ()]
-    if not set(columns) & set(_TEXT_KEYS) or not set(columns) <= _KNOWN_KEYS:
-        raise BenchmarkError(f"{path}: the first line names the columns {columns}; {_EXPECTED_KEYS}")
-    table.fieldnames = columns
-    return _without_repeats(_csv_row(path, table.line_num, number, row) for number, row in enumerate(table, 1))
+    if {line.count("|") for line in lines if line.strip()} == {len(MANIFEST_FIELDS) - 1}:
+        return _rows(_manifest_entries(path, lines), path.parent)
+    return [SpeechInput(f"{number:04d}", line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def read_manifest(path: Path) -> list[InputRow]:
@@ -75,19 +60,17 @@ def read_manifest(path: Path) -> list[InputRow]:
     Raises:
         BenchmarkError: no such file, or not UTF-8.
     """
-    lines = enumerate(_read_text(path).splitlines(), 1)
-    return _without_repeats(_manifest_row(path, number, line) for number, line in lines if line.strip())
+    return _rows(_manifest_entries(path, _read_text(path).splitlines()), path.parent)
 
 
 def read_jsonl(path: Path) -> list[InputRow]:
     """Read one JSON object a line: `text` or `target_text`, and optionally `utt` or `id`, `voice`, `prompt_wav` with
-    `prompt_text`. A row without a name is called by its line's number.
+    `prompt_text`. A row without a name is called by its number.
 
     Raises:
         BenchmarkError: no such file, or not UTF-8.
     """
-    lines = enumerate(_read_text(path).splitlines(), 1)
-    return _without_repeats(_json_row(path, number, line) for number, line in lines if line.strip())
+    return _rows(_json_entries(path), path.parent)
 
 
 def read_dataset(name: str, split: str) -> list[InputRow]:
@@ -110,13 +93,12 @@ def read_dataset(name: str, split: str) -> list[InputRow]:
         rows = _load_dataset(datasets, name, split).cast_column("prompt_audio", datasets.Audio(decode=False))
     except Exception as error:  # the library raises many kinds: no network, no such split, no such column
         raise BenchmarkError(f"dataset {name!r}, split {split!r} can't be loaded: {error}") from error
-    home = Path(name).parent if Path(name).is_file() else Path(name)
-    return _without_repeats(_dataset_row(number, row, home) for number, row in enumerate(rows, 1))
+    return _rows(_dataset_entries(rows), Path(name).parent if Path(name).is_file() else Path(name))
 
 
 def read_samples(prompt: Path | None = None, prompt_text: str | None = None) -> list[InputRow]:
     """Return the bundled sentences, all in one voice; without a prompt in the server's own."""
-    text = (resources.files("demo_voice") / "samples" / _SAMPLES).read_text(encoding="utf-8")
+    text = (resources.files("demo_voice") / "samples" / "english.txt").read_text(encoding="utf-8")
     rows = (line.split("|", 1) for line in text.splitlines())
     return [SpeechInput(utt, sentence, prompt_text, prompt) for utt, sentence in rows]
 
@@ -128,8 +110,7 @@ def find_voice(voices_dir: Path, name: str) -> tuple[Path, str]:
         BenchmarkError: no such voice.
     """
     wav, transcript = voices_dir / f"{name}.wav", voices_dir / f"{name}.txt"
-    missing = [str(path) for path in (wav, transcript) if not path.is_file()]
-    if missing:
+    if missing := [str(path) for path in (wav, transcript) if not path.is_file()]:
         raise BenchmarkError(f"voice {name!r} lacks {missing}; a voice is <name>.wav and <name>.txt in --voices-dir")
     return wav, transcript.read_text(encoding="utf-8").strip()
 
@@ -141,19 +122,20 @@ def with_voices(rows: Iterable[InputRow], voices_dir: Path, default: str) -> lis
         BenchmarkError: there is no such default voice.
     """
     names = sorted(path.stem for path in voices_dir.glob("*.wav"))
+    has = f"{voices_dir} has {', '.join(names) or 'no voice'}"
+
+    def with_voice(row: InputRow) -> InputRow:
+        if isinstance(row, BadRow) or row.prompt is not None:
+            return row
+        name = row.voice or default
+        if name not in names:
+            return BadRow(row.utt, f"got the voice {name!r}; {has}")
+        prompt, prompt_text = find_voice(voices_dir, name)
+        return replace(row, prompt=prompt, prompt_text=prompt_text, voice=name)
+
     if default not in names:
-        raise BenchmarkError(f"got the voice {default!r}; {voices_dir} has {', '.join(names) or 'no voice'}")
-    return [_with_voice(row, voices_dir, names, default) for row in rows]
-
-
-def _with_voice(row: InputRow, voices_dir: Path, names: list[str], default: str) -> InputRow:
-    if isinstance(row, BadRow) or row.prompt is not None:
-        return row
-    name = row.voice or default
-    if name not in names:
-        return BadRow(row.utt, f"got the voice {name!r}; {voices_dir} has {', '.join(names)}")
-    prompt, prompt_text = find_voice(voices_dir, name)
-    return replace(row, prompt=prompt, prompt_text=prompt_text, voice=name)
+        raise BenchmarkError(f"got the voice {default!r}; {has}")
+    return [with_voice(row) for row in rows]
 
 
 def require_all_good(rows: Iterable[InputRow]) -> list[SpeechInput]:
@@ -163,65 +145,64 @@ def require_all_good(rows: Iterable[InputRow]) -> list[SpeechInput]:
         BenchmarkError: names every bad row, or says that there are none at all.
     """
     rows = list(rows)
-    bad = [f"{row.utt}: {row.reason}" for row in rows if isinstance(row, BadRow)]
-    if bad:
+    if bad := [f"{row.utt}: {row.reason}" for row in rows if isinstance(row, BadRow)]:
         raise BenchmarkError("the input has rows that can't be used:\n" + "\n".join(bad))
-    good = [row for row in rows if isinstance(row, SpeechInput)]
-    if not good:
+    if not rows:
         raise BenchmarkError("the input is empty; give at least one text")
-    return good
+    return [row for row in rows if isinstance(row, SpeechInput)]
 
 
-def _manifest_row(path: Path, number: int, line: str) -> InputRow:
-    fields = [part.strip() for part in line.split("|")]
-    if len(fields) != _MANIFEST_FIELDS:
-        return BadRow(f"row {number}", f"{path}:{number}: got {len(fields)} fields, expected {MANIFEST_FORM}")
-    utt, prompt_text, prompt_wav, text = fields
-    return _checked(
-        f"{path}:{number}", number, utt, text, prompt_text, path.parent / prompt_wav if prompt_wav else None
-    )
+def _manifest_entries(path: Path, lines: Iterable[str]) -> Iterator[Entry]:
+    for number, line in enumerate(lines, 1):
+        fields = [part.strip() for part in line.split("|")]
+        if len(fields) == len(MANIFEST_FIELDS):
+            named = dict(zip(MANIFEST_FIELDS, fields, strict=True))
+            yield f"{path}:{number}", named if named["utt"] else "has no utterance name"
+        elif line.strip():
+            yield f"{path}:{number}", f"got {len(fields)} fields, expected {'|'.join(MANIFEST_FIELDS)}"
 
 
-def _json_row(path: Path, number: int, line: str) -> InputRow:
-    where = f"{path}:{number}"
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        return BadRow(f"row {number}", f"{where}: not JSON ({error})")
-    if not isinstance(row, dict):
-        return BadRow(f"row {number}", f"{where}: got {type(row).__name__}, expected a JSON object")
-    unknown = sorted(set(row) - _KNOWN_KEYS)
-    if unknown:
-        return BadRow(f"row {number}", f"{where}: unknown fields {unknown}; {_EXPECTED_KEYS}")
-    return _named_fields(where, path.parent, number, row)
+def _json_entries(path: Path) -> Iterator[Entry]:
+    for number, line in enumerate(_read_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            yield f"{path}:{number}", f"not JSON ({error})"
+            continue
+        if not isinstance(row, dict):
+            yield f"{path}:{number}", f"got {type(row).__name__}, expected a JSON object"
+        elif unknown := sorted(set(row) - _KNOWN):
+            yield f"{path}:{number}", f"unknown fields {unknown}; {_EXPECTED}"
+        else:
+            yield f"{path}:{number}", row
 
 
-def _csv_row(path: Path, line: int, number: int, row: Mapping[str | None, Any]) -> InputRow:
-    where = f"{path}:{line}"
-    if None in row:
-        return BadRow(f"row {number}", f"{where}: more fields than columns; put a text with commas in double quotes")
-    return _named_fields(
-        where, path.parent, number, {name: value.strip() for name, value in row.items() if name and value}
-    )
+def _csv_entries(path: Path, delimiter: str) -> Iterator[Entry]:
+    table = csv.DictReader(io.StringIO(_read_text(path).removeprefix("\ufeff"), newline=""), delimiter=delimiter)
+    columns = [name.strip() for name in table.fieldnames or ()]
+    if not set(columns) & {"text", "target_text"} or not set(columns) <= _KNOWN:
+        raise BenchmarkError(f"{path}: the first line names the columns {columns}; {_EXPECTED}")
+    table.fieldnames = columns
+    for row in table:
+        fields = {name: value.strip() for name, value in row.items() if name and value}
+        too_many = "more fields than columns; put a text with commas in double quotes"
+        yield f"{path}:{table.line_num}", too_many if None in row else fields
 
 
-def _named_fields(where: str, home: Path, number: int, row: Mapping[str, Any]) -> InputRow:
-    wav = _first(row, _WAV_KEYS)
-    utt = _first(row, _UTT_KEYS) or _numbered(number)
-    prompt, prompt_text = home / wav if wav else None, _first(row, _PROMPT_TEXT_KEYS)
-    checked = _checked(where, number, utt, _first(row, _TEXT_KEYS), prompt_text, prompt)
-    voice = _first(row, _VOICE_KEYS)
-    if not voice or isinstance(checked, BadRow):
-        return checked
-    if prompt is not None:
-        return BadRow(utt, f"{where}: has a voice and a prompt; leave one of them out")
-    return replace(checked, voice=voice)
+def _dataset_entries(rows: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
+    for number, row in enumerate(rows, 1):
+        audio = row.get("prompt_audio") or {}
+        fields = {**row, "prompt_audio": audio.get("bytes") or audio.get("path")}
+        missing = [name for name in _DATASET_FIELDS if fields.get(name) is None]
+        yield f"dataset row {number}", f"lacks {missing}" if missing else fields
 
 
 def _load_dataset(datasets: Any, name: str, split: str) -> Any:
     path = Path(name)
     if path.is_file():
-        kind = _FILE_KINDS.get(path.suffix, path.suffix.removeprefix("."))
+        kind = "json" if path.suffix == ".jsonl" else path.suffix.removeprefix(".")
         return datasets.load_dataset(kind, data_files={split: str(path)}, split=split)
     if (path / _SAVED_DATASET).is_file():
         return datasets.load_from_disk(name)
@@ -230,62 +211,41 @@ def _load_dataset(datasets: Any, name: str, split: str) -> Any:
     return datasets.load_dataset(name, split=split)
 
 
-def _dataset_row(number: int, row: Mapping[str, Any], home: Path) -> InputRow:
-    missing = [name for name in ("id", "target_text", "prompt_text", "prompt_audio") if row.get(name) is None]
-    if missing:
-        return BadRow(f"row {number}", f"dataset row {number} lacks {missing}")
-    audio = row["prompt_audio"]
-    prompt = audio["bytes"] if audio.get("bytes") else home / audio["path"]
-    return _checked(f"dataset row {number}", number, str(row["id"]), row["target_text"], row["prompt_text"], prompt)
-
-
-def _checked(
-    where: str, number: int, utt: str, text: str, prompt_text: str | None, prompt: Path | bytes | None
-) -> InputRow:
-    if not utt:
-        return BadRow(f"row {number}", f"{where}: has no utterance name")
-    if not text.strip():
-        return BadRow(utt, f"{where}: the text is empty")
-    if isinstance(prompt, Path) and not prompt.is_file():
-        return BadRow(utt, f"{where}: prompt audio {prompt} does not exist")
-    if prompt is not None and not (prompt_text or "").strip():
-        return BadRow(utt, f"{where}: the prompt has no transcript; write what it says")
-    return SpeechInput(utt, text, prompt_text or None, prompt)
-
-
-def _without_repeats(rows: Iterable[InputRow]) -> list[InputRow]:
-    return list(_mark_repeats(rows))
-
-
-def _mark_repeats(rows: Iterable[InputRow]) -> Iterator[InputRow]:
+def _rows(entries: Iterable[Entry], home: Path) -> list[InputRow]:
+    """Check entries; prompt paths are relative to `home`, and a name that stands there twice is bad."""
     seen: set[str] = set()
-    for row in rows:
+    rows: list[InputRow] = []
+    for number, (where, fields) in enumerate(entries, 1):
+        row = _checked(where, number, fields, home)
         if isinstance(row, SpeechInput) and row.utt in seen:
-            yield BadRow(row.utt, "the name stands in the list twice; give every row its own")
-        else:
-            yield row
+            row = BadRow(row.utt, "the name stands in the list twice; give every row its own")
         seen.add(row.utt)
+        rows.append(row)
+    return rows
 
 
-def _first(row: Mapping[str, Any], keys: Iterable[str]) -> str:
-    return next((str(row[key]) for key in keys if row.get(key) is not None), "")
-
-
-def _is_manifest(lines: Iterable[str]) -> bool:
-    """Whether every line that holds anything has the fields of a manifest."""
-    counts = {line.count("|") for line in lines if line.strip()}
-    return counts == {_MANIFEST_FIELDS - 1}
-
-
-def _numbered(number: int) -> str:
-    """Return the name of a row that has none."""
-    return f"{number:04d}"
+def _checked(where: str, number: int, fields: Mapping[str, Any] | str, home: Path) -> InputRow:
+    if isinstance(fields, str):
+        return BadRow(f"row {number}", f"{where}: {fields}")
+    given = {_NAMES.get(name, name): value for name, value in fields.items() if value not in (None, "")}
+    utt, text, wav = str(given.get("utt", f"{number:04d}")), str(given.get("text", "")), given.get("prompt_wav")
+    prompt = wav if wav is None or isinstance(wav, bytes) else home / str(wav)
+    prompt_text, problem = str(given.get("prompt_text", "")), ""
+    if not text.strip():
+        problem = "the text is empty"
+    elif isinstance(prompt, Path) and not prompt.is_file():
+        problem = f"prompt audio {prompt} does not exist"
+    elif prompt is not None and not prompt_text.strip():
+        problem = "the prompt has no transcript; write what it says"
+    elif prompt is not None and "voice" in given:
+        problem = "has a voice and a prompt; leave one of them out"
+    if problem:
+        return BadRow(utt, f"{where}: {problem}")
+    return SpeechInput(utt, text, prompt_text or None, prompt, given.get("voice"))
 
 
 def _read_text(path: Path) -> str:
     try:
-        if path == _STANDARD_INPUT:
-            return sys.stdin.read()
-        return path.read_text(encoding="utf-8")
+        return sys.stdin.read() if path == _STANDARD_INPUT else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BenchmarkError(f"{path} can't be read: {error}") from error

@@ -16,6 +16,7 @@ from servicekit.clock import Clock
 
 Job = TypeVar("Job", contravariant=True)
 JobT = TypeVar("JobT")
+Keep = Callable[[RequestRecord], None]
 
 
 class Speaker(Protocol[Job]):
@@ -68,12 +69,11 @@ class LoadGenerator(Generic[JobT]):
 
     async def warm_up(self, jobs: Sequence[JobT], plan: LoadPlan) -> list[RequestRecord]:
         """Send the plan's warm-up in a closed loop."""
-        chosen = list(islice(cycle(jobs), plan.warm_up))
         records: list[RequestRecord] = []
-        await self._closed_loop(chosen, plan.num_tasks, records.append, is_warm_up=True)
+        await self._closed_loop(list(islice(cycle(jobs), plan.warm_up)), plan.num_tasks, records.append, True)
         return records
 
-    async def run(self, jobs: Sequence[JobT], plan: LoadPlan, on_end: Callable[[RequestRecord], None]) -> LoadResult:
+    async def run(self, jobs: Sequence[JobT], plan: LoadPlan, on_end: Keep) -> LoadResult:
         """Send the plan's requests; `on_end` hears of each as it ends. Never raises for a failed request."""
         chosen = list(islice(cycle(jobs), plan.requests))
         records: list[RequestRecord] = []
@@ -84,14 +84,12 @@ class LoadGenerator(Generic[JobT]):
 
         self._began_s = self._clock.now()
         if plan.requests_per_s is None:
-            await self._closed_loop(chosen, plan.num_tasks, keep, is_warm_up=False)
+            await self._closed_loop(chosen, plan.num_tasks, keep)
         else:
-            await self._open_loop(chosen, plan, keep)
+            await self._open_loop(chosen, plan.requests_per_s, plan.seed, keep)
         return LoadResult(records, [], self._clock.now() - self._began_s)
 
-    async def _closed_loop(
-        self, jobs: Sequence[JobT], num_tasks: int, keep: Callable[[RequestRecord], None], is_warm_up: bool
-    ) -> None:
+    async def _closed_loop(self, jobs: Sequence[JobT], num_tasks: int, keep: Keep, is_warm_up: bool = False) -> None:
         waiting = iter(jobs)
 
         async def call() -> None:
@@ -100,24 +98,21 @@ class LoadGenerator(Generic[JobT]):
 
         await asyncio.gather(*(call() for _ in range(min(num_tasks, len(jobs)))))
 
-    async def _open_loop(self, jobs: Sequence[JobT], plan: LoadPlan, keep: Callable[[RequestRecord], None]) -> None:
-        assert plan.requests_per_s is not None
-        draw = random.Random(plan.seed)
-        calls = []
+    async def _open_loop(self, jobs: Sequence[JobT], requests_per_s: float, seed: int, keep: Keep) -> None:
+        draw, calls, due_s = random.Random(seed), [], self._began_s
 
         async def call(job: JobT, due_s: float) -> None:
-            keep(await self._measure(job, is_warm_up=False, due_s=due_s))
+            keep(await self._measure(job, due_s=due_s))
 
-        due_s = self._began_s
         for job in jobs:
             # NOTE: no sleep where it is due already: each would let all that is under way run first, and make it later.
             if (early_s := due_s - self._clock.now()) > 0:
                 await asyncio.sleep(early_s)
             calls.append(asyncio.create_task(call(job, due_s)))
-            due_s += draw.expovariate(plan.requests_per_s)
+            due_s += draw.expovariate(requests_per_s)
         await asyncio.gather(*calls)
 
-    async def _measure(self, job: JobT, is_warm_up: bool, due_s: float | None = None) -> RequestRecord:
+    async def _measure(self, job: JobT, is_warm_up: bool = False, due_s: float | None = None) -> RequestRecord:
         # NOTE: a request of an open loop is timed from when it was due, so that a slow sender hides nothing.
         sent_s = self._clock.now() if due_s is None else due_s
         record = RequestRecord(str(uuid.uuid4()), self._name_of(job), sent_s - self._began_s, is_warm_up)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil, floor
+
+import numpy as np
 
 from cosydit.bench.types import AudioArrival, LoadResult, RequestRecord
 
@@ -13,7 +14,6 @@ START_BUFFERS_S = (0.0, 0.05, 0.1)
 """Seconds that a player waits after the first audio before it starts."""
 _TOLERANCE_S = 1e-6
 """Gap in seconds that counts as rounding: less than a sample's duration."""
-_WHOLE = 100
 
 
 @dataclass(frozen=True)
@@ -80,21 +80,14 @@ class Summary:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile, linear between the two nearest values.
-
-    Args:
-        values: at least one, in any order.
-        percent: 0 to 100.
+    """Return a percentile, linear between the two nearest of at least one value; `percent` is 0 to 100.
 
     Raises:
         ValueError: no values, or a percentage out of range.
     """
-    if not values or not 0 <= percent <= _WHOLE:
-        raise ValueError(f"got {len(values)} values and {percent} %, expected at least one value and 0 to {_WHOLE}")
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * percent / _WHOLE
-    below, above = ordered[floor(position)], ordered[ceil(position)]
-    return below + (above - below) * (position - floor(position))
+    if not values or not 0 <= percent <= 100:
+        raise ValueError(f"got {len(values)} values and {percent} %, expected at least one value and 0 to 100")
+    return float(np.percentile(values, percent))
 
 
 def distribution(values: Iterable[float | None]) -> Distribution | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,16 +31,15 @@ _MAX_FAILURES_SHOWN = 10
 
 def summary_table(title: str, summary: Summary, result: LoadResult) -> str:
     """Return what a person wants to see of a run."""
-    heads = [f"p{percent}" for percent in PERCENTILES]
-    rows = [["", "n", *heads, "mean", "max"]]
-    rows += [
+    rows = [
+        ["", "n", *(f"p{percent}" for percent in PERCENTILES), "mean", "max"],
         _row("time to first audio, ms", summary.ttfa_s, _MS),
         _row("time to second chunk, ms", summary.second_chunk_s, _MS),
         _row("total, ms", summary.total_s, _MS),
         _row("RTF per request", summary.rtf, 1),
     ]
-    lines = [title, "", *_aligned(rows), "", *_totals(summary, result), "", *_underruns(summary)]
-    return "\n".join([*lines, *_failures(result.records)]) + "\n"
+    totals, tables = _totals(summary, result), (aligned_table(rows), aligned_table(_underruns(summary)))
+    return "\n".join([title, "", tables[0], *totals, "", tables[1], *_failures(result.records)]) + "\n"
 
 
 def summary_json(summary: Summary) -> dict[str, Any]:
@@ -54,25 +52,20 @@ def summary_json(summary: Summary) -> dict[str, Any]:
     return {**report, "audio_s_per_s": summary.throughput, "requests_per_s": summary.requests_per_s}
 
 
-def record_json(record: RequestRecord) -> dict[str, Any]:
-    """Return one request's raw samples, times in seconds."""
-    derived = {
-        "ttfa_s": record.ttfa_s,
-        "second_chunk_s": record.second_chunk_s,
-        "audio_s": record.audio_s,
-        "rtf": record.rtf,
-    }
-    return {**asdict(record), **derived}
-
-
 def write_json(path: Path, content: object) -> None:
     """Write JSON beside `path` and move it there, so that no half file is ever seen."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
+    """Write the raw samples of each request as one JSON object a line, times in seconds."""
+    derived = ("ttfa_s", "second_chunk_s", "audio_s", "rtf")
+    write_jsonl(path, ({**asdict(each), **{name: getattr(each, name) for name in derived}} for each in records))
+
+
+def write_jsonl(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
     """Write one JSON object a line."""
-    write_text(path, "".join(json.dumps(record_json(record), ensure_ascii=False) + "\n" for record in records))
+    write_text(path, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -83,7 +76,12 @@ def write_text(path: Path, text: str) -> None:
 
 def aligned_table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as columns: the first to the left, the others to the right."""
-    return "\n".join(_aligned(rows)) + "\n"
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip() + "\n")
+    return "".join(lines)
 
 
 def _row(name: str, values: Distribution | None, scale: float) -> list[str]:
@@ -104,50 +102,26 @@ def _totals(summary: Summary, result: LoadResult) -> list[str]:
     ]
 
 
-def _underruns(summary: Summary) -> list[str]:
+def _underruns(summary: Summary) -> list[list[str]]:
     rows = [["playback ran dry, start buffer", "requests", "gaps", "s short", "worst s"]]
-    for underrun in summary.underruns:
-        share = f"{underrun.requests}/{underrun.of_requests}"
-        figures = [str(underrun.gaps), f"{underrun.short_s:.3f}", f"{underrun.worst_s:.3f}"]
-        rows.append([f"{underrun.buffer_s * _MS:.0f} ms", share, *figures])
-    return _aligned(rows)
+    for each in summary.underruns:
+        share, seconds = f"{each.requests}/{each.of_requests}", (f"{each.short_s:.3f}", f"{each.worst_s:.3f}")
+        rows.append([f"{each.buffer_s * _MS:.0f} ms", share, str(each.gaps), *seconds])
+    return rows
 
 
 def _failures(records: Sequence[RequestRecord]) -> list[str]:
     failed = [record for record in records if not record.is_ok]
     lines = [f"FAILED {record.utt} ({record.request_id}): {record.error}" for record in failed[:_MAX_FAILURES_SHOWN]]
     more = len(failed) - len(lines)
-    return [*([""] if lines else []), *lines, *([f"... and {more} more; see {SAMPLES_FILE}"] if more else [])]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if index else cell.ljust(width) for index, (cell, width) in enumerate(pairs)
-        ).rstrip()
-        for pairs in (list(zip(row, widths, strict=True)) for row in rows)
-    ]
+    return [*lines, *([f"... and {more} more; see {SAMPLES_FILE}"] if more else [])]
 
 
 PACKAGES = (
-    "cosydit",
-    "torch",
-    "numpy",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "transformers",
-    "tritonclient",
-    "nvidia-pytriton",
-    "grpcio",
-    "aiohttp",
-    "httpx",
-    "soundfile",
-    "vllm",
-    "tensorrt-llm",
+    *("cosydit", "torch", "numpy", "onnxruntime", "onnxruntime-gpu", "transformers", "tritonclient"),
+    *("nvidia-pytriton", "grpcio", "aiohttp", "httpx", "soundfile", "vllm", "tensorrt-llm"),
 )
 _COMMAND_TIMEOUT_S = 10.0
-_MIB = 1024 * 1024
 
 
 def describe_environment(arguments: Mapping[str, object], commit: str | None = None) -> dict[str, Any]:
@@ -157,72 +131,53 @@ def describe_environment(arguments: Mapping[str, object], commit: str | None = N
         arguments: of the command.
         commit: of the code that runs, unchanged, where there is no repository; None: as git says.
     """
+    gpus = _output("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+    git = ("git", "-C", str(Path(__file__).parent))
+    status = _output(*git, "status", "--porcelain", "--untracked-files=no")
     return {
         "date_utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "cpu_model": _cpu_model(),
+        "cpu_model": cpu_model(),
         "cpu_count": os.cpu_count(),
-        "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        "memory_mib": _memory_mib(),
-        "gpus": _gpus(),
-        "packages": _packages(),
-        "git_commit": commit or _git("rev-parse", "HEAD"),
-        "git_is_modified": False if commit else _is_modified(),
+        "cpus_usable": len(os.sched_getaffinity(0)),
+        "memory_mib": ram_bytes() // 1024**2,
+        "gpus": gpus.splitlines() if gpus else [],
+        "packages": {name: version for name in PACKAGES if (version := version_of(name)) is not None},
+        "git_commit": commit or _output(*git, "rev-parse", "HEAD"),
+        "git_is_modified": False if commit else None if status is None else bool(status),
         "arguments": {name: _plain(value) for name, value in sorted(arguments.items())},
     }
 
 
-def _cpu_model() -> str | None:
+def version_of(distribution: str) -> str | None:
+    """Return the version of an installed distribution."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or None
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_model() -> str:
+    """Return the CPU's model as Linux names it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    return next(names, platform.machine())
 
 
-def _memory_mib() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB
-    except (ValueError, OSError):
-        return None
+def ram_bytes() -> int:
+    """Return the size of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _gpus() -> list[str]:
-    query = ["--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    answer = _output(["nvidia-smi", *query])
-    return answer.splitlines() if answer else []
-
-
-def _packages() -> dict[str, str]:
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def _is_modified() -> bool | None:
-    status = _git("status", "--porcelain", "--untracked-files=no")
-    return None if status is None else bool(status)
-
-
-def _git(*arguments: str) -> str | None:
-    return _output(["git", "-C", str(Path(__file__).parent), *arguments])
-
-
-def _output(command: Sequence[str]) -> str | None:
+def _output(*command: str) -> str | None:
     """Return what a command prints; None if it is missing or fails."""
-    if shutil.which(command[0]) is None:
-        return None
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout.strip()
 
 
 def _plain(value: object) -> object:

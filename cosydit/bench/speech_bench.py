@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -20,8 +20,7 @@ from cosydit.bench.doors import (
     HttpDoor,
     OnSamples,
     SpeechJob,
-    TritonStreamDoor,
-    TritonWholeDoor,
+    TritonDoor,
 )
 from cosydit.bench.load import LoadGenerator, LoadPlan, Speaker
 from cosydit.bench.metrics import summarize
@@ -40,7 +39,7 @@ from cosydit.bench.report import (
 from cosydit.bench.server_stats import ServerProbe, difference
 from cosydit.bench.types import BenchmarkError, LoadResult, RequestRecord, SpeechInput
 from gateway.core import FloatArray
-from servicekit.clock import Clock, SystemClock
+from servicekit.clock import SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.errors import InvalidPromptError
 from token2wav_service.features.audio import load_prompt_audio
@@ -109,28 +108,34 @@ def prepare_jobs(inputs: Sequence[SpeechInput]) -> list[SpeechJob]:
     return [SpeechJob(each, None if each.prompt is None else _reference(each, cache)) for each in inputs]
 
 
-async def run_bench(
-    settings: BenchSettings, jobs: Sequence[SpeechJob], environment: dict[str, Any], clock: Clock | None = None
-) -> BenchOutcome:
+async def run_bench(settings: BenchSettings, jobs: Sequence[SpeechJob], environment: dict[str, Any]) -> BenchOutcome:
     """Measure, and write results, raw samples, table, plot and (if asked for) audio under the log directory.
 
     Failed requests are counted, never raised.
     """
-    keeper = _AudioKeeper()
-    async with _open_door(settings, keeper.hear if settings.is_audio_kept else None) as door:
+    pieces: defaultdict[str, list[FloatArray]] = defaultdict(list)
+    failed = 0
+
+    def advance(record: RequestRecord) -> None:
+        nonlocal failed
+        failed += not record.is_ok
+        bar.set_postfix(failed=failed)
+        bar.update()
+
+    hear = (lambda request_id, samples: pieces[request_id].append(samples)) if settings.is_audio_kept else None
+    async with _open_door(settings, hear) as door:
         same_chunk_s = PIECES_OF_A_CHUNK_S if settings.door is DoorName.HTTP else 0.0
-        load = LoadGenerator(door, _utt_of, clock or SystemClock(), same_chunk_s)
+        load = LoadGenerator(door, lambda job: job.utt, SystemClock(), same_chunk_s)
         warm_up = await load.warm_up(jobs, settings.plan)
-        keeper.forget()
+        pieces.clear()
         probe = ServerProbe(settings.triton_url, settings.metrics_url)
         before = await probe.snapshot()
         with tqdm(total=settings.plan.requests, unit="request") as bar:
-            ran = await load.run(jobs, settings.plan, _advance(bar))
+            ran = await load.run(jobs, settings.plan, advance)
         servers = difference(before, await probe.snapshot())
     result = LoadResult(ran.records, warm_up, ran.wall_s)
-    table = _write(settings, result, servers, environment)
-    keeper.write(settings.log_dir / AUDIO_DIR, result.records)
-    return BenchOutcome(table, result)
+    _write_audio(settings.log_dir / AUDIO_DIR, pieces, result.records)
+    return BenchOutcome(_write(settings, result, servers, environment), result)
 
 
 def _write(settings: BenchSettings, result: LoadResult, servers: dict[str, Any], environment: dict[str, Any]) -> str:
@@ -157,40 +162,24 @@ def _title(settings: BenchSettings) -> str:
 @asynccontextmanager
 async def _open_door(settings: BenchSettings, on_samples: OnSamples | None) -> AsyncIterator[Speaker[SpeechJob]]:
     options = DoorOptions(settings.url, settings.timeout_s, on_samples)
-    door: HttpDoor | TritonStreamDoor | TritonWholeDoor
+    door: HttpDoor | TritonDoor
     if settings.door is DoorName.HTTP:
         door = HttpDoor(options, settings.voice)
-    elif settings.mode is Mode.STREAMING:
-        door = TritonStreamDoor(options, settings.model)
     else:
-        door = TritonWholeDoor(options, settings.model)
+        door = TritonDoor(options, settings.model, is_whole=settings.mode is Mode.OFFLINE)
     try:
         yield door
     finally:
         await door.close()
 
 
-class _AudioKeeper:
-    """Holds the audio of every request until it is written."""
-
-    def __init__(self) -> None:
-        self._pieces: defaultdict[str, list[FloatArray]] = defaultdict(list)
-
-    def hear(self, request_id: str, samples: FloatArray) -> None:
-        self._pieces[request_id].append(samples)
-
-    def forget(self) -> None:
-        self._pieces.clear()
-
-    def write(self, directory: Path, records: Sequence[RequestRecord]) -> None:
-        """Write <utt>.wav for every request that ended well; of an utterance spoken twice the later one stays."""
-        for record in records:
-            pieces = self._pieces.get(record.request_id)
-            if pieces and record.is_ok:
-                directory.mkdir(parents=True, exist_ok=True)
-                name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in record.utt)
-                path = directory / f"{name}.wav"
-                soundfile.write(path, np.concatenate(pieces), SAMPLE_RATE_HZ, subtype="PCM_16")
+def _write_audio(directory: Path, pieces: Mapping[str, list[FloatArray]], records: Sequence[RequestRecord]) -> None:
+    """Write <utt>.wav for every request that ended well; of an utterance spoken twice the later one stays."""
+    for record in records:
+        if record.is_ok and (samples := pieces.get(record.request_id)):
+            directory.mkdir(parents=True, exist_ok=True)
+            name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in record.utt)
+            soundfile.write(directory / f"{name}.wav", np.concatenate(samples), SAMPLE_RATE_HZ, subtype="PCM_16")
 
 
 def _reference(each: SpeechInput, cache: dict[Path | bytes, FloatArray]) -> FloatArray:
@@ -202,19 +191,3 @@ def _reference(each: SpeechInput, cache: dict[Path | bytes, FloatArray]) -> Floa
         except (OSError, InvalidPromptError) as error:
             raise BenchmarkError(f"{each.utt}: its prompt can't be used: {error}") from error
     return cache[each.prompt]
-
-
-def _utt_of(job: SpeechJob) -> str:
-    return job.utt
-
-
-def _advance(bar: Any) -> Callable[[RequestRecord], None]:
-    failed = 0
-
-    def advance(record: RequestRecord) -> None:
-        nonlocal failed
-        failed += not record.is_ok
-        bar.set_postfix(failed=failed)
-        bar.update()
-
-    return advance

@@ -6,6 +6,9 @@ import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
+DEFAULT_SPLIT = "wenetspeech4tts"
+"""Split of a Hugging Face dataset that is taken if none is named."""
+
 
 class BenchmarkError(Exception):
     """A benchmark can't run as asked; the message says what to change."""

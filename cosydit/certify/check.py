@@ -1,4 +1,4 @@
-"""Defines a check, its findings and its outcome, and the run's settings that it gets. Imports nothing heavy.
+"""A check, its findings and its outcome, the run's settings, and the certificate of them all. Imports nothing heavy.
 
 A check is a function of a `CheckContext` and `Findings`. It passes when every bounded figure is within its bound; an
 error that it raises fails it, and `NotRunError` says that something it needs is not there.
@@ -6,14 +6,28 @@ error that it raises fails it, and `NotRunError` says that something it needs is
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from html import escape
 from pathlib import Path
 from typing import Any
 
+from servicekit.files import write_text
 from servicekit.gpu_host import CPU
+
+CERTIFICATE_FILE = "certificate.json"
+PAGE_FILE = "certificate.html"
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #1f2328 }
+table { border-collapse: collapse; width: 100% } td, th { border-bottom: 1px solid #d0d7de; padding: .3rem .5rem;
+text-align: left; vertical-align: top } pre { background: #f6f8fa; overflow: auto; padding: .6rem; font-size: 12px }
+.outside, .fail { color: #cf222e; font-weight: 600 } .pass { color: #1a7f37 } audio { height: 2rem }
+"""
+_SAME = ("gpu", "commit", "weights", "settings")
+"""Fields in which a run that is resumed must not differ."""
 
 
 class Result(str, Enum):
@@ -32,88 +46,56 @@ class CheckFailedError(Exception):
     """What was found can't be said in figures; the message says what is wrong."""
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One number that a check found."""
-
-    name: str
-    value: float
-    unit: str = ""
-    bound: str = ""
-    """The figure's bound, such as `at most 3`; empty if it has none."""
-    is_within: bool = True
-
-    def describe(self) -> str:
-        """Return the figure for a person."""
-        unit = f" {self.unit}" if self.unit else ""
-        bound = f" ({self.bound})" if self.bound else ""
-        return f"{self.name} {self.value:.4g}{unit}{bound}"
-
-
 @dataclass
 class Findings:
     """What one check has found so far."""
 
-    figures: list[Figure] = field(default_factory=list)
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    """Each with name, value, unit, bound (such as `at most 3`; empty if it has none) and is_within."""
     notes: list[str] = field(default_factory=list)
     audio: list[str] = field(default_factory=list)
     """Names of files below the certificate's folder."""
-    series: dict[str, list[float]] = field(default_factory=dict)
-    """Samples behind the figures, for plots."""
 
-    def tell(self, name: str, value: float, unit: str = "") -> None:
-        """Keep a figure that has no bound."""
-        self.figures.append(Figure(name, float(value), unit))
-
-    def at_most(self, name: str, value: float, bound: float, unit: str = "") -> None:
-        """Keep a figure that must not be higher; what is no number is beyond any bound."""
-        self.figures.append(Figure(name, float(value), unit, f"at most {bound:g}", bool(value <= bound)))
-
-    def at_least(self, name: str, value: float, bound: float, unit: str = "") -> None:
-        """Keep a figure that must not be lower."""
-        self.figures.append(Figure(name, float(value), unit, f"at least {bound:g}", bool(value >= bound)))
-
-    def equals(self, name: str, value: float, expected: float, unit: str = "") -> None:
-        """Keep a figure that must be this one."""
-        self.figures.append(Figure(name, float(value), unit, f"{expected:g}", bool(value == expected)))
+    def tell(
+        self, name: str, value: float, unit: str = "", least: float | None = None, most: float | None = None
+    ) -> None:
+        """Keep a figure; what is no number is beyond any bound."""
+        ends = [f"{word} {bound:g}" for word, bound in (("at least", least), ("at most", most)) if bound is not None]
+        bound = f"{least:g}" if least is not None and least == most else " and ".join(ends)
+        is_within = (least is None or value >= least) and (most is None or value <= most)
+        # JSON has no infinity and no NaN.
+        number = float(value) if math.isfinite(value) else str(value)
+        figure = {"name": name, "value": number, "unit": unit, "bound": bound, "is_within": bool(is_within)}
+        self.figures.append(figure)
 
     def note(self, text: str) -> None:
         """Keep a sentence for the reader."""
         self.notes.append(text)
 
-    @property
-    def outside(self) -> list[Figure]:
-        """Figures beyond their bounds."""
-        return [figure for figure in self.figures if not figure.is_within]
+    def outside(self) -> list[str]:
+        """Return the figures beyond their bounds."""
+        return [described(figure) for figure in self.figures if not figure["is_within"]]
 
 
-CheckFunction = Callable[[Any, Findings], None]
-"""Function of a check: takes a `CheckContext` and the `Findings` to write into."""
+def described(figure: dict[str, Any]) -> str:
+    """Return a figure for a person."""
+    bound = f" ({figure['bound']})" if figure["bound"] else ""
+    return f"{figure['name']} {float(figure['value']):.4g} {figure['unit']}".rstrip() + bound
 
 
 @dataclass(frozen=True)
 class Check:
     """One thing that is looked at."""
 
-    area: str
-    name: str
-    """Name of the check, unique within the area; may have parts between slashes."""
-    run: CheckFunction
+    path: str
+    """AREA/NAME, unique; the name may have parts between slashes."""
+    run: Callable[[Any, Findings], None]
+    """Function of a `CheckContext` and the `Findings` to write into."""
     page: str
     """File below docs/ that says what to do about a failure."""
-    timeout_s: float = 300.0
-    shares: str = ""
-    """Name of the group of checks that use the same opened parts; empty: those of the same area and folder."""
-
-    @property
-    def group(self) -> str:
-        """Name of the group; a group has a process of its own."""
-        return self.shares or self.path.rpartition("/")[0]
-
-    @property
-    def path(self) -> str:
-        """AREA/NAME."""
-        return f"{self.area}/{self.name}"
+    timeout_s: float
+    group: str
+    """Name of the checks that use the same opened parts, in a process of their own."""
 
     def is_under(self, prefix: str) -> bool:
         """Tell whether `--only` with this value means it."""
@@ -122,7 +104,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one check."""
+    """The outcome of one check, as the certificate has it."""
 
     check: str
     """Path of the check."""
@@ -131,39 +113,25 @@ class Outcome:
     reason: str = ""
     """Reason why the check failed or was not run."""
     page: str = ""
-    figures: tuple[Figure, ...] = ()
-    notes: tuple[str, ...] = ()
-    audio: tuple[str, ...] = ()
-    series: dict[str, list[float]] = field(default_factory=dict)
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    audio: list[str] = field(default_factory=list)
     log_tail: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as the certificate holds it."""
-        figures = [{**asdict(each), "value": _json_number(each.value)} for each in self.figures]
-        series = {name: [_json_number(value) for value in values] for name, values in self.series.items()}
-        return {**asdict(self), "result": self.result.value, "figures": figures, "series": series}
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> Outcome:
-        """Read what `to_json` wrote.
+        """Read an outcome of a certificate; fields of older ones are left out.
 
         Raises:
             ValueError, LookupError, TypeError: it is something else.
         """
-        figures = tuple(Figure(**{**each, "value": float(each["value"])}) for each in entry["figures"])
-        series = {name: [float(value) for value in values] for name, values in entry["series"].items()}
-        told = {"result": Result(entry["result"]), "figures": figures, "series": series}
-        return cls(**{**entry, **told, "notes": tuple(entry["notes"]), "audio": tuple(entry["audio"])})
+        known = {name: entry[name] for name in cls.__dataclass_fields__}
+        return cls(**{**known, "result": Result(known["result"])})
 
     def describe(self) -> str:
         """Return one line for a person."""
-        told = self.reason or ", ".join(figure.describe() for figure in self.figures[:3])
+        told = self.reason or ", ".join([*map(described, self.figures), *self.notes][:3])
         return f"{self.result.value:8} {self.check:30} {self.seconds:6.1f} s  {told.partition(chr(10))[0]}"
-
-
-def _json_number(value: float) -> float | str:
-    """Return a number that JSON can hold: infinity and NaN as text."""
-    return value if math.isfinite(value) else str(value)
 
 
 @dataclass(frozen=True)
@@ -190,3 +158,92 @@ class Plan:
     def is_gpu(self) -> bool:
         """Tell whether a GPU is certified."""
         return self.device != CPU
+
+
+@dataclass
+class Certificate:
+    """One run and its outcomes, by the checks' paths."""
+
+    gpu: str
+    commit: str | None
+    weights: str
+    settings: dict[str, Any]
+    environment: dict[str, Any]
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def result(self) -> Result:
+        """Fail if any check failed, pass if any passed, else not run."""
+        results = {outcome.result for outcome in self.outcomes.values()}
+        return next((each for each in (Result.FAIL, Result.PASS) if each in results), Result.NOT_RUN)
+
+    def counts(self) -> str:
+        """Return how many checks passed, failed and were not run."""
+        results = [outcome.result for outcome in self.outcomes.values()]
+        return ", ".join(f"{results.count(each)} {each.value}" for each in Result)
+
+    def add(self, outcome: Outcome, paths: Sequence[str], out_dir: Path) -> None:
+        """Keep an outcome, all of them in the order of the checks' paths, and write the file, whole or not at all."""
+        told = {**self.outcomes, outcome.check: outcome}
+        self.outcomes = {path: told[path] for path in paths if path in told}
+        fields = {"schema": 1, **asdict(self), "result": self.result}
+        fields["checks"] = list(fields.pop("outcomes").values())
+        out_dir.mkdir(parents=True, exist_ok=True)
+        write_text(out_dir / CERTIFICATE_FILE, json.dumps(fields, indent=1, ensure_ascii=False) + "\n")
+
+    def resume(self, out_dir: Path) -> list[str]:
+        """Take over an earlier run of the same commit, weights and settings; returns the paths of what passed in it.
+
+        Raises:
+            ValueError: the file there is of another run, or can't be read.
+        """
+        path = out_dir / CERTIFICATE_FILE
+        if not path.is_file():
+            return []
+        advice = "leave --resume out, or give another --out"
+        try:
+            earlier = json.loads(path.read_text("utf-8"))
+            outcomes = [Outcome.from_json(entry) for entry in earlier["checks"]]
+            differing = [name for name in _SAME if earlier[name] != getattr(self, name)]
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{path} can't be read ({error!r}); {advice}") from error
+        if differing:
+            raise ValueError(f"{path} is of another {' and '.join(differing)}; {advice}")
+        self.outcomes = {outcome.check: outcome for outcome in outcomes}
+        return [outcome.check for outcome in outcomes if outcome.result is Result.PASS]
+
+
+def write_page(certificate: Certificate, out_dir: Path) -> Path:
+    """Write the page whole."""
+    path = out_dir / PAGE_FILE
+    write_text(path, "\n".join(_page(certificate)))
+    return path
+
+
+def _page(certificate: Certificate) -> Iterator[str]:
+    title = escape(f"cosydit on {certificate.gpu}, {certificate.weights}: {certificate.result.value}")
+    yield f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style>"
+    yield f"<h1>{title}</h1><p>{certificate.counts()}. Commit {escape(str(certificate.commit))}.</p>"
+    for name, values in (("Settings", certificate.settings), ("Environment", certificate.environment)):
+        rows = "".join(f"<tr><td>{escape(key)}<td>{escape(str(value))}</tr>" for key, value in values.items())
+        yield f"<details><summary>{name}</summary><table>{rows}</table></details>"
+    for outcome in certificate.outcomes.values():
+        yield from _check(outcome)
+    yield "</html>"
+
+
+def _check(outcome: Outcome) -> Iterator[str]:
+    verdict = f"<span class='{outcome.result.value}'>{outcome.result.value}</span>"
+    yield f"<h3>{escape(outcome.check)}: {verdict}, {outcome.seconds:.1f} s</h3><p>{escape(outcome.reason)}</p>"
+    if outcome.result is Result.FAIL:
+        yield f"<p>How to repair it: docs/{escape(outcome.page)}</p>"
+    yield "<table>"
+    for each in outcome.figures:
+        style = "" if each["is_within"] else " class='outside'"
+        cells = (each["name"], f"{float(each['value']):.4g} {each['unit']}", each["bound"])
+        yield f"<tr{style}>{''.join(f'<td>{escape(cell)}' for cell in cells)}</tr>"
+    yield "</table>"
+    yield from (f"<p>{escape(name)}<br><audio controls src='{escape(name)}'></audio></p>" for name in outcome.audio)
+    yield from (f"<p>{escape(note)}</p>" for note in outcome.notes)
+    if outcome.log_tail:
+        yield f"<details><summary>log</summary><pre>{escape(outcome.log_tail)}</pre></details>"

@@ -1,13 +1,10 @@
-"""Checks of the checkpoint's files: sums, parts, ids, the LLM's forms. Starts no service."""
+"""Checks of the host and of the checkpoint's files: sums, parts, ids, the LLM's forms. Starts no service."""
 
 from __future__ import annotations
 
-import torch
-
 from cosydit.certify.check import CheckFailedError, Findings, NotRunError
 from cosydit.certify.context import TEXTS, CheckContext
-from cosydit.cli.download import DEFAULT_LOCK
-from cosydit.stack.checkpoint.download import DownloadError, read_lock
+from cosydit.doctor.host import PROBES, Look, State
 from cosydit.stack.checkpoint.verify_checkpoint import verify_checkpoint
 from cosydit.stack.host import CONVERTED_TYPE
 from llm_service.export.convert import Origin, convert_huggingface
@@ -22,16 +19,15 @@ _ROUNDING = 0.01
 """Tolerance as a share of the largest value: bfloat16 keeps 8 bits."""
 
 
-def check_lock(context: CheckContext, found: Findings) -> None:
-    """The lock of the official checkpoint names commits."""
-    if not DEFAULT_LOCK.is_file():
-        raise NotRunError(f"{DEFAULT_LOCK} is not here; `cosydit download --update-lock` writes it")
-    try:
-        lock = read_lock(DEFAULT_LOCK)
-    except DownloadError as error:
-        raise CheckFailedError(str(error)) from error
-    for name, entry in lock.items():
-        found.note(f"{name}: {entry.repository} at {entry.revision}")
+def check_host(context: CheckContext, found: Findings, name: str) -> None:
+    """One look at this host, as `cosydit doctor --gpu` takes it."""
+    findings = list(PROBES[name](Look(context.plan.device, context.plan.checkpoint_dir)))
+    told = [f"{finding.name}: {finding.value}" for finding in findings]
+    if missing := [text for text, each in zip(told, findings, strict=True) if each.state is State.MISSING]:
+        raise CheckFailedError("; ".join(missing))
+    if not any(finding.state is State.OK for finding in findings):
+        raise NotRunError("; ".join(told) or "nvidia-smi lists no GPU")
+    found.notes += told
 
 
 def check_sums(context: CheckContext, found: Findings) -> None:
@@ -41,15 +37,14 @@ def check_sums(context: CheckContext, found: Findings) -> None:
         raise NotRunError(f"{directory} has no SHA256SUMS; `cosydit checkpoint seal {directory}` writes it")
     paths = sorted(path for path in directory.rglob("*") if path.suffix in WEIGHT_SUFFIXES and path.is_file())
     check_files(paths)
-    found.at_least("weight files", len(paths), 1)
+    found.tell("weight files", len(paths), least=1)
 
 
 def check_parts(context: CheckContext, found: Findings) -> None:
-    """Every part loads, and answers as it should."""
+    """Every part loads, and answers as it should: `cosydit checkpoint verify`."""
     reports = verify_checkpoint(context.plan.checkpoint_dir)
-    problems = [f"{report.name}: {report.problem}" for report in reports if report.problem is not None]
     found.tell("parts", len(reports))
-    if problems:
+    if problems := [f"{report.name}: {report.problem}" for report in reports if report.problem is not None]:
         raise CheckFailedError("; ".join(problems))
 
 
@@ -60,8 +55,8 @@ def check_ids(context: CheckContext, found: Findings) -> None:
     if vocabulary != of_model:
         raise CheckFailedError(f"the tokenizer is of {vocabulary.name}, the model of {of_model.name}")
     prompt = build_prompt(encoder.encode, "", TEXTS[0], (), vocabulary).token_ids
-    found.equals("first id of a prompt", prompt[0], vocabulary.sos_id)
-    found.equals("last id of a prompt", prompt[-1], vocabulary.task_id)
+    found.tell("first id of a prompt", prompt[0], least=vocabulary.sos_id, most=vocabulary.sos_id)
+    found.tell("last id of a prompt", prompt[-1], least=vocabulary.task_id, most=vocabulary.task_id)
 
 
 def check_head_bias(context: CheckContext, found: Findings) -> None:
@@ -69,7 +64,7 @@ def check_head_bias(context: CheckContext, found: Findings) -> None:
     head = read_speech_head(context.checkpoint.llm_dir)
     if not head.has_bias and read_vocabulary(context.checkpoint.llm_dir) is not COSYVOICE2:
         raise NotRunError("heads of this family have no bias")
-    found.equals("heads with a bias", int(head.has_bias), 1)
+    found.tell("heads with a bias", int(head.has_bias), least=1, most=1)
     found.tell("largest bias", float(head.bias.float().abs().max()))
 
 
@@ -83,6 +78,5 @@ def check_forms(context: CheckContext, found: Findings) -> None:
     convert_huggingface(Origin(source), target, CONVERTED_TYPE)
     before, after = read_speech_head(source), read_speech_head(target)
     for name, one, other in (("weight", before.weight, after.weight), ("bias", before.bias, after.bias)):
-        difference = float((one.float() - other.to(torch.float32)).abs().max())
-        scale = float(one.float().abs().max())
-        found.at_most(f"largest difference of the head's {name}", difference, _ROUNDING * max(scale, 1.0))
+        difference, scale = float((one.float() - other.float()).abs().max()), float(one.float().abs().max())
+        found.tell(f"largest difference of the head's {name}", difference, most=_ROUNDING * max(scale, 1.0))

@@ -1,16 +1,11 @@
-"""What the checks of one group share while they run: services, ports, texts, the log. Closed behind the group.
-
-`keep_audio` writes what a check made beside the certificate, to be listened to.
-"""
+"""What the checks of one group share while they run: services, ports, texts, the log. Closed behind the group."""
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +14,6 @@ import numpy.typing as npt
 
 from cosydit.certify.check import Findings, NotRunError, Plan
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
-from cosydit.stack.process import ServiceProcess, ServiceSpec
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 T = TypeVar("T")
@@ -36,8 +30,6 @@ VOICE = "default"
 AUDIO_FOLDER = "audio"
 KBIT_PER_S = 32
 PCM16_SCALE = 32768.0
-_FIRST_PORT, _PORTS = 21_000, 9_000
-"""Ports to use, below those that Linux gives to outgoing connections: the first, and how many."""
 
 
 class CheckContext:
@@ -48,7 +40,6 @@ class CheckContext:
         self.plan = plan
         self._opened = ExitStack()
         self._resources: dict[str, Any] = {}
-        self._ports = _free_ports(os.getpid())
 
     def __enter__(self) -> CheckContext:
         return self
@@ -91,35 +82,6 @@ class CheckContext:
         self.plan.work_dir.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix=f"certify-{name}-", dir=self.plan.work_dir)
         return Path(self._opened.enter_context(folder))
-
-    def ports(self, count: int) -> list[int]:
-        """Return free TCP ports of this machine."""
-        return [next(self._ports) for _ in range(count)]
-
-    @contextmanager
-    def running(self, spec: ServiceSpec, timeout_s: float) -> Iterator[ServiceProcess]:
-        """Run one service until the context is left.
-
-        Raises:
-            ServiceStartError: it did not become ready; the message ends with its log.
-        """
-        spec.log_path.unlink(missing_ok=True)
-        with ServiceProcess(spec) as service:
-            service.wait_ready(timeout_s)
-            yield service
-
-
-def _free_ports(offset: int) -> Iterator[int]:
-    """Yield ports that nobody listens on, from a place of our own."""
-    number = offset
-    while True:
-        number += 1
-        port = _FIRST_PORT + number % _PORTS
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                yield port
 
 
 def keep_audio(context: CheckContext, found: Findings, name: str, samples: FloatArray) -> None:

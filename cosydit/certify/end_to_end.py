@@ -1,32 +1,51 @@
-"""Checks of the whole system, started as `cosydit serve` starts it: one sentence through every door."""
+"""Checks of the whole system, started as `cosydit serve` starts it: a sentence through each protocol, then listeners.
+
+A door's function speaks one text and hands on its audio, 16-bit PCM at 24 kHz, as it comes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from cosydit.certify.audio_faults import FRAME_SECONDS, clipped_samples, longest_run, silent_frames
+import grpc
+from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
+
+from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor, SpeechJob
+from cosydit.bench.load import LoadGenerator, LoadPlan
+from cosydit.bench.metrics import summarize
+from cosydit.bench.types import LoadResult, SpeechInput
 from cosydit.certify.check import CheckFailedError, Findings
-from cosydit.certify.checks import STACK
-from cosydit.certify.context import TEXTS, CheckContext, FloatArray, keep_audio, samples_of
-from cosydit.certify.doors import DOORS, Door
+from cosydit.certify.context import TEXTS, VOICE, CheckContext, FloatArray, keep_audio, samples_of
+from cosydit.certify.recognition import FRAME_SECONDS, SILENCE_LEVEL, loudness
 from cosydit.cli.stack_options import choice_lines, gpu_shared
 from cosydit.stack.host import find_host, for_host, with_served_form
 from cosydit.stack.stack import PORT_COUNT, LocalStack, Ports, StackOptions
+from gateway.client import OnAudio, speak_over_grpc, speak_over_http
 from llm_service.vocab import SPEECH_TOKENS_PER_SECOND
+from servicekit.clock import SystemClock
 from servicekit.gpu_host import AUTO
 from token2wav_service.contract import SAMPLE_RATE_HZ
+from token2wav_service.serving.process.server import free_ports
 
-READY_TIMEOUT_S = 600.0
-LEAST_TOKENS_A_LETTER, MOST_TOKENS_A_LETTER = 0.7, 4.0
-"""Bounds of 25 Hz speech tokens for each letter; English takes about 1.6."""
-LONGEST_SILENCE_S = 1.5
-LARGEST_SILENT_SHARE = 0.6
-LARGEST_CLIPPED_SHARE = 0.001
+READY_TIMEOUT_S, TIMEOUT_S = 600.0, 120.0
+LEAST_TOKENS_A_LETTER, MOST_TOKENS_A_LETTER = 0.5, 6.0
+"""Bounds of 25 Hz speech tokens for each letter that no speech passes; English takes about 1.6."""
+LARGEST_SILENT_SHARE = 0.9
 LEAST_SECONDS = 0.2
+_tts_stub: Callable[[Any], Any] = tts_service_pb2_grpc.TextToSpeechServiceStub  # the stubs have no types
+
+
+ROUND = 4
+"""Requests of each listener between two looks at the time."""
+PAUSE_S = 1.0
+"""Pause after a failure: services that are gone refuse at once."""
+_JOBS = [SpeechJob(SpeechInput(f"text-{number}", text), None) for number, text in enumerate(TEXTS)]
 
 
 @dataclass(frozen=True)
@@ -35,7 +54,6 @@ class RunningStack:
 
     stack: LocalStack
     ready_s: float
-    wyoming_port: int
     chosen: list[str]
     """Settings chosen for this host, a line each."""
 
@@ -47,76 +65,118 @@ class RunningStack:
 
 def running(context: CheckContext) -> RunningStack:
     """Return the whole system, started by the first check that asks."""
-    return context.shared(STACK, partial(_started, context))
+    return context.shared("the whole system", partial(_started, context))
 
 
 def check_start(context: CheckContext, found: Findings) -> None:
     """All services become ready."""
     started = running(context)
     found.tell("ready after", started.ready_s, "s")
-    for line in [*started.chosen, *started.stack.describe()]:
-        found.note(line)
+    found.notes += [*started.chosen, *started.stack.describe()]
 
 
 def check_door(context: CheckContext, found: Findings, name: str) -> None:
-    """One sentence: when its first audio comes, how long it is, and whether anything is wrong with it."""
+    """One sentence: when its first audio comes, how long it is, and whether it is speech."""
     started = running(context)
-    _spoken(DOORS[name], started)  # what the first request of a door loads is not its speed
-    ttfa_s, total_s, samples = _spoken(DOORS[name], started)
+    _spoken(name, started)  # what the first request of a door loads is not its speed
+    ttfa_s, total_s, samples = _spoken(name, started)
     keep_audio(context, found, f"door-{name}", samples)
-    _judge(context, found, samples)
-    found.tell("time to first audio", 1000 * ttfa_s, "ms")
-    found.tell("seconds spent a second of audio", total_s / (len(samples) / SAMPLE_RATE_HZ))
-
-
-def _judge(context: CheckContext, found: Findings, samples: FloatArray) -> None:
-    """Keep what is wrong with the audio of the sentence; of random weights only its length says anything."""
     seconds = len(samples) / SAMPLE_RATE_HZ
-    found.at_least("audio", seconds, LEAST_SECONDS, "s")
-    rate = seconds * SPEECH_TOKENS_PER_SECOND / sum(map(str.isalnum, TEXTS[0]))
-    if not context.plan.is_audible:
-        found.tell("tokens a letter", rate)
-        return
-    silent = silent_frames(samples, SAMPLE_RATE_HZ)
-    found.at_least("tokens a letter", rate, LEAST_TOKENS_A_LETTER)
-    found.at_most("tokens a letter", rate, MOST_TOKENS_A_LETTER)
-    found.at_most("longest silence", longest_run(silent) * FRAME_SECONDS, LONGEST_SILENCE_S, "s")
-    found.at_most("silent share", float(silent.mean()), LARGEST_SILENT_SHARE)
-    found.at_most("clipped share", clipped_samples(samples) / len(samples), LARGEST_CLIPPED_SHARE)
+    found.tell("time to first audio", 1000 * ttfa_s, "ms")
+    found.tell("audio", seconds, "s", least=LEAST_SECONDS)
+    found.tell("seconds spent a second of audio", total_s / seconds)
+    if context.plan.is_audible:
+        rate = seconds * SPEECH_TOKENS_PER_SECOND / sum(map(str.isalnum, TEXTS[0]))
+        found.tell("tokens a letter", rate, least=LEAST_TOKENS_A_LETTER)
+        found.tell("tokens a letter", rate, most=MOST_TOKENS_A_LETTER)
+        silent = loudness(samples, SAMPLE_RATE_HZ, FRAME_SECONDS) < SILENCE_LEVEL
+        found.tell("silent share", float(silent.mean()), most=LARGEST_SILENT_SHARE)
+
+
+def check_steady(context: CheckContext, found: Findings) -> None:
+    """Listeners ask again and again, and nothing fails."""
+    result = asyncio.run(_under_load(running(context).options.gateway_url, context))
+    told = summarize(result)
+    found.tell("listeners", context.plan.load_streams)
+    found.tell("seconds", result.wall_s, "s")
+    found.tell("answers", told.requests - told.failures, least=1)
+    found.tell("failed answers", told.failures, most=0)
+    found.notes += [str(record.error)[:300] for record in result.records if not record.is_ok][:3]
+    if told.ttfa_s is not None:
+        for percent in (50, 95):
+            found.tell(f"time to first audio, {percent} %", 1000 * told.ttfa_s.percentiles[percent], "ms")
+
+
+async def _under_load(url: str, context: CheckContext) -> LoadResult:
+    listeners, door = context.plan.load_streams, HttpDoor(DoorOptions(url, TIMEOUT_S), VOICE)
+    load = LoadGenerator(door, lambda job: job.utt, SystemClock(), PIECES_OF_A_CHUNK_S)
+    result, began_s = LoadResult([], [], 0.0), time.perf_counter()
+    try:
+        while result.wall_s < context.plan.load_s:
+            records = (await load.run(_JOBS, LoadPlan(listeners, ROUND * listeners), lambda _: None)).records
+            result = LoadResult(result.records + records, [], time.perf_counter() - began_s)
+            if not records[-1].is_ok:
+                await asyncio.sleep(PAUSE_S)
+    finally:
+        await door.close()
+    return result
 
 
 @contextmanager
 def _started(context: CheckContext) -> Iterator[RunningStack]:
-    *ports, wyoming_port = context.ports(PORT_COUNT + 1)
     host = find_host(context.plan.device)
     options = StackOptions(
         checkpoint=context.checkpoint,
         work_dir=context.scratch("stack"),
-        ports=Ports(*ports),
+        ports=Ports(*free_ports(PORT_COUNT)),
         settings=context.plan.settings,
         ready_timeout_s=READY_TIMEOUT_S,
         llm_backend=AUTO,
-        gateway={"wyoming_port": str(wyoming_port)},
+        gateway={"wyoming_port": "0"},
     )
     options = with_served_form(for_host(options, host))
     stack = LocalStack(options, with_gateway=True)
     began = time.perf_counter()
     try:
         with gpu_shared(options, host) as mps, stack:
-            yield RunningStack(stack, time.perf_counter() - began, wyoming_port, choice_lines(options, host, mps))
+            yield RunningStack(stack, time.perf_counter() - began, choice_lines(options, host, mps))
     finally:  # the folder of the logs goes away
         context.log_dir.mkdir(parents=True, exist_ok=True)
         for path in options.log_dir.glob("*.log"):
             (context.log_dir / f"stack_{path.name}").write_bytes(path.read_bytes())
 
 
-def _spoken(door: Door, started: RunningStack) -> tuple[float, float, FloatArray]:
+def _spoken(name: str, started: RunningStack) -> tuple[float, float, FloatArray]:
     """Return seconds to the first audio, seconds to the last, and the samples [N]."""
     began = time.perf_counter()
-    pieces: list[tuple[float, bytes]] = []
-    door(started.options, started.wyoming_port, TEXTS[0], lambda pcm: pieces.append((time.perf_counter() - began, pcm)))
+    heard: list[tuple[float, bytes]] = []
+
+    def hear(pcm: bytes) -> None:
+        if pcm:
+            heard.append((time.perf_counter() - began, pcm))
+
+    DOORS[name](started, TEXTS[0], hear)
     total_s = time.perf_counter() - began
-    heard = [(at_s, pcm) for at_s, pcm in pieces if pcm]
     if not heard:
         raise CheckFailedError("the answer ended without any audio; see the services' logs")
     return heard[0][0], total_s, samples_of([pcm for _, pcm in heard])
+
+
+def _openai(started: RunningStack, text: str, hear: OnAudio) -> None:
+    speak_over_http(started.options.gateway_url, text, VOICE, hear, SystemClock(), TIMEOUT_S, seed=1)
+
+
+def _grpc(started: RunningStack, text: str, hear: OnAudio) -> None:
+    config = speech_pb2.SpeechConfig(voice=speech_pb2.Voice(name=VOICE))
+    request = tts_service_pb2.SynthesizeRequest(text=text, config=config)
+    with grpc.insecure_channel(f"127.0.0.1:{started.options.ports.gateway_grpc}") as channel:
+        for answer in _tts_stub(channel).Synthesize(request, timeout=TIMEOUT_S):
+            hear(answer.audio.content)
+
+
+def _triton(started: RunningStack, text: str, hear: OnAudio) -> None:
+    speak_over_grpc(started.options.token2wav_url, text, None, None, hear, SystemClock(), TIMEOUT_S)
+
+
+DOORS: dict[str, Callable[[RunningStack, str, OnAudio], None]] = {"openai": _openai, "grpc": _grpc, "triton": _triton}
+"""The three protocols that the services and the drop-in model have; the other doors are the gateway's own code."""

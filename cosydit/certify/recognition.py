@@ -1,8 +1,7 @@
-"""What an independent recogniser hears: its transcripts and their word errors.
+"""What an independent recogniser hears, its word errors, and how loud audio is.
 
 The recogniser is pocketsphinx with the English model that comes inside its package. It has never heard our models, so
-its errors on their speech mean something; its errors on the source engine's own audio of the same sentences are the
-yardstick beside them.
+its errors on their speech mean something.
 """
 
 from __future__ import annotations
@@ -21,9 +20,13 @@ FloatArray = npt.NDArray[np.float32]
 RATE_HZ = 16_000
 HELDOUT = Path(__file__).with_name("sentences.txt")
 """Sentences that no model of the demo voice was trained on."""
-_PCM16_PEAK = 32767.0
 MARGIN_SECONDS = 0.3
 """Silence on both sides: the recogniser's noise tracking needs a start, and its search an end."""
+FRAME_SECONDS = 0.01
+SILENCE_LEVEL = 10 ** (-50 / 20)
+"""-50 dB of full scale, as root mean square of 10 ms."""
+_PCM16_PEAK = 32767.0
+_WORD = re.compile(r"[a-z']+")
 
 
 def heldout_sentences() -> list[str]:
@@ -69,9 +72,6 @@ def decode(decoder: Any, samples: FloatArray) -> None:
     decoder.start_utt()
     decoder.process_raw((padded * _PCM16_PEAK).astype("<i2").tobytes(), no_search=False, full_utt=True)
     decoder.end_utt()
-
-
-_WORD = re.compile(r"[a-z']+")
 
 
 @dataclass(frozen=True)
@@ -122,3 +122,11 @@ def edit_distance(expected: Sequence[object], got: Sequence[object]) -> int:
         for index, other in enumerate(got, start=1):
             row.append(min(previous[index] + 1, row[-1] + 1, previous[index - 1] + (item != other)))
     return row[-1]
+
+
+def loudness(samples: FloatArray, rate_hz: int, frame_seconds: float) -> npt.NDArray[np.float64]:
+    """Return the root mean square of each whole frame."""
+    size = round(rate_hz * frame_seconds)
+    frames = samples[: len(samples) // size * size].reshape(-1, size).astype(np.float64)
+    level: npt.NDArray[np.float64] = np.sqrt((frames**2).mean(axis=1))
+    return level

@@ -14,17 +14,15 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from cosydit.certify.check import Check, Findings, NotRunError, Outcome, Plan, Result
-from cosydit.certify.checks import all_checks
 from cosydit.certify.context import CheckContext
+from cosydit.certify.table import all_checks
 from servicekit.extras import missing_extra
 
 logger = logging.getLogger(__name__)
@@ -35,47 +33,43 @@ STOP_TIMEOUT_S = 60.0
 """Seconds in which the process of the checks must stop its services."""
 
 
-def run_checks(
-    plan: Plan, checks: Sequence[Check], on_begin: Callable[[str], None], on_outcome: Callable[[Outcome], None]
-) -> None:
+def run_checks(plan: Plan, checks: Sequence[Check], on_outcome: Callable[[Outcome], None]) -> None:
     """Run checks in their order; `on_outcome` gets each one's outcome once, whatever happens to its process.
 
     Args:
         plan: what is certified.
         checks: those of `all_checks(plan)` that are wanted.
-        on_begin: told the path of the check that runs now.
-        on_outcome: told what became of it.
+        on_outcome: told what became of each.
     """
     plan.out_dir.mkdir(parents=True, exist_ok=True)
     (plan.out_dir / LOG_FILE).touch()
     left = list(checks)
     while left:
         group = list(itertools.takewhile(lambda check: check.group == left[0].group, left))
-        for outcome in _outcomes(plan, group, on_begin):
+        for outcome in _outcomes(plan, group):
             del left[0]
             on_outcome(outcome)
 
 
 def run_here(context: CheckContext, check: Check) -> Outcome:
     """Run one check in this process; an error of it is its outcome."""
-    found = Findings()
-    began_s = time.perf_counter()
+    found, began_s = Findings(), time.perf_counter()
     result, reason = Result.PASS, ""
     try:
         check.run(context, found)
-        if outside := found.outside:
-            result, reason = Result.FAIL, "; ".join(figure.describe() for figure in outside)
+        if outside := found.outside():
+            result, reason = Result.FAIL, "; ".join(outside)
     except NotRunError as error:
         result, reason = Result.NOT_RUN, str(error)
     except Exception as error:
         logger.exception("%s", check.path)
         hint = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
-        result, reason = (Result.NOT_RUN, hint) if hint else (Result.FAIL, _told(error))
-    told = (tuple(found.figures), tuple(found.notes), tuple(found.audio), found.series)
-    return Outcome(check.path, result, round(time.perf_counter() - began_s, 3), reason, check.page, *told)
+        result, reason = (Result.NOT_RUN, hint) if hint else (Result.FAIL, f"{type(error).__name__}: {error}")
+    seconds = round(time.perf_counter() - began_s, 3)
+    return Outcome(check.path, result, seconds, reason, check.page, found.figures, found.notes, found.audio)
 
 
-def _outcomes(plan: Plan, group: Sequence[Check], on_begin: Callable[[str], None]) -> Iterator[Outcome]:
+def _outcomes(plan: Plan, group: Sequence[Check]) -> Iterator[Outcome]:
     """Yield the outcomes of a group's checks, which another process runs; if that dies, only those up to its end."""
     log, spawn = plan.out_dir / LOG_FILE, multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe(duplex=False)
@@ -85,16 +79,14 @@ def _outcomes(plan: Plan, group: Sequence[Check], on_begin: Callable[[str], None
     try:
         for check in group:
             began_s, start = time.perf_counter(), log.stat().st_size
-            on_begin(check.path)
+            reason = f"took longer than {check.timeout_s:.0f} s, and was ended"
             try:
                 outcome = ours.recv() if ours.poll(check.timeout_s) else None
-                reason = f"took longer than {check.timeout_s:.0f} s, and was ended"
             except (EOFError, OSError):
                 process.join(STOP_TIMEOUT_S)
                 outcome, reason = None, f"its process ended with status {process.exitcode}"
             if outcome is None:
-                tail = _redacted(_tail(log, start))
-                seconds = time.perf_counter() - began_s
+                seconds, tail = time.perf_counter() - began_s, _tail(log, start)
                 process.terminate()
                 yield Outcome(check.path, Result.FAIL, seconds, reason, check.page, log_tail=tail)
                 return
@@ -103,20 +95,24 @@ def _outcomes(plan: Plan, group: Sequence[Check], on_begin: Callable[[str], None
         if sys.exc_info()[0] is not None:
             process.terminate()
         process.join(STOP_TIMEOUT_S)
-        if process.is_alive():
-            process.kill()
-            process.join()
+        process.kill()
+        process.join()
 
 
 def _work(plan: Plan, paths: Sequence[str], connection: Connection[Any, Any]) -> None:
     """Run the checks of one group and send what becomes of them; the whole of the other process."""
     log = plan.out_dir / LOG_FILE
-    _log_to(log)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr, force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     if not plan.is_gpu:
         # Half of the cores, as a service has: with all of them its threads would wait for each other.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2)))
     faulthandler.enable()
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     known = {check.path: check for check in all_checks(plan)}
     with CheckContext(plan) as context:
         for path in paths:
@@ -124,38 +120,15 @@ def _work(plan: Plan, paths: Sequence[str], connection: Connection[Any, Any]) ->
             logger.info("%s", path)
             outcome = run_here(context, known[path])
             sys.stderr.flush()
-            notes, tail = tuple(map(_redacted, outcome.notes)), _redacted(_tail(log, start))
-            connection.send(replace(outcome, reason=_redacted(outcome.reason), notes=notes, log_tail=tail))
-
-
-def _told(error: BaseException) -> str:
-    """Return an error's kind, message and place."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}{f': {error}' if str(error) else ''}{place}"
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _log_to(path: Path) -> None:
-    """Send what this process and its children print to a file."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr, force=True)
-    for name in ("httpx", "httpcore"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+            told = {"reason": _redacted(outcome.reason), "notes": list(map(_redacted, outcome.notes))}
+            connection.send(replace(outcome, **told, log_tail=_tail(log, start)))
 
 
 def _tail(path: Path, start: int) -> str:
     """Return the last lines that were written to a log since it had so many bytes."""
     with path.open("rb") as file:
         file.seek(max(start, path.stat().st_size - TAIL_BYTES))
-        return "\n".join(file.read().decode("utf-8", "replace").splitlines()[-TAIL_LINES:])
+        return _redacted("\n".join(file.read().decode("utf-8", "replace").splitlines()[-TAIL_LINES:]))
 
 
 def _redacted(text: str) -> str:

@@ -7,7 +7,6 @@ import dataclasses
 import importlib.resources
 import json
 import logging
-import socket
 import sys
 from pathlib import Path
 
@@ -149,10 +148,11 @@ def _build(args: argparse.Namespace) -> int:
 
 def _test(args: argparse.Namespace) -> int:
     from cosydit.stack.process import ServiceProcess, ServiceSpec
+    from token2wav_service.serving.process.server import free_ports
 
     if args.url is not None:
         return _certify(args, args.url)
-    port = _free_port()
+    port = free_ports(1)[0]
     url = f"http://127.0.0.1:{port}"
     log_path = args.model_dir.with_name(f"{args.model_dir.name}.server.log")
     with ServiceProcess(ServiceSpec("llm_service", _server(args, port), f"{url}/health", log_path)) as server:
@@ -210,11 +210,6 @@ def _texts(count: int) -> list[str]:
     """Return bundled sentences; a line is `utterance|text`."""
     lines = (importlib.resources.files("demo_voice") / SAMPLE_TEXTS).read_text(encoding="utf-8").splitlines()
     return [line.partition("|")[2] for line in lines[:count]]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _report(directory: Path, is_new: bool) -> int:

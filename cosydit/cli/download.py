@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 
 LOCK_FOLDER = Path("deploy")
-DEFAULT_LOCK = LOCK_FOLDER / "models.lock.json"
-"""Lock file of Step-Audio2's checkpoint."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -18,6 +18,7 @@ from cosydit.cli.stack_options import (
     complain,
     gpu_shared,
     stack_options,
+    start_errors,
     wav_path,
 )
 from servicekit.gpu_host import AUTO
@@ -47,14 +48,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
     from cosydit.stack.host import find_host, for_host, with_served_form
-    from cosydit.stack.process import ServiceStartError, stopped_by_signals
+    from cosydit.stack.process import stopped_by_signals
     from cosydit.stack.stack import LocalStack
-    from gateway.errors import GatewayError
     from gateway.speech.request import SpeechRequest
-    from llm_service.errors import LLMServiceError
-    from token2wav_service.serving.process.installation import TritonNotFoundError
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
     request = SpeechRequest(args.text, args.voice, args.seed)
@@ -71,16 +68,7 @@ def run(args: argparse.Namespace) -> int:
             for line in [*stack.describe(), *choice_lines(options, host, mps)]:
                 print(line, flush=True)
             result = asyncio.run(_speak(options, request, args.out))
-    except (
-        CheckpointMissingError,
-        GatewayError,
-        LLMServiceError,
-        ModuleNotFoundError,
-        OSError,
-        ServiceStartError,
-        TritonNotFoundError,
-        ValueError,
-    ) as err:
+    except start_errors() as err:
         return complain("say", err)
     _print_result(result, args.out)
     from gateway.speech.speech_job import warnings_of

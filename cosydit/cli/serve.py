@@ -16,6 +16,7 @@ from cosydit.cli.stack_options import (
     complain,
     gpu_shared,
     stack_options,
+    start_errors,
 )
 from gateway.settings import GATEWAY
 from servicekit.gpu_host import AUTO
@@ -57,16 +58,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
     from cosydit.stack.host import find_host, for_host, with_served_form
-    from cosydit.stack.process import ServiceStartError, stopped_by_signals
+    from cosydit.stack.process import stopped_by_signals
     from cosydit.stack.run_file import announced
     from cosydit.stack.stack import LocalStack, gateway_settings, run_record
     from cosydit.stack.supervisor import RestartPolicy, Supervisor
     from gateway.config import gateway_config
-    from gateway.errors import ConfigError
-    from llm_service.errors import LLMServiceError
-    from token2wav_service.serving.process.installation import TritonNotFoundError
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
     try:
@@ -87,16 +84,7 @@ def run(args: argparse.Namespace) -> int:
             chosen = choice_lines(options, host, mps)
             print("\n".join([*stack.describe(), *chosen, *_where(options, config)]), flush=True)
             return Supervisor(stack.kinds, RestartPolicy(ready_timeout_s=options.ready_timeout_s)).watch()
-    except (
-        CheckpointMissingError,
-        ConfigError,
-        LLMServiceError,
-        ModuleNotFoundError,
-        OSError,
-        ServiceStartError,
-        TritonNotFoundError,
-        ValueError,
-    ) as err:
+    except start_errors() as err:
         return complain("serve", err)
 
 

@@ -1,19 +1,17 @@
 """The WAV file that a command speaks into, and the line that tells how far it is. Knows nothing of who speaks.
 
-The file appears when it is complete. Until then it has no name at all where the file system allows that (Linux's
-O_TMPFILE), so that even a killed command leaves nothing behind.
+The file appears when it is complete.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import wave
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -36,44 +34,15 @@ def written_whole(out: Path) -> Iterator[wave.Wave_write]:
         OSError: the directory can't be written.
     """
     partial = out.with_name(f".{out.name}.{os.getpid()}.part")
-    with _nameless(out.parent) or partial.open("w+b") as file:
-        try:
-            with contextlib.closing(_opened(file)) as wav:
-                yield wav
-            file.flush()
-            if not partial.exists():
-                _give_name(file, partial)
-            os.replace(partial, out)
-        finally:
-            partial.unlink(missing_ok=True)
-
-
-def _opened(file: IO[bytes]) -> wave.Wave_write:
-    wav = wave.open(file, "wb")
-    wav.setnchannels(1)
-    wav.setsampwidth(PCM16_BYTES)
-    wav.setframerate(SAMPLE_RATE_HZ)
-    return wav
-
-
-def _nameless(folder: Path) -> IO[bytes] | None:
-    """Open a file without a name in a folder; None where there is no such thing."""
-    flag = getattr(os, "O_TMPFILE", None)
-    if flag is None or not Path("/proc/self/fd").is_dir():
-        return None
     try:
-        return os.fdopen(os.open(folder, flag | os.O_RDWR, 0o666), "w+b")
-    except OSError:
-        return None  # not every file system has them; opening by name says what is wrong with the folder
-
-
-def _give_name(file: IO[bytes], path: Path) -> None:
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        # NOTE: only with a descriptor of a folder does Python follow the link to the file itself.
-        os.link(f"/proc/self/fd/{file.fileno()}", path, src_dir_fd=folder)
+        with wave.open(str(partial), "wb") as wav:
+            wav.setnchannels(1)
+            wav.setsampwidth(PCM16_BYTES)
+            wav.setframerate(SAMPLE_RATE_HZ)
+            yield wav
+        os.replace(partial, out)
     finally:
-        os.close(folder)
+        partial.unlink(missing_ok=True)
 
 
 class SpeechProgress:

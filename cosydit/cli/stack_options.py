@@ -183,6 +183,18 @@ def check_installed(llm_backend: str = "embedded") -> None:
     find_installation()
 
 
+def start_errors() -> tuple[type[Exception], ...]:
+    """Return what may keep services from starting, each with a message for a person."""
+    from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
+    from cosydit.stack.process import ServiceStartError
+    from gateway.errors import GatewayError
+    from llm_service.errors import LLMServiceError
+    from token2wav_service.serving.process.installation import TritonNotFoundError
+
+    of_services = (CheckpointMissingError, GatewayError, LLMServiceError, ServiceStartError, TritonNotFoundError)
+    return (*of_services, ModuleNotFoundError, OSError, ValueError)
+
+
 def complain(command: str, error: BaseException) -> int:
     """Print an error for a person; returns the exit status."""
     from servicekit.extras import missing_extra

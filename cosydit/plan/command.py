@@ -1,32 +1,108 @@
-"""`cosydit plan`: how many GPUs a number of listeners needs."""
+"""`cosydit plan`: how many GPUs a number of listeners needs, from points that were measured or simulated.
+
+    points of one arrangement:  listeners ─► p95      (1 GPU shared; 1 + 1, 1 + 2, ... GPUs apart)
+    most listeners under the bound, less the headroom ─► how many such arrangements
+
+More of an arrangement serve that many times its listeners, which is the one thing that is extrapolated here.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from cosydit.plan.capacity import (
-    DEFAULT_FAMILY,
-    DEFAULT_HEADROOM,
-    FAMILIES,
-    CapacityError,
-    Curves,
-    Demand,
-    Proposal,
-    gateway_processes,
-    known_gpus,
-    propose,
-    read_curves,
-)
-
-_WHOLE = 100
-_EXIT_USAGE = 2
+DEFAULT_HEADROOM = 0.3
+DEFAULT_UNDERRUN_RATIO = 0.01
+_ROUNDING = 1e-9
+"""Tolerance of a number of units: floating point may add so much to a whole one."""
+DEFAULT_FAMILY = "step_audio2"
+FAMILIES = (DEFAULT_FAMILY, "cosyvoice2", "cosyvoice3")
+"""Families of checkpoints; each is as fast as its own models, so that no other's points say anything of it."""
+_FILES = Path(__file__).parent
+_PREFIX, _SUFFIX = "capacity_", ".json"
+_POINT = ("listeners", "ttfa_p95_ms", "underrun_ratio", "is_held")
 
 
-def add_parser(subparsers: Any) -> None:
+class CapacityError(Exception):
+    """No plan can be made; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class CapacityPoint:
+    """The result for a number of listeners with one arrangement of GPUs."""
+
+    listeners: float
+    """Listeners that hear speech at the same time."""
+    ttfa_p95_ms: float
+    underrun_ratio: float
+    """Share of utterances that ran dry when playback began at the first sample."""
+    is_held: bool = True
+    """Whether no request was refused or failed, and requests did not pile up."""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Some GPUs and how they are shared out."""
+
+    llm_gpus: int
+    """GPUs of the LLM; 0: both services are on each of the `token2wav_gpus`."""
+    token2wav_gpus: int
+    kind: str
+    """Origin of the figures: `measured` or `simulated`."""
+    source: str
+    points: tuple[CapacityPoint, ...]
+
+    @property
+    def gpus(self) -> int:
+        """In all."""
+        return self.llm_gpus + self.token2wav_gpus
+
+
+@dataclass(frozen=True)
+class Curves:
+    """One GPU kind's arrangements."""
+
+    gpu: str
+    token2wav_alone: str
+    """Sentence on what token2wav alone was measured to serve."""
+    arrangements: tuple[Arrangement, ...]
+    listeners_a_gateway: int
+    """Listeners that one gateway process serves."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What is asked for."""
+
+    listeners: int
+    p95_ms: float
+    """Bound of the time to first audio's 95th percentile in milliseconds."""
+    headroom: float = DEFAULT_HEADROOM
+    """Share of the GPUs' capacity that stays free, for bursts and lost replicas."""
+    underrun_ratio: float = DEFAULT_UNDERRUN_RATIO
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """So many of an arrangement."""
+
+    arrangement: Arrangement
+    capacity: float
+    """Listeners of one arrangement that stay under the bound."""
+    is_end_of_curve: bool
+    """Whether the bound would allow more than any point has; the last point was taken."""
+    units: int
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
-    parser = subparsers.add_parser("plan", help="say how many GPUs a number of listeners needs", description=__doc__)
+    parser = subparsers.add_parser("plan", help="say how many GPUs a number of listeners needs")
     parser.add_argument(
         "--listeners", type=int, required=True, help="number of listeners who hear speech at the same time"
     )
@@ -54,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         proposals = propose(curves, demand)
     except CapacityError as error:
         print(f"cosydit plan: {error}", file=sys.stderr)
-        return _EXIT_USAGE
+        return 2
     print("\n".join(describe(curves, demand, proposals)))
     return 0
 
@@ -72,7 +148,7 @@ def describe(curves: Curves, demand: Demand, proposals: list[Proposal]) -> list[
         *lines,
         "",
         f"gateway: {gateways} processes, a core each; one serves {curves.listeners_a_gateway} listeners",
-        f"headroom: {_WHOLE * demand.headroom:.0f} % of every capacity stays free (--headroom)",
+        f"headroom: {100 * demand.headroom:.0f} % of every capacity stays free (--headroom)",
         f"measured as well: {curves.token2wav_alone}",
         "extrapolated: so many times the GPUs serve so many times the listeners",
     ]
@@ -80,11 +156,109 @@ def describe(curves: Curves, demand: Demand, proposals: list[Proposal]) -> list[
 
 def _proposal(proposal: Proposal, kind: str) -> list[str]:
     arrangement = proposal.arrangement
-    if arrangement.llm_gpus:
-        head = f"  {proposal.llm_gpus} {kind} for the LLM and {proposal.token2wav_gpus} {kind} for token2wav"
+    llm, token2wav = proposal.units * arrangement.llm_gpus, proposal.units * arrangement.token2wav_gpus
+    if llm:
+        head = f"  {llm} {kind} for the LLM and {token2wav} {kind} for token2wav"
         each = f"{arrangement.llm_gpus} + {arrangement.token2wav_gpus} GPUs"
     else:
-        head = f"  {proposal.token2wav_gpus} {kind}, each with both services under MPS"
+        head = f"  {token2wav} {kind}, each with both services under MPS"
         each = "one GPU"
     bound = ", the most that was tried" if proposal.is_end_of_curve else ""
     return [head, f"    {each}: {proposal.capacity:.0f} listeners{bound}; {arrangement.kind}: {arrangement.source}"]
+
+
+def known_gpus(family: str = DEFAULT_FAMILY) -> list[str]:
+    """Return the GPU kinds that there are points of, for a family."""
+    stems = [path.stem.removeprefix(_PREFIX) for path in _FILES.glob(f"{_PREFIX}*{_SUFFIX}")]
+    of_families = [tuple(stem.split("_", 1)) if "_" in stem else (stem, DEFAULT_FAMILY) for stem in stems]
+    return sorted(gpu for gpu, of in of_families if of == family)
+
+
+def points_file(gpu: str, family: str = DEFAULT_FAMILY) -> str:
+    """Return what the file with a GPU kind's points is called."""
+    return f"{_PREFIX}{gpu}{'' if family == DEFAULT_FAMILY else f'_{family}'}{_SUFFIX}"
+
+
+def read_curves(gpu: str, family: str = DEFAULT_FAMILY) -> Curves:
+    """Read the points of a GPU kind.
+
+    Raises:
+        CapacityError: there are none.
+    """
+    known = known_gpus(family)
+    if not known:
+        got = f"got family {family}, whose listeners were measured on no GPU"
+        raise CapacityError(f"{got}; bash benchmarks/gpu.sh families measures it, and docs/capacity.md says what next")
+    if gpu not in known:
+        got = f"got GPU {gpu!r}, expected one of {', '.join(known)}: no other was measured"
+        raise CapacityError(f"{got}; bash benchmarks/gpu.sh measures one, and docs/capacity.md says what next")
+    return _curves(json.loads((_FILES / points_file(gpu, family)).read_text("utf-8")))
+
+
+def propose(curves: Curves, demand: Demand) -> list[Proposal]:
+    """Return what each arrangement needs, the fewest GPUs first.
+
+    Raises:
+        CapacityError: a demand that makes no sense, or that no arrangement meets at any load.
+    """
+    _check(demand)
+    proposals = []
+    for arrangement in curves.arrangements:
+        capacity, is_end = most_listeners(arrangement.points, demand.p95_ms, demand.underrun_ratio)
+        if capacity > 0:
+            proposals.append(Proposal(arrangement, capacity, is_end, _units(demand, capacity)))
+    if not proposals:
+        least_ms = min(point.ttfa_p95_ms for each in curves.arrangements for point in each.points)
+        got = f"got a p95 of {demand.p95_ms:g} ms, but at its lightest load one {curves.gpu} took {least_ms:.0f} ms"
+        raise CapacityError(f"{got}; ask for more, or shorten what is spoken first")
+    return sorted(proposals, key=lambda proposal: proposal.units * proposal.arrangement.gpus)
+
+
+def gateway_processes(curves: Curves, demand: Demand) -> int:
+    """Return how many gateway processes a demand needs."""
+    return _units(demand, curves.listeners_a_gateway)
+
+
+def most_listeners(points: Sequence[CapacityPoint], p95_ms: float, underrun_ratio: float) -> tuple[float, bool]:
+    """Return the most listeners within both bounds, linear between the points, and whether that is the last point.
+
+    The points are in ascending order. A load that is not held ends them, whatever its waiting time. 0 if not even the
+    first point is within the bounds.
+    """
+    best, before = 0.0, None
+    for point in points:
+        if not point.is_held or point.underrun_ratio > underrun_ratio:
+            return best, False
+        if point.ttfa_p95_ms > p95_ms:
+            if before is not None and point.ttfa_p95_ms > before.ttfa_p95_ms:
+                share = (p95_ms - before.ttfa_p95_ms) / (point.ttfa_p95_ms - before.ttfa_p95_ms)
+                best = before.listeners + share * (point.listeners - before.listeners)
+            return best, False
+        best, before = point.listeners, point
+    return best, True
+
+
+def _units(demand: Demand, capacity: float) -> int:
+    """Return how many of something that serves so many listeners a demand needs, headroom left free."""
+    usable = capacity * (1 - demand.headroom)
+    return math.ceil(demand.listeners / usable - _ROUNDING)
+
+
+def _check(demand: Demand) -> None:
+    if demand.listeners < 1:
+        raise CapacityError(f"got {demand.listeners} listeners, expected at least 1")
+    if not (math.isfinite(demand.p95_ms) and demand.p95_ms > 0):
+        raise CapacityError(f"got a p95 of {demand.p95_ms:g} ms, expected a finite number above 0")
+    if not 0 <= demand.headroom < 1:
+        raise CapacityError(f"got a headroom of {demand.headroom:g}, expected 0 or more and less than 1")
+
+
+def _curves(content: dict[str, Any]) -> Curves:
+    arrangements = []
+    for each in content["arrangements"]:
+        points = tuple(CapacityPoint(*(point[name] for name in _POINT)) for point in each["points"])
+        source = each["source"]
+        arrangements.append(
+            Arrangement(each["llm_gpus"], each["token2wav_gpus"], source["kind"], source["text"], points)
+        )
+    return Curves(content["gpu"], content["token2wav_alone"], tuple(arrangements), content["listeners_a_gateway"])

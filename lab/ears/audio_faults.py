@@ -7,8 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cosydit.certify.audio_faults import FRAME_SECONDS, FloatArray, clipped_samples, longest_run, silent_frames
+from cosydit.certify.recognition import FRAME_SECONDS, SILENCE_LEVEL, FloatArray, loudness
 
+CLIP_LEVEL = 0.985
+"""Just under the vocoder's own limit of 0.99."""
+CLIP_RUN = 3
+"""Samples in a row at the limit that make a clip; a single peak is none."""
 CLICK_RATIO = 12.0
 """A jump so many times the usual second difference around it."""
 CLICK_FLOOR = 0.02
@@ -36,6 +40,29 @@ def find_faults(samples: FloatArray, rate_hz: int) -> AudioFaults:
     return AudioFaults(
         share, longest_run(silent) * FRAME_SECONDS, clipped_samples(samples), len(clicks(samples, rate_hz))
     )
+
+
+def silent_frames(samples: FloatArray, rate_hz: int) -> npt.NDArray[np.bool_]:
+    """Return [frames] bool, true where 10 ms are under -50 dB."""
+    return loudness(samples, rate_hz, FRAME_SECONDS) < SILENCE_LEVEL
+
+
+def longest_run(flags: npt.NDArray[np.bool_]) -> int:
+    """Return the length of the longest run of true values."""
+    return int(_runs(flags).max(initial=0))
+
+
+def clipped_samples(samples: FloatArray) -> int:
+    """Count samples in runs of three or more at the limit."""
+    runs = _runs(np.abs(samples) >= CLIP_LEVEL)
+    return int(runs[runs >= CLIP_RUN].sum())
+
+
+def _runs(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return the lengths of the runs of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], flags.astype(np.int8), [0]])))
+    lengths: npt.NDArray[np.int64] = edges[1::2] - edges[::2]
+    return lengths
 
 
 def clicks(samples: FloatArray, rate_hz: int) -> npt.NDArray[np.int64]:

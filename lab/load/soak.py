@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 
 from benchmarks.failover import stack_options
-from cosydit.bench.plot import SIZE_INCHES, figure_class, require_matplotlib, save_figure
+from cosydit.bench.plot import SIZE_INCHES, figure_class, save_figure
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError
 from cosydit.cli.stack_options import gpu_shared
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; exit status 1 if anything grew, stayed or failed."""
     args = _parser().parse_args(argv)
     try:
-        require_matplotlib()
+        figure_class()
     except BenchmarkError as error:
         raise SystemExit(f"soak: {error}") from error
     with tempfile.TemporaryDirectory(prefix="soak-") as made, stopped_by_signals(lambda: None):

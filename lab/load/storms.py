@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from cosydit.bench.metrics import percentile
-from cosydit.bench.plot import SIZE_INCHES, figure_class, require_matplotlib, save_figure
+from cosydit.bench.plot import SIZE_INCHES, figure_class, save_figure
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout, resolve_checkpoint
@@ -226,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
-        require_matplotlib()
+        figure_class()
     except BenchmarkError as error:
         raise SystemExit(f"storms: {error}") from error
     done = _read(args.out) if args.resume else {}

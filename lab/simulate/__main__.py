@@ -28,7 +28,7 @@ from benchmarks.figures import read_runs
 from benchmarks.lib.points import LISTENERS_A_GATEWAY, GPUs, measured_json, unit_json
 from benchmarks.lib.sweep import FinishedRun, RunPlan, SweepLoad
 from cosydit.bench.load import LoadPlan
-from cosydit.bench.plot import require_matplotlib
+from cosydit.bench.plot import figure_class
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError
 from lab.simulate.admission import simulate_admission
@@ -224,7 +224,7 @@ def run_fleet(args: argparse.Namespace) -> int:
     environment = _environment(args)
     costs = read_cost_model(args.model)
     if not args.no_plot:
-        require_matplotlib()
+        figure_class()
     size = FleetSize(args.listeners, args.token2wav, args.llms, args.gateways, args.seconds)
     for name in args.scenario:
         plan = SCENARIOS[name](size)

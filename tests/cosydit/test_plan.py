@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cosydit.cli.main import main
-from cosydit.plan import capacity
-from cosydit.plan.capacity import (
+from cosydit.plan import command as capacity
+from cosydit.plan.command import (
     Arrangement,
     CapacityError,
     CapacityPoint,
@@ -71,8 +71,8 @@ def test_exactly_what_is_free_needs_no_more(listeners: int, units: int) -> None:
 
 def test_gpus_are_counted_with_headroom_and_the_fewest_come_first() -> None:
     shared, apart = propose(CURVES, Demand(1000, 170, headroom=0.2))
-    assert (shared.arrangement, shared.llm_gpus, shared.token2wav_gpus) == (SHARED, 0, 5)  # 250 * 0.8 listeners each
-    assert (apart.arrangement, apart.llm_gpus, apart.token2wav_gpus) == (APART, 2, 4)  # 1000 * 0.8
+    assert (shared.arrangement, shared.units) == (SHARED, 5)  # 250 * 0.8 listeners each
+    assert (apart.arrangement, apart.units) == (APART, 2)  # 1000 * 0.8
 
 
 def test_what_no_load_meets_is_refused_with_what_would() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 import time
 import wave
@@ -103,34 +102,6 @@ def test_a_file_is_whole_or_is_as_it_was(tmp_path: Path) -> None:
     with wave.open(str(out)) as kept:
         assert (kept.getnframes(), kept.getframerate(), kept.getsampwidth()) == (10, 24_000, 2)
     assert list(tmp_path.iterdir()) == [out]
-
-
-@pytest.mark.slow
-def test_a_killed_command_leaves_no_half_file(tmp_path: Path) -> None:
-    program = """
-import sys, time, pathlib
-from cosydit.cli.spoken_file import written_whole
-with written_whole(pathlib.Path(sys.argv[1])) as file:
-    file.writeframes(b"1234" * 10000)
-    print("writing", flush=True)
-    time.sleep(60)
-"""
-    command = [sys.executable, "-c", program, str(tmp_path / "speech.wav")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as writing:
-        assert writing.stdout is not None and writing.stdout.readline() == b"writing\n"
-        writing.kill()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_system_without_nameless_files_gets_a_named_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spoken_file, "_nameless", lambda folder: None)
-    out = tmp_path / "speech.wav"
-    with written_whole(out) as file:
-        file.writeframes(b"\0\0" * 10)
-        assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
-    with pytest.raises(RuntimeError), written_whole(out):
-        raise RuntimeError("the LLM is gone")
-    assert list(tmp_path.iterdir()) == [out] and out.stat().st_size == 44 + 20
 
 
 class Terminal(io.StringIO):

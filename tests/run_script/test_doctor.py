@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cosydit.doctor import command
-from cosydit.doctor.command import Finding, State, can_run_on_cpu, examine, next_command
+from cosydit.doctor import command, host
+from cosydit.doctor.command import can_run, examine, next_command
+from cosydit.doctor.host import Finding, Look, State
 from cosydit.stack.stack import Ports
 from tests.cosydit.stack.gpu_hosts import H100
 
@@ -52,7 +53,7 @@ def test_a_port_in_use_is_noted_and_fails_nothing(tmp_path: Path) -> None:
         findings = examine(Ports(llm=port), None, tmp_path)
     assert finding("llm", findings).state is State.NOTE
     assert f"{port} is in use" in finding("llm", findings).value
-    assert can_run_on_cpu(findings)
+    assert can_run(findings)
 
 
 def test_a_work_directory_that_is_not_there_yet_is_no_problem(tmp_path: Path) -> None:
@@ -62,26 +63,26 @@ def test_a_work_directory_that_is_not_there_yet_is_no_problem(tmp_path: Path) ->
 
 def test_a_missing_package_leads_to_the_environment_stage() -> None:
     findings = [Finding("packages", "torch", "not installed", State.MISSING)]
-    assert not can_run_on_cpu(findings)
+    assert not can_run(findings)
     assert "-1 -1" in next_command(findings)
 
 
 def test_a_gpu_host_without_a_compiler_or_with_an_old_driver_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "_output_lines", lambda _: ["NVIDIA H100, 535.104.05, 81559 MiB"])
-    monkeypatch.setattr(command.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(command, "missing_for_kernels", lambda: ["gcc", "libpython3.11-dev"])
-    monkeypatch.setattr(command, "read_gpus", lambda: (dataclasses.replace(H100, driver="535.104.05"),))
-    monkeypatch.setattr("cosydit.certify.host.torch_cuda_version", lambda: "13.0")
-    findings = list(command._gpu())
+    monkeypatch.setattr(host, "missing_for_kernels", lambda: ["gcc", "libpython3.11-dev"])
+    monkeypatch.setattr(host, "read_gpus", lambda: (dataclasses.replace(H100, driver="535.104.05"),))
+    monkeypatch.setattr(host, "torch_cuda_version", lambda: "13.0")
+    findings = examine(Ports(), None, tmp_path)
     assert "install gcc libpython3.11-dev" in finding("compiler", findings).value
     assert "needs R580: update it" in finding("driver", findings).value
+    assert finding("driver", findings).state is State.NOTE
+    assert next(host.driver(Look("cuda", tmp_path))).state is State.MISSING
 
 
 def test_modules_that_stand_before_the_environments_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/opt/image/packages")
-    monkeypatch.setattr(command.sys, "prefix", "/elsewhere")
-    findings = list(command._import_path())
+    monkeypatch.setattr(host.sys, "prefix", "/elsewhere")
+    findings = list(host.import_path())
     assert finding("PYTHONPATH", findings).state is State.NOTE
     assert "which is not of /elsewhere" in finding("numpy", findings).value

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cosydit.cli.main import main
-from cosydit.doctor.command import Finding, State, next_command
+from cosydit.doctor.command import next_command
+from cosydit.doctor.host import Finding, State
 from servicekit import extras
 from servicekit.extras import install_command, installed_from, missing_extra, own_command, require_modules
 from tests.package.test_resolve import PYPROJECT_EXTRAS

@@ -1,121 +1,85 @@
-"""Golden cases of the flow's parts: DiT, encoder and solver, called alone."""
+"""Golden cases of parts called alone: DiT, encoder, solver and vocoder."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from token2wav_service.checkpoint.loader import load_weights
+from token2wav_service.config import SourcePhase
 from token2wav_service.models.causal import chunk_plan, relative_sinusoids
 from token2wav_service.models.config import DiTConfig, EncoderConfig, pick_fields
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, EstimatorHistory, SolverHistory, time_grid
 from token2wav_service.models.flow.dit import DiT, time_features
 from token2wav_service.models.flow.encoder import ConformerEncoder, EncoderHistory
-from token2wav_service.replay.report import FLOW_TOLERANCE, Report
-from token2wav_service.replay.vectors import Tensors, VectorFolder, calls, step_counts
+from token2wav_service.models.vocoder.hift import HiFT
+from token2wav_service.replay.report import DECODE_TOLERANCE, F0_TOLERANCE_HZ, SOURCE_TOLERANCE
+from token2wav_service.replay.stream_cases import check_ends, load_hift_vectors
+from token2wav_service.replay.vectors import Case, Probe, VectorFolder, probed
 
 
-def replay_dit(folder: VectorFolder, report: Report) -> None:
+def replay_dit(folder: VectorFolder) -> None:
     """Whole-utterance and chunk form of the estimator, and its time embedding."""
-    dit = load_weights(DiT(_dit_config(folder.json("config.json"))), folder.tensors("weights.safetensors"), folder.path)
-    for file in folder.matching("timestep*.safetensors"):
-        v = folder.tensors(file.name)
-        report.check_close(folder.label(file, "sinusoid"), time_features(v["t"]), v["sinusoid"], FLOW_TOLERANCE)
-        report.check_close(folder.label(file, "embedding"), dit.t_embedder(v["t"]), v["embedding"], FLOW_TOLERANCE)
-    for file in folder.matching("forward*.safetensors"):
-        if "chunk" in file.name:
-            _dit_chunks(dit, folder, file, report)
-        else:
-            _dit_whole(dit, folder, file, report)
+    dit = folder.load(DiT(pick_fields(DiTConfig, folder.json("config.json"))))
+    for case in folder.cases("timestep*"):
+        case.close("sinusoid", time_features(case["t"]))
+        case.close("embedding", dit.t_embedder(case["t"]))
+    for case in folder.cases("forward*"):
+        if "chunk" in case.name:
+            _dit_chunks(dit, case)
+            continue
+        for key, mask in (("out", case["mask"]), ("out_full_mask", torch.ones_like(case["mask"]))):
+            inputs = case.take("x", "mu", "spks", "cond", "t")
+            case.close_if_held(key, dit(*inputs, mask[:, None].bool(), mask.sum((1, 2)).long())[0])
 
 
-def replay_encoder(folder: VectorFolder, report: Report) -> None:
-    """Whole-utterance and chunk form of the conformer."""
-    config = pick_fields(EncoderConfig, folder.json("config.json"))
-    encoder = load_weights(ConformerEncoder(config), folder.tensors("weights.safetensors"), folder.path)
-    for file in folder.matching("offline*.safetensors"):
-        _encoder_whole(encoder, folder, file, report)
-    for file in folder.matching("forward_chunk*.safetensors"):
-        _encoder_chunks(encoder, folder, file, report)
-
-
-def replay_cfm(folder: VectorFolder, report: Report) -> None:
-    """The solver, whole and in chunks."""
-    config = folder.json("config.json")
-    cfm = ConditionalFlowMatching(DiT(_dit_config(config["estimator"])), config["inference_cfg_rate"])
-    weights = (folder.path / config["weights"]).resolve()
-    load_weights(cfm.estimator, VectorFolder(weights.parent).tensors(weights.name), weights)
-    for file in folder.matching("offline*.safetensors"):
-        _cfm_whole(cfm, folder, file, report)
-    for file in folder.matching("chunk*.safetensors"):
-        _cfm_chunks(cfm, folder, file, report)
-
-
-def solver_cache(history: SolverHistory) -> tuple[Tensor, Tensor]:
-    """Return the caches in upstream's layout: [n, L, 2B, 2C, 2] and [n, L, 2B, h, t, 2d]."""
-    return history.tail.flatten(2, 3), history.kv.flatten(2, 3)
-
-
-def check_ends(report: Report, label: str, call: Tensors, key: str, got: Tensor) -> None:
-    """Check a cache that a vector holds whole, or (suffix _t0_tlast) at the first and last solver step only."""
-    if key in call:
-        report.check_close(f"{label}.{key}", got, call[key], FLOW_TOLERANCE)
-    if f"{key}_t0_tlast" in call:
-        report.check_close(f"{label}.{key}_t0_tlast", got[[0, -1]], call[f"{key}_t0_tlast"], FLOW_TOLERANCE)
-
-
-def _dit_whole(dit: DiT, folder: VectorFolder, file: Path, report: Report) -> None:
-    v = folder.tensors(file.name)
-    for name, mask in (("out", v["mask"]), ("out_full_mask", torch.ones_like(v["mask"]))):
-        if name in v:
-            lengths = mask.sum((1, 2)).long()
-            out, _ = dit(v["x"], v["mu"], v["spks"], v["cond"], v["t"], mask[:, None].bool(), lengths)
-            report.check_close(folder.label(file, name), out, v[name], FLOW_TOLERANCE)
-
-
-def _dit_chunks(dit: DiT, folder: VectorFolder, file: Path, report: Report) -> None:
-    v = folder.tensors(file.name)
+def _dit_chunks(dit: DiT, case: Case) -> None:
     history: EstimatorHistory | None = None
-    for number, call in enumerate(calls(v)):
+    for call in case.calls():
         rows, _, frames = call["x"].shape
-        held = 0 if history is None else history.kv.shape[3]
-        mask = torch.ones(rows, 1, 1, held + frames, dtype=torch.bool)
-        lengths = torch.full((rows,), frames)
-        out, own = dit(call["x"], call["mu"], v["spks"], call["cond"], call["t"], mask, lengths, history)
+        mask, lengths = _all_seen(rows, 0 if history is None else history.kv.shape[3], frames)
+        out, own = dit(call["x"], call["mu"], case["spks"], call["cond"], call["t"], mask, lengths, history)
         history = own if history is None else EstimatorHistory(torch.cat([own.kv, history.kv], 3), own.tail)
-        report.check_close(folder.label(file, f"c{number}.out"), out, call["out"], FLOW_TOLERANCE)
-        report.check_close(folder.label(file, f"c{number}.cnn_cache"), history.tail, call["cnn_cache"], FLOW_TOLERANCE)
-        report.check_close(folder.label(file, f"c{number}.att_cache"), history.kv, call["att_cache"], FLOW_TOLERANCE)
+        call.close("out", out)
+        call.close("cnn_cache", history.tail)
+        call.close("att_cache", history.kv)
 
 
-def _encoder_whole(encoder: ConformerEncoder, folder: VectorFolder, file: Path, report: Report) -> None:
-    v = folder.tensors(file.name)
-    last = torch.ones(len(v["xs_lens"]), dtype=torch.bool)
-    out, frames, _ = encoder(v["xs"], v["xs_lens"], last, upstream_padding_leak=True)
-    report.check_close(folder.label(file, "out"), out, v["out"], FLOW_TOLERANCE)
-    report.check_equal(folder.label(file, "out_mask"), frames.tolist(), v["out_mask"].sum((1, 2)).tolist())
-    if "pos_emb_T" in v:
-        size, width = v["xs"].shape[1:]
-        nothing = torch.zeros(1, dtype=torch.long)
-        sinusoids = relative_sinusoids(chunk_plan(nothing, 0, nothing + size, size), width, torch.float32)
-        report.check_close(folder.label(file, "pos_emb_T"), sinusoids.flip(0)[None], v["pos_emb_T"], FLOW_TOLERANCE)
-    clean, _, _ = encoder(v["xs"], v["xs_lens"], last)
-    for row, length in enumerate(v["xs_lens"].tolist()):
-        key = f"single{row}.out"
-        if key in v:
-            alone, _, _ = encoder(v["xs"][row : row + 1, :length], v["xs_lens"][row : row + 1], last[:1])
-            report.check_close(folder.label(file, key), alone, v[key], FLOW_TOLERANCE)
-            batched = clean[row : row + 1, : 2 * length]
-            report.check_close(folder.label(file, f"{key} (batched)"), batched, v[key], FLOW_TOLERANCE)
+def _all_seen(rows: int, held: int, frames: int) -> tuple[Tensor, Tensor]:
+    """Return the mask of new frames that see all held ones and each other, and the rows' new lengths."""
+    return torch.ones(rows, 1, 1, held + frames, dtype=torch.bool), torch.full((rows,), frames)
 
 
-def _encoder_chunks(encoder: ConformerEncoder, folder: VectorFolder, file: Path, report: Report) -> None:
+def replay_encoder(folder: VectorFolder) -> None:
+    """Whole-utterance and chunk form of the conformer."""
+    encoder = folder.load(ConformerEncoder(pick_fields(EncoderConfig, folder.json("config.json"))))
+    for case in folder.cases("offline*"):
+        _encoder_whole(encoder, case)
+    for case in folder.cases("forward_chunk*"):
+        _encoder_chunks(encoder, case)
+
+
+def _encoder_whole(encoder: ConformerEncoder, case: Case) -> None:
+    xs, lengths = case.take("xs", "xs_lens")
+    last = torch.ones(len(lengths), dtype=torch.bool)
+    out, frames, _ = encoder(xs, lengths, last, upstream_padding_leak=True)
+    case.close("out", out)
+    case.equal("out_mask", frames.tolist(), case["out_mask"].sum((1, 2)).tolist())
+    none, (size, width) = torch.zeros(1, dtype=torch.long), xs.shape[1:]
+    sinusoids = relative_sinusoids(chunk_plan(none, 0, none + size, size), width, torch.float32)
+    case.close_if_held("pos_emb_T", sinusoids.flip(0)[None])
+    clean, _, _ = encoder(xs, lengths, last)
+    for row, length in enumerate(lengths.tolist()):
+        if (key := f"single{row}.out") in case:
+            one = slice(row, row + 1)
+            case.close(key, encoder(xs[one, :length], lengths[one], last[:1])[0])
+            case.close(key, clean[one, : 2 * length], note=" (batched)")
+
+
+def _encoder_chunks(encoder: ConformerEncoder, case: Case) -> None:
     history: EncoderHistory | None = None
-    for number, call in enumerate(calls(folder.tensors(file.name))):
+    for call in case.calls():
         rows, size, _ = call["xs"].shape
         last = call["last_chunk"].bool().expand(rows)
         history = history or encoder.empty_history(call["xs"])
@@ -124,48 +88,86 @@ def _encoder_chunks(encoder: ConformerEncoder, folder: VectorFolder, file: Path,
         frame_kv = torch.cat([history.frame_kv, own.frame_kv], 3)
         tokens, frames = (torch.full((rows,), kv.shape[3]) for kv in (token_kv, frame_kv))
         history = EncoderHistory(token_kv, frame_kv, tokens, frames, own.lookahead_tail, own.upsample_tail)
-        label = folder.label(file, f"c{number}")
-        report.check_close(f"{label}.out", out, call["out"], FLOW_TOLERANCE)
-        if "cnn_cache" in call:
-            tails = torch.cat([history.lookahead_tail, history.upsample_tail], 2)
-            report.check_close(f"{label}.cnn_cache", tails, call["cnn_cache"], FLOW_TOLERANCE)
-        if "att_cache" in call:
-            cache = torch.cat([token_kv.repeat(1, 1, 1, 2, 1), frame_kv])
-            report.check_close(f"{label}.att_cache", cache, call["att_cache"], FLOW_TOLERANCE)
+        call.close("out", out)
+        call.close_if_held("cnn_cache", torch.cat([history.lookahead_tail, history.upsample_tail], 2))
+        call.close_if_held("att_cache", torch.cat([token_kv.repeat(1, 1, 1, 2, 1), frame_kv]))
 
 
-def _cfm_whole(cfm: ConditionalFlowMatching[DiT], folder: VectorFolder, file: Path, report: Report) -> None:
-    v = folder.tensors(file.name)
-    mask = v["mask"][:, None].bool()
-    lengths = v["mask"].sum((1, 2)).long()
-    for steps in step_counts(v):
-        out, _ = cfm(v[f"n{steps}.z"], v["mu"], v["spks"], v["cond"], mask, lengths, steps)
-        report.check_close(folder.label(file, f"n{steps}.out"), out, v[f"n{steps}.out"], FLOW_TOLERANCE)
-        if f"n{steps}.t_span" in v:
-            report.check_close(
-                folder.label(file, f"n{steps}.t_span"), time_grid(steps), v[f"n{steps}.t_span"], FLOW_TOLERANCE
-            )
+def replay_cfm(folder: VectorFolder) -> None:
+    """The solver, whole and in chunks."""
+    config = folder.json("config.json")
+    cfm = ConditionalFlowMatching(DiT(pick_fields(DiTConfig, config["estimator"])), config["inference_cfg_rate"])
+    weights = (folder.path / config["weights"]).resolve()
+    VectorFolder(weights.parent).load(cfm.estimator, weights.name)
+    for case in folder.cases("offline*"):
+        mask = case["mask"]
+        for steps in case.step_counts():
+            inputs = case.take(f"n{steps}.z", "mu", "spks", "cond")
+            case.close(f"n{steps}.out", cfm(*inputs, mask[:, None].bool(), mask.sum((1, 2)).long(), steps)[0])
+            case.close_if_held(f"n{steps}.t_span", time_grid(steps))
+    for case in folder.cases("chunk*"):
+        _cfm_chunks(cfm, case)
 
 
-def _cfm_chunks(cfm: ConditionalFlowMatching[DiT], folder: VectorFolder, file: Path, report: Report) -> None:
-    v = folder.tensors(file.name)
-    match = re.search(r"n(\d+)", file.stem)
+def _cfm_chunks(cfm: ConditionalFlowMatching[DiT], case: Case) -> None:
+    match = re.search(r"n(\d+)", case.name)
     steps = int(match[1]) if match else 10
     history: SolverHistory | None = None
-    for number, call in enumerate(calls(v)):
+    for call in case.calls():
         rows, _, frames = call["mu"].shape
         held = 0 if history is None else history.kv.shape[5]
-        noise = v["rand_noise"][:, :, held : held + frames].expand(rows, -1, -1)
-        mask = torch.ones(rows, 1, 1, held + frames, dtype=torch.bool)
-        lengths = torch.full((rows,), frames)
-        out, own = cfm(noise, call["mu"], v["spks"], call["cond"], mask, lengths, steps, history)
+        noise = case["rand_noise"][:, :, held : held + frames].expand(rows, -1, -1)
+        mask, lengths = _all_seen(rows, held, frames)
+        out, own = cfm(noise, call["mu"], case["spks"], call["cond"], mask, lengths, steps, history)
         history = own if history is None else SolverHistory(torch.cat([own.kv, history.kv], 5), own.tail)
-        label = folder.label(file, f"c{number}")
-        report.check_close(f"{label}.out", out, call["out"], FLOW_TOLERANCE)
-        tails, kv = solver_cache(history)
-        check_ends(report, label, call, "cnn_cache", tails)
-        check_ends(report, label, call, "att_cache", kv)
+        call.close("out", out)
+        # Upstream's layout: [n, L, 2B, 2C, 2] and [n, L, 2B, h, t, 2d].
+        check_ends(call, "cnn_cache", history.tail.flatten(2, 3))
+        check_ends(call, "att_cache", history.kv.flatten(2, 3))
 
 
-def _dit_config(values: dict[str, Any]) -> DiTConfig:
-    return pick_fields(DiTConfig, values)
+def replay_hift(folder: VectorFolder) -> None:
+    """Source, decoding with given sources, and the whole vocoder."""
+    hift = load_hift_vectors(folder)
+    module = hift.m_source
+    for case in folder.cases("source*"):
+        f0 = case["f0"]
+        phase, _ = module.phase(f0, SourcePhase.UPSTREAM)
+        case.close("f0", hift.f0_predictor(case["mel"]), F0_TOLERANCE_HZ)
+        case.close("uv", module.voiced(f0), 0.0)
+        case.close("sine_no_noise", module.sines(f0, phase), SOURCE_TOLERANCE)
+        case.close("source", module(f0, case["noise"], phase), SOURCE_TOLERANCE)
+    for case in folder.cases("decode*"):
+        _decode(hift, case)
+    for case in folder.cases("forward*"):
+        for call in case.calls():
+            f0 = hift.f0_predictor(call["mel"])
+            source = module(f0, call["noise"], module.phase(f0, SourcePhase.UPSTREAM)[0])
+            if "cache_source" in call:
+                source[:, :, : call["cache_source"].shape[2]] = call["cache_source"]
+            call.close("source", source, SOURCE_TOLERANCE)
+            call.snr("wav", hift(call["mel"], source))
+            call.close("wav", hift(call["mel"], call["source"]), DECODE_TOLERANCE, " (source injected)")
+
+
+def _decode(hift: HiFT, case: Case) -> None:
+    with probed(_stages(hift)) as stages:
+        case.close("wav", hift(case["mel"], case["source"]), DECODE_TOLERANCE)
+    spectrum = hift.stft(case["source"].squeeze(1)).chunk(2, 1)
+    for key, got in zip(("stft_real", "stft_imag"), spectrum, strict=True):
+        case.close_if_held(key, got, DECODE_TOLERANCE)
+    for key, expected in case.tensors.items():
+        if key.startswith("stage."):
+            # The vectors keep the first batch item, and few channels of long tensors.
+            case.close(key, stages[key.removeprefix("stage.")][:1, : expected.shape[1]], DECODE_TOLERANCE)
+
+
+def _stages(hift: HiFT) -> list[Probe]:
+    per_stage = len(hift.config.resblock_kernel_sizes)
+    modules: dict[str, nn.Module] = {"conv_pre": hift.conv_pre, "conv_post": hift.conv_post}
+    for stage in range(len(hift.ups)):
+        modules[f"ups{stage}"] = hift.ups[stage]
+        modules[f"source_branch{stage}"] = hift.source_resblocks[stage]
+        for block in range(per_stage):
+            modules[f"stage{stage}_resblock{block}"] = hift.resblocks[stage * per_stage + block]
+    return [(name, module, lambda _, output: output) for name, module in modules.items()]

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from cosydit.certify.audio_faults import FRAME_SECONDS, silent_frames
 from cosydit.certify.recognition import (
+    FRAME_SECONDS,
     SphinxRecogniser,
     WordErrors,
     heldout_sentences,
@@ -19,7 +19,7 @@ from cosydit.certify.recognition import (
 )
 from lab.ears.additions import LONGEST_PART_S, Addition, additions, parts_of
 from lab.ears.alignment import digit_agreement, token_agreement
-from lab.ears.audio_faults import clicks, find_faults
+from lab.ears.audio_faults import clicks, find_faults, silent_frames
 from lab.ears.opinion import HOP_SAMPLES, WINDOW_SAMPLES, DnsMos, mean_opinion, p808_mel, windows
 from lab.ears.pitch import track_pitch
 from lab.ears.seams import contour_distance, seam_jumps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -13,8 +14,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from benchmarks import offline_compare, offline_host, offline_input
-from cosydit.batch import command as offline_batch
+from benchmarks import offline_batch, offline_compare, offline_host, offline_input
+from cosydit.batch.command import add_options, read_rows
 from cosydit.batch.ledger import Ledger
 from cosydit.batch.llm import SegmentedLM
 from cosydit.batch.pipeline import BatchPipeline, utterance_seed
@@ -95,6 +96,19 @@ def test_a_batch_goes_on_where_it_stopped(tmp_path: Path, checkpoint: Path, llm:
     assert sorted(result["utt"] for result in _results(tmp_path)) == ["a", "b", "c"]
 
 
+def test_parts_for_several_machines_are_the_whole_list_and_share_nothing(tmp_path: Path, checkpoint: Path) -> None:
+    manifest = _manifest(tmp_path, checkpoint, ["a", "b", "c", "d", "e"])
+    spoken = []
+    for part in ("1/2", "2/2"):
+        args = argparse.ArgumentParser()
+        add_options(args)
+        args.set_defaults(voices_dir=None)
+        spoken.append(
+            [row.utt for row in read_rows(args.parse_args(["--manifest-path", str(manifest), "--part", part]))]
+        )
+    assert spoken == [["a", "c", "e"], ["b", "d"]]
+
+
 def test_figures_come_from_a_run_that_speaks_every_row(tmp_path: Path, checkpoint: Path, llm: FakeLLM) -> None:
     figures = tmp_path / "figures.json"
     options = ("--llm-url", llm.url, "--figures", str(figures), "--setting", '{"gpus": 0}', "--warm-up", "1")
@@ -143,10 +157,9 @@ def test_made_rows_have_texts_whose_speech_is_about_as_long_as_asked_for(tmp_pat
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        pytest.param(["--num-workers", "4"], "--num-workers means nothing here", id="num-workers"),
-        pytest.param(["--prefetch", "2"], "--prefetch means nothing here", id="prefetch"),
-        pytest.param(["--backend", "hf"], "use --backend embedded", id="backend hf"),
-        pytest.param(["--backend", "trtllm-serve"], "use --backend trtllm", id="backend trtllm-serve"),
+        pytest.param(["--num-workers", "4"], "unrecognized arguments: --num-workers", id="num-workers"),
+        pytest.param(["--backend", "hf"], "invalid choice: 'hf'", id="backend hf"),
+        pytest.param(["--part", "3/2"], "expected K/N such as 1/4", id="part 3 of 2"),
         pytest.param(["--batch-size", "0"], "expected at least 1", id="batch size 0"),
     ],
 )
@@ -167,8 +180,6 @@ def test_options_that_mean_nothing_are_usage_errors(
         pytest.param(["--llm-url", "http://h:1", "--llm-set", "device=cpu"], "started here", id="LLM setting"),
         pytest.param(["--engine-dir", "x"], "--engine-dir is for --backend trtllm", id="engine dir"),
         pytest.param(["--prompt-text", "x"], "go together", id="prompt text alone"),
-        pytest.param(["--ray", "local"], "--ray needs --llm-url", id="ray without an LLM"),
-        pytest.param(["--ray-workers", "2"], "--ray-workers is for --ray", id="workers of nothing"),
         pytest.param(["--llm-url", "http://127.0.0.1:9"], "no LLM service answers", id="LLM down"),
     ],
 )

@@ -30,7 +30,10 @@ def _finish(ledger: Ledger, utt: str) -> None:
 
 
 def _results(ledger: Ledger) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ledger.results_path.read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in ledger.audio_path("a").with_name("results.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def test_what_is_written_is_done_after_a_restart(tmp_path: Path) -> None:
@@ -52,7 +55,7 @@ def test_a_torn_line_and_a_partial_file_are_dropped(tmp_path: Path) -> None:
     with _ledger(tmp_path) as ledger:
         _finish(ledger, "a")
     (tmp_path / "out" / ".b.wav.part").write_bytes(b"RIFF")
-    with ledger.results_path.open("a", encoding="utf-8") as results:
+    with (tmp_path / "out" / "results.jsonl").open("a", encoding="utf-8") as results:
         results.write('{"utt": "b", "aud')
     with _ledger(tmp_path) as ledger:
         assert [result["utt"] for result in _results(ledger)] == ["a"]
@@ -88,8 +91,8 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_second_run_in_the_same_directory_is_refused(tmp_path: Path) -> None:
-    with _ledger(tmp_path), pytest.raises(BenchmarkError, match="another batch"):
-        _ledger(tmp_path).open()
+    with _ledger(tmp_path), pytest.raises(BenchmarkError, match="another batch"), _ledger(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("utt", ["../a", "a/b", ".hidden", "", "x" * 201, "a\nb"])

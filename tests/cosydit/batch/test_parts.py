@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from benchmarks.offline_batch import RAW_COLUMNS, compute_figures, raw_samples
 from benchmarks.offline_compare import compute_figures as compute_speedup
-from cosydit.batch.command import RAW_COLUMNS, compute_figures, raw_samples
 from cosydit.batch.ledger import Ledger
 from cosydit.batch.llm import WholeAnswerClient
 from cosydit.batch.pipeline import BatchPipeline, take_alike

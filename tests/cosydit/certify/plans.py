@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cosydit.certify.check import Check, CheckFunction, Plan
+from cosydit.certify.check import Outcome, Plan
 from cosydit.certify.context import CheckContext
+from cosydit.certify.run import run_here
+from cosydit.certify.table import all_checks, selected
 
 
 def plan_in(folder: Path, device: str = "cpu", checkpoint: Path | None = None) -> Plan:
@@ -17,5 +19,8 @@ def context_in(folder: Path, device: str = "cpu", checkpoint: Path | None = None
     return CheckContext(plan_in(folder, device, checkpoint))
 
 
-def check_of(run: CheckFunction, area: str = "host", name: str = "one") -> Check:
-    return Check(area, name, run, "certify.md")
+def outcome_of(path: str, folder: Path, device: str = "cpu", checkpoint: Path | None = None) -> Outcome:
+    """Run one check of the table here."""
+    with context_in(folder, device, checkpoint) as context:
+        (check,) = selected(all_checks(context.plan), [path])
+        return run_here(context, check)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +14,8 @@ import pytest
 
 from cosydit.certify import llm
 from cosydit.certify.check import Outcome, Result
-from cosydit.certify.checks import all_checks, selected
 from cosydit.certify.run import run_here
-from llm_service.config import LLMBackend
+from cosydit.certify.table import all_checks, selected
 from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
 from tests.cosydit.certify.plans import context_in, plan_in
 
@@ -32,12 +32,11 @@ def rows_of(seed: int) -> llm.FloatArray:
 class FakeServer:
     """Knows the logits after each prompt, which is its last id."""
 
-    bias: llm.FloatArray = field(default_factory=lambda: rows_of(1000) / 4)
+    bias: llm.FloatArray = field(default_factory=lambda: rows_of(1000))
     has_bias: bool = True
     has_penalty: bool = True
     is_aware: bool = True
     shift: int = 0
-    backend: LLMBackend = LLMBackend.EMBEDDED
     vocabulary: SpeechVocabulary = COSYVOICE2
 
     def questions(self) -> list[Any]:
@@ -46,36 +45,29 @@ class FakeServer:
     def logits(self, seed: int) -> llm.FloatArray:
         return rows_of(seed) + self.bias
 
-    def body(self, text: str, **fields: Any) -> dict[str, Any]:
-        return {"prompt": [FIRST + 5, FIRST + 6, 0], "repetition_penalty": 1.1, **fields}
-
-    def ids(self, body: dict[str, Any]) -> tuple[list[int], str]:
-        scores = self.logits(body["prompt"][-1]) - (0 if self.has_bias else self.bias)
-        heard = [token - FIRST for token in body["prompt"][:-1]]
+    def draw(self, question: llm.Question, rows: Sequence[int] = (), count: int = 1, **fields: Any) -> list[int]:
+        scores = self.logits(question.prompt[-1]) - (0 if self.has_bias else self.bias)
+        heard = [token - FIRST for token in question.prompt[:-1]]
         if self.has_penalty:
-            penalty = body["repetition_penalty"]
+            penalty = fields.get("repetition_penalty", 1.0)
             scores[heard] = np.where(scores[heard] > 0, scores[heard] / penalty, scores[heard] * penalty)
-        allowed = [token - FIRST for token in body.get("allowed_token_ids", range(FIRST, FIRST + ROWS))]
+        allowed = rows or range(ROWS)
         drawn: list[int] = []
-        for _ in range(body.get("max_tokens", 1)):
+        for _ in range(count):
             possible = [row for row in allowed if not (self.is_aware and row in drawn)]
             drawn.append(max(possible, key=lambda each: float(scores[each])))
-        return [FIRST + row + self.shift for row in drawn if row < SPEECH_TOKEN_COUNT], "length"
+        return [FIRST + row + self.shift for row in drawn if row < SPEECH_TOKEN_COUNT]
 
 
 def asked(name: str, server: FakeServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
     context = context_in(folder)
-    head = type(
-        "Head", (), {"bias": type("Bias", (), {"float": lambda self: self, "numpy": lambda self: server.bias})()}
-    )
-    monkeypatch.setattr(llm, "read_speech_head", lambda directory: head)
     monkeypatch.setattr(llm, "_questions", lambda context, asked: server.questions())
     context.shared("llm/embedded", lambda: nullcontext(server))
     (check,) = selected(all_checks(context.plan), [f"llm/embedded/{name}"])
     return run_here(context, check)
 
 
-@pytest.mark.parametrize("name", ["token-offset", "head-bias", "penalty", "repetition"])
+@pytest.mark.parametrize("name", ["token-offset", "penalty", "repetition"])
 def test_a_good_server_passes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = asked(name, FakeServer(), tmp_path, monkeypatch)
     assert outcome.result is Result.PASS, outcome.reason
@@ -86,10 +78,10 @@ def test_a_good_server_passes(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     [
         pytest.param("token-offset", FakeServer(shift=1), r"every id is off by \+1: wrong token offset", id="offset"),
         pytest.param("token-offset", FakeServer(shift=-3), r"off by -3", id="offset below"),
-        pytest.param("head-bias", FakeServer(has_bias=False), "the bias was dropped", id="bias"),
+        pytest.param("token-offset", FakeServer(has_bias=False), "share of the float32 model's own", id="bias"),
         pytest.param("penalty", FakeServer(has_penalty=False), "applies no penalty", id="penalty"),
         pytest.param("repetition", FakeServer(is_aware=False), "12 of 12 answers repeat a token", id="repetition"),
-        pytest.param("repetition", FakeServer(shift=9000), "asked for two of the ids", id="other tokens"),
+        pytest.param("repetition", FakeServer(shift=9000), "asked for two of the rows", id="other tokens"),
     ],
 )
 def test_a_spoiled_server_is_found_by_name(
@@ -98,11 +90,6 @@ def test_a_spoiled_server_is_found_by_name(
     outcome = asked(name, server, tmp_path, monkeypatch)
     assert outcome.result is Result.FAIL
     assert re.search(said, outcome.reason), outcome.reason
-
-
-def test_a_head_without_a_bias_to_speak_of_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = FakeServer(bias=np.zeros(ROWS, np.float32))
-    assert asked("head-bias", server, tmp_path, monkeypatch).result is Result.NOT_RUN
 
 
 def test_a_backend_that_is_not_installed_has_one_check_that_says_so(

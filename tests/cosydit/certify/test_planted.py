@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from cosydit.certify import llm, token2wav
-from cosydit.certify.check import Outcome, Result
-from cosydit.certify.checks import all_checks, selected
-from cosydit.certify.run import run_here
+from cosydit.certify.check import Result
 from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
-from tests.cosydit.certify.plans import context_in
+from tests.cosydit.certify.plans import outcome_of
 from tests.workers import random_checkpoint
 from token2wav_service import build
 
@@ -32,20 +30,14 @@ raise SystemExit(main())
 """
 
 
-def outcome_of(path: str, folder: Path, checkpoint: Path) -> Outcome:
-    with context_in(folder, checkpoint=checkpoint) as context:
-        (check,) = selected(all_checks(context.plan), [path])
-        return run_here(context, check)
-
-
 def test_a_changed_byte_of_a_weight_file_is_found(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     shutil.copytree(random_checkpoint(tmp_path_factory), tmp_path / "checkpoint")
-    assert outcome_of("checkpoint/sums", tmp_path, tmp_path / "checkpoint").result is Result.PASS
+    assert outcome_of("checkpoint/sums", tmp_path, checkpoint=tmp_path / "checkpoint").result is Result.PASS
     path = tmp_path / "checkpoint" / "token2wav" / "hift.pt"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
-    found = outcome_of("checkpoint/sums", tmp_path, tmp_path / "checkpoint")
+    found = outcome_of("checkpoint/sums", tmp_path, checkpoint=tmp_path / "checkpoint")
     assert found.result is Result.FAIL and "hift.pt has SHA-256" in found.reason
 
 
@@ -64,7 +56,7 @@ def test_a_wrong_matrix_of_the_served_engine_is_found(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(build, "load_models", first_one_spoiled)
     monkeypatch.setattr(token2wav, "SPOKEN_TOKENS", 25)
-    found = outcome_of("token2wav/reference", tmp_path, resolve_checkpoint(None, tmp_path).llm_dir.parent)
+    found = outcome_of("token2wav/reference", tmp_path, checkpoint=resolve_checkpoint(None, tmp_path).llm_dir.parent)
     assert len(loaded) == 2, found.reason
     assert found.result is Result.FAIL and "log-mel distance" in found.reason
 
@@ -74,5 +66,7 @@ def test_a_wrong_matrix_of_the_served_engine_is_found(tmp_path: Path, monkeypatc
 def test_a_service_whose_ids_are_off_by_one_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Starts an LLM service with the demo voice."""
     monkeypatch.setattr(llm, "SERVICE", ["-c", SHIFTING_SERVICE])
-    found = outcome_of("llm/embedded/token-offset", tmp_path, resolve_checkpoint(None, tmp_path).llm_dir.parent)
+    found = outcome_of(
+        "llm/embedded/token-offset", tmp_path, checkpoint=resolve_checkpoint(None, tmp_path).llm_dir.parent
+    )
     assert found.result is Result.FAIL and "every id is off by +1" in found.reason, found.reason

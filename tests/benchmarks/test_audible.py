@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cosydit.bench.audible import LeadingSilence, heard_at_s, nearest_rank
+from benchmarks.lib.audible import LeadingSilence, heard_at_s, nearest_rank
 from cosydit.bench.types import AudioArrival
 
 RATE_HZ = 24_000
