@@ -42,7 +42,7 @@ from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer
 logger = logging.getLogger(__name__)
 
 FIXED_BODY_BYTES = 64 * 1024
-"""Most bytes of a request beside the prompt; 16 stop strings of 256 characters take 48 KiB at most."""
+"""Most bytes of a request beside the prompt."""
 BODY_BYTES_PER_TOKEN = 32
 """Bytes for each token of the longest prompt: an id takes 8, a spelled speech token 10, a word with escapes up to
 24."""
@@ -182,8 +182,6 @@ class AnswerStream(Response):
         is_first = True
         try:
             async for output in self._generation.outputs():
-                if not (output.token_ids or output.text or output.is_last or output.fills):
-                    continue  # held back: may be the beginning of a stop string
                 count += len(output.token_ids)
                 yield sse_event(self._shape.chunk(output, is_first))
                 is_first = False
@@ -299,7 +297,6 @@ def _sampling_params(fields: GenerationFields, room_tokens: int) -> SamplingPara
         seed=fields.seed if fields.seed is not None else secrets.randbits(SEED_BITS),
         min_tokens=fields.min_tokens,
         stop_token_ids=frozenset(fields.stop_token_ids or ()),
-        stop=fields.stops,
         ignore_eos=fields.ignore_eos,
         banned_token_ids=frozenset(fields.banned_token_ids or ()),
         allowed_token_ids=None if fields.allowed_token_ids is None else frozenset(fields.allowed_token_ids),

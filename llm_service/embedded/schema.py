@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from llm_service.vocab import VOCABULARIES
 
 MAX_STOP_STRINGS = 16
-MAX_STOP_LENGTH = 256  # characters
 MAX_TEMPERATURE = 10.0
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 10.0
 MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
@@ -20,7 +19,7 @@ MAX_COUNT = (1 << 31) - 1
 """Most tokens or rows that a request may name, within the engines' integers."""
 
 TokenId = Annotated[int, Field(ge=0, lt=max(each.table_rows for each in VOCABULARIES))]
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+EndToken = Annotated[str, Field(pattern=r"^<\|(eos\d?|endoftext|im_end|fill)\|>$")]
 
 
 class RequestRefused(Exception):
@@ -56,7 +55,8 @@ class GenerationFields(_Strict):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None  # least share of the likeliest token's probability
     repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = None
     seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    # As the original's clients send it, and nothing else: every end token ends an answer, named here or not.
+    stop: EndToken | Annotated[list[EndToken], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: list[TokenId] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None  # nothing else comes out
     banned_token_ids: list[TokenId] | None = None  # never come out
@@ -75,13 +75,6 @@ class GenerationFields(_Strict):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is possible with stream=true only")
         return self
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings as a tuple."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def wants_token_ids(self) -> bool:
