@@ -23,15 +23,14 @@ from starlette.types import Receive, Scope, Send
 from llm_service.embedded.generation import ClientDisconnected, Generation, run_unless_disconnected
 from llm_service.embedded.interleaving import InterleavedPrompt
 from llm_service.embedded.loop import EngineLoop
-from llm_service.embedded.metrics import CONTENT_TYPE, metrics_text
-from llm_service.embedded.prompts import PromptReader
-from llm_service.embedded.responses import DONE_EVENT, AnswerShape, error_body, sse_event
+from llm_service.embedded.responses import CONTENT_TYPE, DONE_EVENT, AnswerShape, error_body, metrics_text, sse_event
 from llm_service.embedded.schema import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationFields,
     InterleavedFields,
     MoreText,
+    PromptReader,
     RequestRefused,
     parse_request,
 )

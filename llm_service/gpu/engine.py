@@ -17,9 +17,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from llm_service.embedded.engine import EngineLimits, check_request
+from llm_service.embedded.engine import EngineLimits, SlotAllocator, check_request
 from llm_service.embedded.interleaving import Interleaver
-from llm_service.embedded.kv_cache import SlotAllocator
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import EngineCounters, EngineStats, FinishReason, GenerationOutput, GenerationRequest
 from llm_service.errors import (

@@ -15,9 +15,8 @@ from llm_service.checkpoint import make_random_llm
 from llm_service.config import LLMBackend
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.model import SpeechLanguageModel
-from llm_service.embedded.prompts import PromptReader
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.embedded.schema import ChatMessage
+from llm_service.embedded.schema import ChatMessage, PromptReader
 from llm_service.embedded.types import GenerationRequest, SamplingParams
 from llm_service.errors import VocabularyError
 from llm_service.export.huggingface import read_huggingface, write_huggingface

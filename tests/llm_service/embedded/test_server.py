@@ -17,9 +17,8 @@ from starlette.testclient import TestClient
 from llm_service.embedded.app import BODY_BYTES_PER_TOKEN, FIXED_BODY_BYTES, SpeechLMServer, create_app
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.loop import LONGEST_TURN_S, EngineLoop
-from llm_service.embedded.prompts import PromptReader
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.embedded.schema import ChatMessage
+from llm_service.embedded.schema import ChatMessage, PromptReader
 from llm_service.embedded.types import GenerationOutput
 from llm_service.prompt import build_chat_messages, build_prompt, load_text_encoder
 from llm_service.vocab import END_IDS, SpeechTokenTextParser, speech_id_from_llm_id
