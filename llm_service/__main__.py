@@ -14,8 +14,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llm_service.backends import Backend, EmbeddedBackend, TrtllmBackend, VllmBackend
-from llm_service.backends.auto import AUTO, GPU_DEVICE, choose_backend, has_gpu
+from llm_service.backends import (
+    AUTO,
+    GPU_DEVICE,
+    Backend,
+    EmbeddedBackend,
+    TrtllmBackend,
+    VllmBackend,
+    choose_backend,
+    has_gpu,
+)
 from llm_service.config import (
     LLM,
     LLMBackend,

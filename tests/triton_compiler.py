@@ -17,6 +17,10 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from tests import ROOT
+from tests.workers import is_whole
+
+ARCHITECTURES = ("80", "90") if is_whole() else ("90",)
+"""Compute capabilities to compile for: an H100's, and in the nightly run an A100's, which takes as long again."""
 
 
 def compile_instead_of_running(architecture: int) -> list[str]:

@@ -5,8 +5,6 @@
 Nothing sleeps and nothing waits for the machine, so that a run takes as long as its Python and comes out the same
 every time. Threads, sockets and child processes don't exist in this time: a loop that has only those to wait for
 stands still, which is an error.
-
-Several simulations may run at the same time: each takes a core for seconds and knows nothing of the others.
 """
 
 from __future__ import annotations
@@ -16,9 +14,7 @@ import gc
 import heapq
 import math
 import selectors
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from itertools import count
 from typing import Any, TypeVar
@@ -144,17 +140,3 @@ def _cancel_all(loop: VirtualLoop) -> None:
         task.cancel()
     if left:
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-
-
-MapLike = Callable[..., Iterator[Any]]
-"""Called as `map` is; results come in order."""
-
-
-@contextmanager
-def mapping(processes: int) -> Iterator[MapLike]:
-    """Give something that maps in so many processes; one is this process, where nothing has to be pickled."""
-    if processes == 1:
-        yield map
-        return
-    with ProcessPoolExecutor(processes) as pool:
-        yield pool.map

@@ -11,14 +11,12 @@ import sys
 from pathlib import Path
 
 from llm_service.config import LLMBackend
-from llm_service.errors import ConfigError, LLMServiceError
-from llm_service.export.convert import Calibration, Origin, build_trtllm, convert_huggingface, convert_trtllm
+from llm_service.errors import LLMServiceError
+from llm_service.export.convert import DTYPES, Origin, build_trtllm, convert_huggingface, convert_trtllm
 from llm_service.export.trtllm_build import EngineLimits
-from llm_service.export.trtllm_options import DTYPES, SmoothQuant, TrtllmOptions, WeightOnly
 from servicekit.extras import install_command
 
 TEST_TEXTS = 4
-CALIBRATION_TEXTS = 32
 SAMPLE_TEXTS = "samples/english.txt"
 
 
@@ -54,36 +52,9 @@ def _add_huggingface(actions: argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def _add_trtllm(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = actions.add_parser("trtllm", help="write a TensorRT-LLM checkpoint, cut into ranks and quantised")
+    parser = actions.add_parser("trtllm", help="write a TensorRT-LLM checkpoint for one GPU")
     _add_origin(parser)
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default="bfloat16", help="type of the tensors that are not quantised"
-    )
-    for name, what in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context")):
-        parser.add_argument(
-            f"--{name}-size", f"--{name}_size", type=int, default=1, help=f"number of {what} parallel GPUs"
-        )
-    parser.add_argument("--use-weight-only", "--use_weight_only", action="store_true", help="quantise the weights")
-    kinds = [kind.value for kind in WeightOnly]
-    parser.add_argument(
-        "--weight-only-precision",
-        "--weight_only_precision",
-        choices=kinds,
-        help="type of the quantised weights (default int8)",
-    )
-    parser.add_argument(
-        "--smoothquant",
-        type=float,
-        metavar="ALPHA",
-        help="SmoothQuant's alpha, for 8-bit weights and activations; try 0.5",
-    )
-    parser.add_argument(
-        "--per-channel", "--per_channel", action="store_true", help="SmoothQuant: one scale for each channel"
-    )
-    parser.add_argument("--per-token", "--per_token", action="store_true", help="SmoothQuant: one scale for each token")
-    parser.add_argument("--calibration", type=Path, metavar="FILE", help="SmoothQuant: file of texts, one a line")
-    parser.add_argument("--device", default="cpu", help="SmoothQuant: device on which activations are measured")
-    parser.add_argument("--workers", type=int, default=1, help="number of rank files made at the same time")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="type of the tensors (default %(default)s)")
     parser.set_defaults(run=run, perform=_trtllm)
 
 
@@ -135,9 +106,7 @@ def _huggingface(args: argparse.Namespace) -> int:
 
 
 def _trtllm(args: argparse.Namespace) -> int:
-    options, calibration = _trtllm_options(args), _calibration(args)
-    origin = Origin(args.source, args.qwen_dir)
-    return _report(args.directory, convert_trtllm(origin, args.directory, options, args.workers, calibration))
+    return _report(args.directory, convert_trtllm(Origin(args.source, args.qwen_dir), args.directory, args.dtype))
 
 
 def _build(args: argparse.Namespace) -> int:
@@ -183,27 +152,6 @@ def _server(args: argparse.Namespace, port: int) -> list[str]:
     source_dir = args.source_dir or args.model_dir
     command = [sys.executable, "-m", "llm_service", "--backend", args.backend, "--model-dir", str(args.model_dir)]
     return [*command, "--tokenizer-dir", str(source_dir), "--port", str(port)]
-
-
-def _trtllm_options(args: argparse.Namespace) -> TrtllmOptions:
-    if args.weight_only_precision is not None and not args.use_weight_only:
-        raise ConfigError("--weight-only-precision needs --use-weight-only")
-    if args.smoothquant is None and (args.per_channel or args.per_token):
-        raise ConfigError("--per-channel and --per-token need --smoothquant")
-    weight_only = WeightOnly(args.weight_only_precision or WeightOnly.INT8) if args.use_weight_only else None
-    smooth_quant = None
-    if args.smoothquant is not None:
-        smooth_quant = SmoothQuant(args.smoothquant, args.per_channel, args.per_token)
-    return TrtllmOptions(args.dtype, args.tp_size, args.pp_size, args.cp_size, weight_only, smooth_quant)
-
-
-def _calibration(args: argparse.Namespace) -> Calibration | None:
-    if args.smoothquant is None:
-        return None
-    if args.calibration is None:
-        return Calibration(_texts(CALIBRATION_TEXTS), device=args.device)
-    lines = args.calibration.read_text(encoding="utf-8").splitlines()
-    return Calibration([line for line in lines if line.strip()], device=args.device)
 
 
 def _texts(count: int) -> list[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.gpu_presets import STREAM_INTERVAL, GpuPreset, preset_for
 from cosydit.stack.stack import EMBEDDED, REPLICA_PORT_STEP, Ports, StackOptions
-from llm_service.backends.auto import choose_backend, has_gpu
+from llm_service.backends import choose_backend, has_gpu
 from llm_service.config import LLMBackend
 from llm_service.export.convert import Origin, convert_huggingface
 from llm_service.huggingface_layout import has_speech_form

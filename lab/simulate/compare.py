@@ -7,7 +7,9 @@ to the next: the less the longer the run is. So a simulated figure is the median
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +18,6 @@ from benchmarks.lib.sweep import FinishedRun, RunPlan
 from cosydit.bench.metrics import START_BUFFERS_S
 from lab.simulate.costs import CostModel
 from lab.simulate.single_gpu import simulate_sweep
-from tests.virtual_time import mapping
 
 AIM = 0.15
 """Relative error that a prediction should stay within."""
@@ -128,3 +129,17 @@ def median_figures(drawn: Sequence[RunFigures]) -> RunFigures:
 
 def _figures(costs: CostModel, plans: tuple[RunPlan, ...], seed: int) -> RunFigures:
     return {run.name: run_figures(run) for run in simulate_sweep(costs, plans, seed)}
+
+
+MapLike = Callable[..., Iterator[Any]]
+"""Called as `map` is; results come in order."""
+
+
+@contextmanager
+def mapping(processes: int) -> Iterator[MapLike]:
+    """Give something that maps in so many processes; one is this process, where nothing has to be pickled."""
+    if processes == 1:
+        yield map
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        yield pool.map

@@ -14,10 +14,10 @@ from math import ceil
 from benchmarks.lib.points import LISTENERS_A_GATEWAY, CapacityPoint, GPUs
 from cosydit.bench.metrics import percentile, playback_underrun
 from cosydit.bench.types import BenchmarkError, RequestRecord
+from lab.simulate.compare import mapping
 from lab.simulate.costs import CostModel
 from lab.simulate.crowd import CrowdPlan, LoadStep
 from lab.simulate.fleet import FleetPlan, FleetRun, simulate_fleet
-from tests.virtual_time import mapping
 
 POINT_DRAWS = 3
 LEAST_HEARING_RATIO = 0.95

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from benchmarks.lib.sweep import FinishedRun
 from cosydit.bench.metrics import percentile, playback_underrun
 from cosydit.bench.types import RequestRecord
+from lab.simulate.compare import mapping
 from lab.simulate.compute import Slowdown
 from lab.simulate.costs import CostModel, GatewayCost, LLMCost, StepCost, Token2WavCost
-from tests.virtual_time import mapping
 from token2wav_service.contract import LOOKAHEAD_TOKENS
 from token2wav_service.runtime.slots.step_shapes import StepShapes
 

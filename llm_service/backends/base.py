@@ -1,18 +1,20 @@
-"""Defines a backend: a command line and the few ways in which its HTTP dialect differs. Starts nothing itself."""
+"""Defines a backend: a command line and the few ways in which its HTTP dialect differs; and our own. Starts nothing."""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import shutil
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
-from llm_service.config import LLMBackend, ServerConfig
+from llm_service.config import EmbeddedConfig, LLMBackend, ServerConfig
 from llm_service.errors import BackendUnavailableError, CheckpointError
 from llm_service.huggingface_layout import has_speech_form, stores_head_bias
 from llm_service.text_encoder import TOKENIZER_FILE
-from servicekit.extras import own_command
+from servicekit.extras import install_command, own_command
 
 logger = logging.getLogger(__name__)
 
@@ -106,3 +108,38 @@ def require_served_form(name: LLMBackend, model_dir: Path) -> None:
 def is_engine(model_dir: Path) -> bool:
     """Tell whether a directory holds engines that trtllm-build made."""
     return any(model_dir.glob("*.engine"))
+
+
+NEEDED_MODULES = ("torch", "safetensors")
+
+
+class EmbeddedBackend:
+    """Runs `llm_service.embedded`."""
+
+    name = LLMBackend.EMBEDDED
+    capabilities = Capabilities(
+        token_id_field="return_token_ids",
+        token_id_value=True,
+        needs_converted_form=False,
+    )
+
+    def __init__(self, embedded_config: EmbeddedConfig) -> None:
+        self.embedded_config = embedded_config
+
+    def command(self, config: ServerConfig) -> list[str]:
+        """Return the command line of this launcher with every setting spelled out."""
+        command = [sys.executable, "-m", "llm_service", "--backend", self.name.value]
+        for config_part in (config, self.embedded_config):
+            for entry in fields(config_part):
+                value = getattr(config_part, entry.name)
+                if value is not None:
+                    command += [f"--{entry.name.replace('_', '-')}", str(value)]
+        return command
+
+    def check(self, config: ServerConfig) -> None:
+        """See `Backend.check`."""
+        require_directories(config)
+        missing = [name for name in NEEDED_MODULES if importlib.util.find_spec(name) is None]
+        if missing:
+            command = install_command("llm-embedded")
+            raise BackendUnavailableError(f"the embedded backend needs {', '.join(missing)}; install with: {command}")

@@ -23,15 +23,14 @@ from starlette.types import Receive, Scope, Send
 from llm_service.embedded.generation import ClientDisconnected, Generation, run_unless_disconnected
 from llm_service.embedded.interleaving import InterleavedPrompt
 from llm_service.embedded.loop import EngineLoop
-from llm_service.embedded.metrics import CONTENT_TYPE, metrics_text
-from llm_service.embedded.prompts import PromptReader
-from llm_service.embedded.responses import DONE_EVENT, AnswerShape, error_body, sse_event
+from llm_service.embedded.responses import CONTENT_TYPE, DONE_EVENT, AnswerShape, error_body, metrics_text, sse_event
 from llm_service.embedded.schema import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationFields,
     InterleavedFields,
     MoreText,
+    PromptReader,
     RequestRefused,
     parse_request,
 )
@@ -42,7 +41,7 @@ from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer
 logger = logging.getLogger(__name__)
 
 FIXED_BODY_BYTES = 64 * 1024
-"""Most bytes of a request beside the prompt; 16 stop strings of 256 characters take 48 KiB at most."""
+"""Most bytes of a request beside the prompt."""
 BODY_BYTES_PER_TOKEN = 32
 """Bytes for each token of the longest prompt: an id takes 8, a spelled speech token 10, a word with escapes up to
 24."""
@@ -182,8 +181,6 @@ class AnswerStream(Response):
         is_first = True
         try:
             async for output in self._generation.outputs():
-                if not (output.token_ids or output.text or output.is_last or output.fills):
-                    continue  # held back: may be the beginning of a stop string
                 count += len(output.token_ids)
                 yield sse_event(self._shape.chunk(output, is_first))
                 is_first = False
@@ -299,7 +296,6 @@ def _sampling_params(fields: GenerationFields, room_tokens: int) -> SamplingPara
         seed=fields.seed if fields.seed is not None else secrets.randbits(SEED_BITS),
         min_tokens=fields.min_tokens,
         stop_token_ids=frozenset(fields.stop_token_ids or ()),
-        stop=fields.stops,
         ignore_eos=fields.ignore_eos,
         banned_token_ids=frozenset(fields.banned_token_ids or ()),
         allowed_token_ids=None if fields.allowed_token_ids is None else frozenset(fields.allowed_token_ids),

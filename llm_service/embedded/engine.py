@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_service.embedded.interleaving import Feed, Interleaver
-from llm_service.embedded.kv_cache import SlotAllocator
 from llm_service.embedded.model import DecodeRow
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.sequence import Sequence
@@ -52,6 +51,30 @@ class EngineLimits:
     def max_prompt_tokens(self) -> int:
         """Longest prompt that fits a step in which every other slot decodes."""
         return min(self.max_step_tokens - self.slots, self.max_sequence_tokens - 1)
+
+
+class SlotAllocator:
+    """Hands out slots; the lowest free one first, so that few forwards cover them."""
+
+    def __init__(self, slots: int) -> None:
+        self._free = list(range(slots))
+        self._slots = slots
+
+    @property
+    def free_count(self) -> int:
+        """Free slots."""
+        return len(self._free)
+
+    def allocate(self) -> int:
+        """Take the lowest free slot; the caller has looked at `free_count`."""
+        slot = min(self._free)
+        self._free.remove(slot)
+        return slot
+
+    def free(self, slot: int) -> None:
+        """Give a slot back."""
+        assert slot not in self._free and 0 <= slot < self._slots
+        self._free.append(slot)
 
 
 def check_request(request: GenerationRequest, max_prompt_tokens: int, vocabulary_rows: int, room: int) -> None:

@@ -143,6 +143,10 @@ class Interleaver:
         if not self.is_closed:
             self._left_in_block -= 1
 
+    def is_fill(self, token_id: int) -> bool:
+        """Tell whether a drawn token asks for text, and is none of the answer's."""
+        return not self.is_closed and token_id == self._vocabulary.fill_id
+
     def note_fill(self) -> None:
         """Note that the LLM asked for text before its block was full."""
         self._left_in_block = 0

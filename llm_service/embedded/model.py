@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llm_service.embedded.decoder import Decoder, Linear, load_decoder
-from llm_service.embedded.kv_cache import CacheShape, SlotCache
+from llm_service.embedded.decoder import CacheShape, Decoder, Linear, SlotCache, load_decoder
 from llm_service.qwen2 import read_shape
 from llm_service.speech_head import TensorFiles, read_speech_head, read_vocabulary
 from llm_service.vocab import COSYVOICE2, SpeechVocabulary

@@ -5,14 +5,19 @@ Field names and meanings are OpenAI's, and vLLM's or TensorRT-LLM's for the exte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from tokenizers import Tokenizer
 
-from llm_service.vocab import VOCABULARIES
+from llm_service.errors import UnsafeTextError
+from llm_service.prompt import chat_prefix, instruction_ids
+from llm_service.text_encoder import TOKENIZER_FILE, load_text_encoder
+from llm_service.vocab import VOCABULARIES, SpeechTokenTextParser, VocabularyError
 
 MAX_STOP_STRINGS = 16
-MAX_STOP_LENGTH = 256  # characters
 MAX_TEMPERATURE = 10.0
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 10.0
 MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
@@ -20,7 +25,7 @@ MAX_COUNT = (1 << 31) - 1
 """Most tokens or rows that a request may name, within the engines' integers."""
 
 TokenId = Annotated[int, Field(ge=0, lt=max(each.table_rows for each in VOCABULARIES))]
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+EndToken = Annotated[str, Field(pattern=r"^<\|(eos\d?|endoftext|im_end|fill)\|>$")]
 
 
 class RequestRefused(Exception):
@@ -56,7 +61,8 @@ class GenerationFields(_Strict):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None  # least share of the likeliest token's probability
     repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = None
     seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    # As the original's clients send it, and nothing else: every end token ends an answer, named here or not.
+    stop: EndToken | Annotated[list[EndToken], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: list[TokenId] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None  # nothing else comes out
     banned_token_ids: list[TokenId] | None = None  # never come out
@@ -75,13 +81,6 @@ class GenerationFields(_Strict):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is possible with stream=true only")
         return self
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings as a tuple."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def wants_token_ids(self) -> bool:
@@ -166,3 +165,50 @@ def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
 
 def _path(location: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in location)
+
+
+class PromptReader:
+    """Reads prompts with one directory's tokenizer: a tenth of a second and more for a long text, so in a thread."""
+
+    def __init__(self, tokenizer_dir: Path) -> None:
+        """Load the tokenizer.
+
+        Raises:
+            CheckpointError: it is missing, or numbers its tokens otherwise.
+        """
+        self._encoder = load_text_encoder(tokenizer_dir)
+        self._tokenizer = Tokenizer.from_file(str(tokenizer_dir / TOKENIZER_FILE))
+
+    def from_completion(self, prompt: str | list[int], add_special_tokens: bool) -> tuple[int, ...]:
+        """Return the ids of a raw prompt; a string may spell control and speech tokens."""
+        if isinstance(prompt, str):
+            # NOTE: of the library's calls only those on batches release the interpreter's lock.
+            return tuple(self._tokenizer.encode_batch([prompt], add_special_tokens=add_special_tokens)[0].ids)
+        return tuple(prompt)
+
+    def from_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        """Return sos, the user's text, task_id, and the assistant's speech tokens: what the chat template gives.
+
+        An instruction, which is what a system message says, stands before the user's text with `<|endofprompt|>`
+        between them. Both stay text whatever they spell, but for the family's own instruction at the user's start.
+
+        Raises:
+            RequestRefused: the assistant's content is not speech tokens, or the text can't be encoded.
+        """
+        vocabulary, encode = self._encoder.vocabulary, self._encoder.encode_apart
+        asked = messages[0].content if messages[0].role == "system" else ""
+        user, *assistant = messages[messages[0].role == "system" :]
+        try:
+            instruction = instruction_ids(encode, vocabulary, asked)
+            text_ids = encode(user.content.removeprefix(chat_prefix(vocabulary)))
+        except UnsafeTextError as err:
+            raise RequestRefused(str(err), param="messages.0.content") from err
+        speech = assistant[0].content if assistant else ""
+        parser = SpeechTokenTextParser(vocabulary)
+        try:
+            speech_ids = parser.feed(speech)
+            parser.close()
+        except VocabularyError as err:
+            raise RequestRefused(str(err), param="messages.1.content") from err
+        begin = (vocabulary.sos_id, *instruction, *text_ids, vocabulary.task_id)
+        return (*begin, *(vocabulary.llm_id(speech_id) for speech_id in speech_ids))

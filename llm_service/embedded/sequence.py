@@ -1,4 +1,4 @@
-"""One request inside the engine: its sampler, its stop conditions, what it may hand out. Knows no tensors, no HTTP."""
+"""One request inside the engine: its sampler, when it ends, what it hands out. Knows no tensors, no HTTP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from llm_service.embedded.interleaving import WHOLE_TEXT, Feed, Interleaver
 from llm_service.embedded.sampling import RepetitionGuard, TokenSampler
-from llm_service.embedded.stop_strings import Released, StopStringFilter
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest, SamplingParams
 from llm_service.errors import InvalidGenerationError
 from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
@@ -38,7 +37,6 @@ class Sequence:
             self.interleaver = Interleaver(*layout, positions, request.continued_tokens)
             closing = {*self._rows(vocabulary.end_ids), *self._rows(request.params.stop_token_ids)}
             self._rows_of_ends = np.array(sorted(closing - set(self._rows([vocabulary.fill_id]))), dtype=np.int64)
-        self._stops = StopStringFilter(request.params.stop)
         self._sampler = TokenSampler(
             request.params,
             guard,
@@ -79,7 +77,7 @@ class Sequence:
         """
         row = self._sampler.sample(logits, self._barred_now())
         token_id = self._vocabulary.first_id + row
-        if self.interleaver is not None and not self.interleaver.is_closed and token_id == self._vocabulary.fill_id:
+        if self.interleaver is not None and self.interleaver.is_fill(token_id):
             self.interleaver.note_fill()
             return GenerationOutput(self.request.request_id, fills=(0,))
         self._generated += 1
@@ -87,13 +85,8 @@ class Sequence:
         if self.interleaver is not None and row < SPEECH_TOKEN_COUNT:
             self.interleaver.note(token_id)
         if row >= SPEECH_TOKEN_COUNT or token_id in self.request.params.stop_token_ids:
-            return self._stopped_by_token(token_id, row)
-        released = self._stops.push(token_id, self._vocabulary.row_text(row))
-        if released.stop is not None:
-            return self._output(released, FinishReason.STOP, released.stop)
-        if self._generated >= self._most_tokens():
-            return self._output(_joined(released, self._stops.flush()), FinishReason.LENGTH)
-        return self._output(released)
+            return self._output(row if self.request.params.include_end_token else None, FinishReason.STOP, token_id)
+        return self._output(row, FinishReason.LENGTH if self._generated >= self._most_tokens() else None)
 
     def _barred_now(self) -> npt.NDArray[np.int64] | None:
         """Return the rows that must not be drawn while text is to come."""
@@ -104,16 +97,11 @@ class Sequence:
         asked = self.request.params.max_tokens
         return asked if self.interleaver is None else self.interleaver.most_tokens(asked, self._generated)
 
-    def _stopped_by_token(self, token_id: int, row: int) -> GenerationOutput:
-        released = self._stops.flush()
-        if self.request.params.include_end_token:
-            released = _joined(released, Released((token_id,), self._vocabulary.row_text(row)))
-        return self._output(released, FinishReason.STOP, token_id)
-
-    def _output(
-        self, released: Released, reason: FinishReason | None = None, stop_reason: str | int | None = None
-    ) -> GenerationOutput:
-        return GenerationOutput(self.request.request_id, released.token_ids, released.text, reason, stop_reason)
+    def _output(self, row: int | None, reason: FinishReason | None, stop_reason: int | None = None) -> GenerationOutput:
+        rows = () if row is None else (row,)
+        ids = tuple(self._vocabulary.first_id + each for each in rows)
+        text = "".join(map(self._vocabulary.row_text, rows))
+        return GenerationOutput(self.request.request_id, ids, text, reason, stop_reason)
 
     def _rows(self, llm_ids: Iterable[int]) -> list[int]:
         """Return the head rows of those ids that have one."""
@@ -126,7 +114,3 @@ class Sequence:
         if params.allowed_token_ids is not None:
             barred |= set(range(self._vocabulary.head_rows)) - set(self._rows(params.allowed_token_ids))
         return barred
-
-
-def _joined(first: Released, second: Released) -> Released:
-    return Released(first.token_ids + second.token_ids, first.text + second.text)

@@ -26,8 +26,8 @@ from llm_service.embedded.app import SpeechLMServer, create_app
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.loop import Engine, EngineLoop
 from llm_service.embedded.model import SpeechLanguageModel
-from llm_service.embedded.prompts import PromptReader
 from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.embedded.schema import PromptReader
 from llm_service.embedded.token_stream import SpeechTokenServicer, serving_tokens
 from llm_service.embedded.types import GenerationOutput, GenerationRequest, SamplingParams
 from llm_service.errors import BackendUnavailableError, CheckpointError, ConfigError, EngineStoppedError

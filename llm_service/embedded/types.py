@@ -52,7 +52,7 @@ class BucketCounts:
 class FinishReason(str, Enum):
     """Why an answer ended, in OpenAI's words."""
 
-    STOP = "stop"  # an end token, a stop token or a stop string
+    STOP = "stop"  # an end token or a stop token
     LENGTH = "length"  # max_tokens
 
 
@@ -73,7 +73,6 @@ class SamplingParams:
     min_p: float = 0.0  # least share of the likeliest token's probability
     repetition_penalty: float = 1.1  # 1 is none
     stop_token_ids: frozenset[int] = frozenset()
-    stop: tuple[str, ...] = ()
     ignore_eos: bool = False  # end tokens are impossible
     include_end_token: bool = False  # hand out the end token too, as id and as text
     banned_token_ids: frozenset[int] = frozenset()  # never drawn
@@ -116,7 +115,7 @@ class GenerationOutput:
     token_ids: tuple[int, ...] = ()  # LLM ids
     text: str = ""  # the same tokens as text
     finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None  # the stop string or LLM id that ended it
+    stop_reason: int | None = None  # the LLM id that ended it
     error: EngineError | None = None
     fills: tuple[int, ...] = ()  # the LLM asked for text before its block was full: behind so many `token_ids`
 

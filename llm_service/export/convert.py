@@ -9,29 +9,23 @@ Imports nothing heavy by itself: finding that there is nothing to do must be qui
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import importlib.metadata
-import logging
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llm_service.errors import CheckpointError, ConfigError
 from llm_service.export.manifest import Recipe, is_up_to_date, new_directory
-from llm_service.export.read import read_source, shape_file, source_files
 from llm_service.export.trtllm_build import EngineLimits, build_command, build_engine
-from llm_service.export.trtllm_options import DTYPES, TrtllmOptions, check_options
-from llm_service.qwen2 import read_shape
 from servicekit.checkpoint_file import CheckpointDeclaration, CheckpointFileError, find_declaration, write_declaration
 
 if TYPE_CHECKING:
-    from llm_service.export.smooth_quant import LayerRanges
     from llm_service.export.source import SpeechLMSource
 
-logger = logging.getLogger(__name__)
+DTYPES = ("float16", "bfloat16", "float32")
+LLM_PT = "llm.pt"
+QWEN_DIR = "CosyVoice-BlankEN"  # beside llm.pt in the official checkpoint
 
 
 @dataclass(frozen=True)
@@ -42,16 +36,6 @@ class Origin:
     qwen_dir: Path | None = None  # Qwen2's config.json and tokenizer, for llm.pt
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """What SmoothQuant measures activations with."""
-
-    texts: Sequence[str]
-    max_tokens: int = 100  # speech tokens for each text, at most
-    seed: int = 0
-    device: str = "cpu"
-
-
 def convert_huggingface(origin: Origin, directory: Path, dtype: str) -> bool:
     """Write the converted Hugging Face form; return False if it is there already.
 
@@ -59,8 +43,7 @@ def convert_huggingface(origin: Origin, directory: Path, dtype: str) -> bool:
         ConfigError: the dtype is unknown.
         CheckpointError: the source is damaged or numbered otherwise, or `directory` holds something else.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
+    _check_dtype(dtype)
     recipe = Recipe("huggingface", source_files(origin.path, origin.qwen_dir), {"dtype": dtype})
     if is_up_to_date(directory, recipe):
         return False
@@ -81,37 +64,28 @@ def _declared(origin: Origin) -> CheckpointDeclaration:
         raise CheckpointError(str(error)) from error
 
 
-def convert_trtllm(
-    origin: Origin, directory: Path, options: TrtllmOptions, workers: int, calibration: Calibration | None
-) -> bool:
-    """Write a TensorRT-LLM checkpoint; return False if it is there already.
-
-    Args:
-        origin: the model.
-        directory: made if missing.
-        options: how it is cut and quantised.
-        workers: rank files made at the same time; changes nothing in them.
-        calibration: needed with SmoothQuant, unused without.
+def convert_trtllm(origin: Origin, directory: Path, dtype: str) -> bool:
+    """Write a TensorRT-LLM checkpoint for one GPU; return False if it is there already.
 
     Raises:
-        ConfigError: TensorRT-LLM can't build this combination, or the calibration is missing.
+        ConfigError: the dtype is unknown.
         CheckpointError: the source is damaged or numbered otherwise, or `directory` holds something else.
     """
-    check_options(options, read_shape(shape_file(origin.path, origin.qwen_dir)))
-    if workers < 1:
-        raise ConfigError(f"workers is {workers}, expected 1 or more")
-    if options.smooth_quant is not None and calibration is None:
-        raise ConfigError("SmoothQuant needs texts to measure activations with")
-    recipe = Recipe("trtllm_checkpoint", source_files(origin.path, origin.qwen_dir), _described(options, calibration))
+    _check_dtype(dtype)
+    recipe = Recipe("trtllm_checkpoint", source_files(origin.path, origin.qwen_dir), {"dtype": dtype})
     if is_up_to_date(directory, recipe):
         return False
-    from llm_service.export.trtllm_checkpoint import write_checkpoint
+    from llm_service.export.trtllm import write_checkpoint
 
     source = read_source(origin.path, origin.qwen_dir)
-    ranges = _ranges(source, options, calibration)
     with new_directory(directory, recipe) as partial:
-        write_checkpoint(source, partial, options, workers, ranges)
+        write_checkpoint(source, partial, dtype)
     return True
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
 
 
 def build_trtllm(checkpoint_dir: Path, directory: Path, limits: EngineLimits) -> bool:
@@ -134,29 +108,6 @@ def build_trtllm(checkpoint_dir: Path, directory: Path, limits: EngineLimits) ->
     return True
 
 
-def _described(options: TrtllmOptions, calibration: Calibration | None) -> dict[str, Any]:
-    described = dataclasses.asdict(options)
-    if options.smooth_quant is not None and calibration is not None:
-        texts = hashlib.sha256("\n".join(calibration.texts).encode()).hexdigest()
-        described["calibration"] = {
-            "texts_sha256": texts,
-            "max_tokens": calibration.max_tokens,
-            "seed": calibration.seed,
-        }
-    return described
-
-
-def _ranges(
-    source: SpeechLMSource, options: TrtllmOptions, calibration: Calibration | None
-) -> Sequence[LayerRanges] | None:
-    if options.smooth_quant is None or calibration is None:
-        return None
-    from llm_service.export.calibration import measure_ranges, prompts_of
-
-    prompts = prompts_of(source, calibration.texts)
-    return measure_ranges(source, prompts, calibration.max_tokens, calibration.seed, calibration.device)
-
-
 def _gpus() -> list[str]:
     """Name the GPUs: an engine runs only on the kind that built it."""
     command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
@@ -172,3 +123,60 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def source_files(path: Path, qwen_dir: Path | None) -> list[Path]:
+    """Return the files that a conversion of `path` reads; a cheap look, nothing is opened.
+
+    Args:
+        path: llm.pt, a directory that holds it, or a Hugging Face directory (stock or converted form).
+        qwen_dir: Qwen2's config.json and tokenizer, for llm.pt; by default CosyVoice-BlankEN beside it.
+
+    Raises:
+        CheckpointError: `path` is none of these.
+    """
+    llm_pt = _llm_pt(path)
+    if llm_pt is not None:
+        return [llm_pt, *_small_files(_qwen_dir(llm_pt, qwen_dir))]
+    if not (path / "config.json").is_file():
+        raise CheckpointError(f"{path} has neither {LLM_PT} nor config.json; give the official or Hugging Face form")
+    return _small_files(path) + sorted(path.glob("*.safetensors"))
+
+
+def read_source(path: Path, qwen_dir: Path | None) -> SpeechLMSource:
+    """Read a model in either form; arguments as of `source_files`.
+
+    Raises:
+        CheckpointError: something is missing, damaged or numbered otherwise; the message says what.
+    """
+    # Heavy: importing these takes longer than finding out that there is nothing to do.
+    from llm_service.export.huggingface import read_huggingface
+    from llm_service.export.source import check_special_rows, read_official
+
+    llm_pt = _llm_pt(path)
+    if llm_pt is not None:
+        source = read_official(llm_pt, _qwen_dir(llm_pt, qwen_dir))
+    else:
+        source = read_huggingface(path)
+    check_special_rows(source.embedding, path, source.vocabulary)
+    return source
+
+
+def _llm_pt(path: Path) -> Path | None:
+    if path.is_file():
+        return path
+    inside = path / LLM_PT
+    return inside if inside.is_file() else None
+
+
+def _qwen_dir(llm_pt: Path, given: Path | None) -> Path:
+    directory = given or llm_pt.parent / QWEN_DIR
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is missing; give Qwen2's config.json and tokenizer with --qwen-dir")
+    return directory
+
+
+def _small_files(directory: Path) -> list[Path]:
+    """Return configuration and tokenizer; not the record of an earlier conversion, which changes nothing here."""
+    names = sorted(path for pattern in ("*.json", "*.txt", "*.jinja") for path in directory.glob(pattern))
+    return [path for path in names if path.name != "manifest.json"]

@@ -17,9 +17,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from llm_service.embedded.engine import EngineLimits, check_request
-from llm_service.embedded.interleaving import WHOLE_TEXT, Interleaver
-from llm_service.embedded.kv_cache import SlotAllocator
+from llm_service.embedded.engine import EngineLimits, SlotAllocator, check_request
+from llm_service.embedded.interleaving import Interleaver
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import EngineCounters, EngineStats, FinishReason, GenerationOutput, GenerationRequest
 from llm_service.errors import (
@@ -28,7 +27,7 @@ from llm_service.errors import (
     GenerationFailedError,
     InvalidGenerationError,
 )
-from llm_service.gpu.answer import Answer, EventPacking, InterleavedAnswer, Next, TokenTexts
+from llm_service.gpu.answer import Answer, EventPacking, Next, TokenTexts
 from llm_service.gpu.schedule import (
     SchedulePolicy,
     Slots,
@@ -144,9 +143,7 @@ class GpuEngine:
         tokens = len(request.prompt_ids)
         most_prompt_tokens = self._limits.max_sequence_tokens - 1
         check_request(request, most_prompt_tokens, self._vocabulary_rows, self._most_positions - tokens)
-        if request.interleaved is not None:
-            layout = (request.prompt_ids, request.interleaved, self._vocabulary())
-            Interleaver(*layout, continued_tokens=request.continued_tokens)
+        self._interleaver(request)
         if not 0 <= request.continued_tokens < tokens:
             raise InvalidGenerationError(
                 f"continued_tokens is {request.continued_tokens}; expected 0..{tokens - 1}, tokens at the prompt's end"
@@ -162,8 +159,6 @@ class GpuEngine:
         answer = self._held.get(request_id) or next(waiting, None)
         if answer is None:
             return
-        if not isinstance(answer, InterleavedAnswer):
-            raise InvalidGenerationError(WHOLE_TEXT)
         answer.push(text_ids, is_last)
         if answer.waits_for_text:
             self._go_on(answer)
@@ -242,9 +237,13 @@ class GpuEngine:
 
     def _answer(self, request: GenerationRequest) -> Answer:
         given = (request, self._ids, self._texts, self._clock.now())
+        return Answer(*given, self._interleaver(request), self._most_positions)
+
+    def _interleaver(self, request: GenerationRequest) -> Interleaver | None:
         if request.interleaved is None:
-            return Answer(*given)
-        return InterleavedAnswer(*given, self._vocabulary(), self._most_positions)
+            return None
+        layout = (request.prompt_ids, request.interleaved, self._vocabulary())
+        return Interleaver(*layout, self._most_positions, request.continued_tokens)
 
     def _expire(self, now_s: float) -> list[GenerationOutput]:
         """Fail what has passed its deadline."""
@@ -269,19 +268,15 @@ class GpuEngine:
             answer.slot, answer.pages = self._slots.allocate(), self._pages.allocate(pages)
             self._held[answer.request.request_id] = self._by_slot[answer.slot] = answer
             self._paces.begin(answer.slot, answer.request.head_start_tokens, answer.request.tokens_per_s)
-            is_interleaved = isinstance(answer, InterleavedAnswer)
-            self._is_interleaved[answer.slot] = is_interleaved
-            self._most_tokens[answer.slot] = UNBOUNDED if is_interleaved else answer.most_tokens
-            if isinstance(answer, InterleavedAnswer):
-                self._go_on(answer)
-            else:
-                self._prompting.append(answer)
+            self._is_interleaved[answer.slot] = answer.is_interleaved
+            self._most_tokens[answer.slot] = UNBOUNDED if answer.is_interleaved else answer.most_tokens
+            self._go_on(answer)
 
-    def _go_on(self, answer: InterleavedAnswer) -> None:
-        """Have what comes next in an interleaved answer run; text goes before whole prompts, which are longer."""
+    def _go_on(self, answer: Answer) -> None:
+        """Have what comes next in an answer run; text that came goes before whole prompts, which are longer."""
         following = answer.go_on()
         if following is Next.PROMPT:
-            self._prompting.insert(0, answer)
+            self._prompting.insert(0 if answer.is_interleaved else len(self._prompting), answer)
         elif following is Next.DECODE:
             self._is_ready[answer.slot] = True
             self._has_ready_changed = True
@@ -323,7 +318,7 @@ class GpuEngine:
         room = min(prompt_tokens(self._ready, self._paces, self._policy), self._runner.sizes.prompt_rows[-1])
         pieces: list[PromptPiece] = []
         ended: list[Answer] = []
-        fed: list[InterleavedAnswer] = []
+        fed: list[Answer] = []  # whose text must come before they speak
         while self._prompting and room and len(pieces) < self._runner.sizes.draws:
             answer = self._prompting[0]
             piece = self._piece(answer, room)
@@ -332,10 +327,7 @@ class GpuEngine:
             if answer.prompted < len(answer.prompt):
                 continue
             self._prompting.pop(0)
-            if isinstance(answer, InterleavedAnswer) and not piece.ends:
-                fed.append(answer)
-            else:
-                ended.append(answer)
+            (ended if piece.ends else fed).append(answer)
         launched = self._runner.prompt(pieces)
         slots = np.array([answer.slot for answer in ended], np.int32)
         self._paces.launched[slots] += 1
@@ -363,10 +355,8 @@ class GpuEngine:
         for answer, row in zip(step.answers, rows, strict=True):
             if answer.is_over:
                 continue
-            if row < 0 or row in answer.closing_rows or answer.stops is not None or self._is_interleaved[answer.slot]:
-                output = self._read_closely(answer, row, now_s)
-                if output is not None:
-                    outputs.append(output)
+            if row < 0 or row in answer.closing_rows or self._is_interleaved[answer.slot]:
+                outputs.append(self._read_closely(answer, row, now_s))
                 continue
             count += 1
             answer.generated = generated = answer.generated + 1
@@ -385,22 +375,21 @@ class GpuEngine:
         self._counters.tokens += count
         return outputs
 
-    def _read_closely(self, answer: Answer, row: int, now_s: float) -> GenerationOutput | None:
+    def _read_closely(self, answer: Answer, row: int, now_s: float) -> GenerationOutput:
         """Read a row that is no plain token in the middle of an answer."""
         if row < 0:
             return self._fail(answer, GenerationFailedError(_REASONS[row]))
         self._counters.tokens += 1
-        if isinstance(answer, InterleavedAnswer) and not answer.note(row):
+        if not answer.note(row):
             self._go_on(answer)
             return GenerationOutput(answer.request.request_id, fills=(0,))
         answer.generated += 1
         if answer.generated == 1:
             self._paces.first_token_s[answer.slot] = now_s
         output = answer.accept_closely(row)
-        if output is not None and output.is_last:
+        if output.is_last:
             return self._finish(answer, output)
-        if isinstance(answer, InterleavedAnswer):
-            self._go_on(answer)
+        self._go_on(answer)
         return output
 
     def _finish(self, answer: Answer, output: GenerationOutput) -> GenerationOutput:

@@ -21,8 +21,8 @@ from llm_service.config import LLMBackend
 from llm_service.embedded.app import SpeechLMServer, create_app
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.loop import EngineLoop
-from llm_service.embedded.prompts import PromptReader
 from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.embedded.schema import PromptReader
 from llm_service.embedded.token_stream import SpeechTokenServicer, serving_tokens
 from llm_service.prompt import TextPieces, build_prompt
 from llm_service.text_encoder import TextEncoder, load_text_encoder

@@ -18,8 +18,7 @@ from gateway.text.pronunciation.aliases import AliasRule
 from gateway.text.styles import Style
 from llm_service.checkpoint import make_random_llm
 from llm_service.config import LLMBackend
-from llm_service.embedded.prompts import PromptReader
-from llm_service.embedded.schema import ChatMessage
+from llm_service.embedded.schema import ChatMessage, PromptReader
 from llm_service.text_encoder import TextEncoder, acting_tags, load_text_encoder
 from llm_service.vocab import COSYVOICE2, COSYVOICE3, ENDOFTEXT_ID, SpeechVocabulary
 from servicekit.checkpoint_file import CheckpointDeclaration, find_declaration, write_declaration

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 import uvicorn
 
 from llm_service.checkpoint import make_random_llm
 from llm_service.config import EmbeddedConfig, LLMBackend, parse_server_config
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.serve import build_app
+from llm_service.gpu.weights import Weights, load_weights
 from servicekit.clock import SystemClock
 
 MODEL_NAME = "random-llm"
@@ -34,6 +36,12 @@ def llm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(llm_dir: Path) -> SpeechLanguageModel:
     """The checkpoint loaded; tests allocate their own cache."""
     return SpeechLanguageModel.load(llm_dir, "cpu", "float32")
+
+
+@pytest.fixture(scope="session")
+def weights(llm_dir: Path) -> Weights:
+    """The checkpoint as the GPU engine holds it."""
+    return load_weights(llm_dir, torch.device("cpu"), torch.float32)
 
 
 @pytest.fixture(scope="module", params=["eager", "graphs"])

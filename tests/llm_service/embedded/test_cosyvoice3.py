@@ -15,13 +15,12 @@ from llm_service.checkpoint import make_random_llm
 from llm_service.config import LLMBackend
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.model import SpeechLanguageModel
-from llm_service.embedded.prompts import PromptReader
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.embedded.schema import ChatMessage
+from llm_service.embedded.schema import ChatMessage, PromptReader
 from llm_service.embedded.types import GenerationRequest, SamplingParams
 from llm_service.errors import VocabularyError
 from llm_service.export.huggingface import read_huggingface, write_huggingface
-from llm_service.export.official_source import read_official
+from llm_service.export.source import read_official
 from llm_service.gpu.weights import load_weights
 from llm_service.prompt import build_chat_messages, build_prompt
 from llm_service.speech_head import read_vocabulary

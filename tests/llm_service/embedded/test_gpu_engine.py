@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.interleaving import InterleavedPrompt
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest, SamplingParams
+from llm_service.embedded.types import GenerationOutput, GenerationRequest
 from llm_service.errors import DeadlineExceededError, GenerationFailedError, InvalidGenerationError
 from llm_service.gpu.answer import EventPacking
 from llm_service.gpu.build import GpuEngineOptions, engine_of
@@ -27,25 +26,25 @@ from llm_service.vocab import (
     SPEECH_TOKEN_OFFSET,
     TASK_ID,
     format_speech_tokens,
-    is_speech_llm_id,
 )
 from tests.gateway.fakes import ManualClock
-from tests.triton_compiler import compiled_kernels
+from tests.llm_service.embedded.engines import (
+    NO_GUARD,
+    SINGLE,
+    Engine,
+    EngineMaker,
+    gpu_engine,
+    make_request,
+    reference_engine,
+    run_all,
+    run_one,
+    tokens_of,
+)
+from tests.triton_compiler import ARCHITECTURES, compiled_kernels
 
 pytestmark = pytest.mark.slow
 
-SINGLE = EventPacking(single_tokens=1 << 20)
 GREEDY = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 25}
-NO_GUARD = RepetitionGuard(0)
-
-
-@pytest.fixture(scope="module")
-def weights(llm_dir: Path) -> Weights:
-    """The random checkpoint as the GPU engine holds it."""
-    return load_weights(llm_dir, torch.device("cpu"), torch.float32)
-
-
-EngineMaker = Callable[..., GpuEngine]
 
 
 @pytest.fixture
@@ -53,19 +52,8 @@ def make_engine(weights: Weights) -> Iterator[EngineMaker]:
     """Makes engines on virtual time; every slot and page must be free in the end."""
     made: list[GpuEngine] = []
 
-    def make(
-        slots: int = 4, guard: RepetitionGuard | None = None, clock: ManualClock | None = None, **options: object
-    ) -> GpuEngine:
-        asked = GpuEngineOptions(
-            device=torch.device("cpu"),
-            dtype=torch.float32,
-            slots=slots,
-            max_sequence_tokens=300,
-            memory_share=0.5,
-            guard=guard or RepetitionGuard(),
-            packing=SINGLE,
-        )
-        made.append(engine_of(weights, replace(asked, **options), clock or ManualClock()))  # type: ignore[arg-type]
+    def make(**options: object) -> GpuEngine:
+        made.append(gpu_engine(weights, **options))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -74,42 +62,8 @@ def make_engine(weights: Weights) -> Iterator[EngineMaker]:
         assert engine.stats().free_slots == engine.stats().slots
 
 
-def make_request(name: str, text_tokens: int = 5, **params: object) -> GenerationRequest:
-    names = ("deadline_s", "priority", "continued_tokens", "tokens_per_s", "head_start_tokens")
-    fields = {key: params.pop(key) for key in names if key in params}
-    prompt = params.pop("prompt", (SOS_ID, *range(text_tokens), TASK_ID))
-    sampling = replace(SamplingParams(max_tokens=30, seed=3), **params)  # type: ignore[arg-type]
-    return GenerationRequest(name, prompt, sampling, **fields)  # type: ignore[arg-type]
-
-
-def run_all(engine: GpuEngine) -> dict[str, list[GenerationOutput]]:
-    outputs: dict[str, list[GenerationOutput]] = {}
-    while engine.has_work:
-        for output in engine.step():
-            outputs.setdefault(output.request_id, []).append(output)
-        engine.check_integrity()
-    return outputs
-
-
-def run_one(engine: GpuEngine, request: GenerationRequest) -> tuple[list[int], GenerationOutput]:
-    engine.add_request(request)
-    outputs = run_all(engine)[request.request_id]
-    return tokens_of(outputs), outputs[-1]
-
-
-def tokens_of(outputs: Sequence[GenerationOutput]) -> list[int]:
-    return [token for output in outputs for token in output.token_ids]
-
-
 def reference_tokens(model: SpeechLanguageModel, request: GenerationRequest, guard: RepetitionGuard) -> list[int]:
-    limits = EngineLimits(slots=4, max_sequence_tokens=300, max_step_tokens=400)
-    model.allocate_cache(model.cache_shape(4, 300), rows_per_forward=4)
-    engine = SpeechLMEngine(model, limits, guard)
-    engine.add_request(request)
-    tokens: list[int] = []
-    while engine.has_work:
-        tokens += tokens_of(engine.step())
-    return tokens
+    return run_one(reference_engine(model, guard=guard), request)[0]
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.1])
@@ -119,18 +73,6 @@ def test_greedy_answers_equal_the_reference(
 ) -> None:
     request = make_request("a", 40, **GREEDY, repetition_penalty=penalty)
     assert run_one(make_engine(guard=guard), request)[0] == reference_tokens(model, request, guard)
-
-
-def test_equal_seeds_give_equal_tokens_whoever_is_beside(make_engine: EngineMaker) -> None:
-    requests = [make_request(str(index), 3 + 9 * index, seed=index) for index in range(7)]
-    alone = {request.request_id: run_one(make_engine(), request)[0] for request in requests}
-    engine = make_engine()
-    for request in reversed(requests):
-        engine.add_request(request)
-    together = {name: tokens_of(outputs) for name, outputs in run_all(engine).items()}
-    assert together == alone
-    assert max(engine.stats().steps_by_rows) > 1
-    assert len({tuple(tokens) for tokens in alone.values()}) == len(alone)
 
 
 def test_a_lost_answer_goes_on_with_the_very_same_tokens(make_engine: EngineMaker) -> None:
@@ -148,16 +90,6 @@ def test_a_long_prompt_runs_in_pieces_and_gives_the_same_answer(
     assert run_one(make_engine(), request)[0] == reference_tokens(model, request, RepetitionGuard())
 
 
-def test_only_speech_tokens_come_out_and_answers_end_by_themselves(make_engine: EngineMaker) -> None:
-    engine = make_engine()
-    for seed in range(12):
-        engine.add_request(make_request(str(seed), seed=seed, max_tokens=200))
-    answers = run_all(engine).values()
-    tokens = [token for outputs in answers for token in tokens_of(outputs)]
-    assert all(is_speech_llm_id(token) for token in tokens) and len(set(tokens)) > 50
-    assert FinishReason.STOP in {outputs[-1].finish_reason for outputs in answers}
-
-
 def test_text_is_the_tokens_as_text_and_outputs_are_packed(make_engine: EngineMaker) -> None:
     engine = make_engine(packing=EventPacking(single_tokens=3, most_tokens=8, longest_wait_s=1e9))
     engine.add_request(make_request("a", ignore_eos=True))
@@ -167,28 +99,6 @@ def test_text_is_the_tokens_as_text_and_outputs_are_packed(make_engine: EngineMa
     assert [len(output.token_ids) for output in run_all(engine)["b"]] == [12, 8, 8, 2], "a head start is one output"
     for output in outputs:
         assert output.text == format_speech_tokens(token - SPEECH_TOKEN_OFFSET for token in output.token_ids)
-
-
-def test_stop_tokens_and_stop_strings_end_an_answer(make_engine: EngineMaker) -> None:
-    tokens, _ = run_one(make_engine(), make_request("a", ignore_eos=True))
-    by_id, last = run_one(make_engine(), make_request("b", ignore_eos=True, stop_token_ids=frozenset({tokens[8]})))
-    assert (by_id, last.finish_reason, last.stop_reason) == (tokens[:8], FinishReason.STOP, tokens[8])
-    stop = format_speech_tokens(token - SPEECH_TOKEN_OFFSET for token in tokens[8:10])
-    by_text, last = run_one(make_engine(), make_request("c", ignore_eos=True, stop=("never", stop)))
-    assert (by_text, last.stop_reason) == (tokens[:8], stop)
-
-
-def test_the_end_token_is_handed_out_on_request(make_engine: EngineMaker) -> None:
-    tokens, last = run_one(make_engine(), make_request("a", max_tokens=290, include_end_token=True))
-    assert last.finish_reason is FinishReason.STOP
-    assert tokens[-1] == END_IDS[0] and last.text.endswith("<|eos1|>")
-
-
-def test_no_answer_is_shorter_than_min_tokens(make_engine: EngineMaker) -> None:
-    engine = make_engine()
-    for seed in range(8):
-        engine.add_request(make_request(str(seed), seed=seed, min_tokens=30, max_tokens=60))
-    assert min(len(tokens_of(outputs)) for outputs in run_all(engine).values()) >= 30
 
 
 def test_abort_and_deadline_free_slot_and_pages(make_engine: EngineMaker) -> None:
@@ -210,18 +120,9 @@ def test_abort_and_deadline_free_slot_and_pages(make_engine: EngineMaker) -> Non
     assert (engine.stats().aborted, engine.stats().failed, engine.stats().finished) == (1, 2, 1)
 
 
-def test_requests_that_can_never_run_are_refused(make_engine: EngineMaker) -> None:
-    engine = make_engine()
-    for request, message in (
-        (make_request("a", 400), "prompt has 402 tokens"),
-        (make_request("a", max_tokens=294), "room for 293"),
-        (make_request("a", prompt=()), "0 tokens"),
-        (make_request("a", prompt=(158336,)), "out of range"),
-        (make_request("a", continued_tokens=7), "continued_tokens is 7"),
-    ):
-        with pytest.raises(InvalidGenerationError, match=message):
-            engine.add_request(request)
-    assert not engine.has_work
+def test_more_continued_tokens_than_the_prompt_has_are_refused(make_engine: EngineMaker) -> None:
+    with pytest.raises(InvalidGenerationError, match="continued_tokens is 7"):
+        make_engine().add_request(make_request("a", continued_tokens=7))
 
 
 def test_an_impossible_request_fails_alone(make_engine: EngineMaker) -> None:
@@ -378,7 +279,7 @@ WRITTEN = (range(1, 4), range(4, 9), range(9, 30), ())
 """Text in pieces: too little for a block of speech, then for one, then for several; the last ends it."""
 
 
-def interleaved_tokens(engine: GpuEngine | SpeechLMEngine, request: GenerationRequest) -> list[int]:
+def interleaved_tokens(engine: Engine, request: GenerationRequest) -> list[int]:
     """Bring the text a piece at a time, each when the engine has nothing to do any more."""
     engine.add_request(request)
     outputs: list[GenerationOutput] = []
@@ -399,7 +300,7 @@ def drawn_of(outputs: Sequence[GenerationOutput]) -> list[int]:
     ]
 
 
-def until_idle(engine: GpuEngine | SpeechLMEngine) -> list[GenerationOutput]:
+def until_idle(engine: Engine) -> list[GenerationOutput]:
     outputs: list[GenerationOutput] = []
     while engine.idle_s() == 0:
         outputs += engine.step()
@@ -413,7 +314,6 @@ def until_idle(engine: GpuEngine | SpeechLMEngine) -> list[GenerationOutput]:
         pytest.param({}, id="plain"),
         pytest.param({"min_tokens": 60, "repetition_penalty": 1.2}, id="penalty"),
         pytest.param({"stop_token_ids": frozenset({SPEECH_TOKEN_OFFSET + 5})}, id="stop id"),
-        pytest.param({"stop": ("<|s_1|>",)}, id="stop string"),
         pytest.param(
             {"allowed_token_ids": frozenset({COSYVOICE2.fill_id, *END_IDS, SPEECH_TOKEN_OFFSET + 7})}, id="fills"
         ),
@@ -426,16 +326,14 @@ def test_text_that_comes_while_it_is_spoken_gives_the_reference_s_answer(
 ) -> None:
     asked = {"temperature": 0.0, "max_tokens": 120, "prompt": BEGUN, **params}
     request = replace(make_request("a", **asked), interleaved=INTERLEAVED)
-    model.allocate_cache(model.cache_shape(4, 300), rows_per_forward=4)
-    reference = SpeechLMEngine(model, EngineLimits(slots=4, max_sequence_tokens=300, max_step_tokens=400), guard)
-    expected = interleaved_tokens(reference, request)
+    expected = interleaved_tokens(reference_engine(model, guard=guard), request)
     assert interleaved_tokens(make_engine(guard=guard), request) == expected
 
 
 FILLING = frozenset({COSYVOICE2.fill_id, *(SPEECH_TOKEN_OFFSET + token for token in range(12))})
 
 
-def interleaved_rest(engine: GpuEngine | SpeechLMEngine, request: GenerationRequest, drawn: list[int]) -> list[int]:
+def interleaved_rest(engine: Engine, request: GenerationRequest, drawn: list[int]) -> list[int]:
     """Begin behind what was drawn; the text comes in other pieces than before, most of it at once."""
     going_on = {"prompt_ids": (*BEGUN, *drawn), "continued_tokens": len(drawn)}
     engine.add_request(replace(request, **going_on))  # type: ignore[arg-type]
@@ -467,13 +365,9 @@ def test_the_reference_goes_on_too_where_nothing_is_random(model: SpeechLanguage
     asked = {"prompt": BEGUN, "max_tokens": 60, "temperature": 0.0, "repetition_penalty": 1.5}
     request = replace(make_request("a", **asked), interleaved=INTERLEAVED)
 
-    def engine() -> SpeechLMEngine:
-        model.allocate_cache(model.cache_shape(4, 300), rows_per_forward=4)
-        return SpeechLMEngine(model, EngineLimits(slots=4, max_sequence_tokens=300, max_step_tokens=400), NO_GUARD)
-
-    whole = interleaved_rest(engine(), request, [])
+    whole = interleaved_rest(reference_engine(model, guard=NO_GUARD), request, [])
     for count in (1, 8, 24, 40):
-        rest = interleaved_rest(engine(), request, whole[:count])
+        rest = interleaved_rest(reference_engine(model, guard=NO_GUARD), request, whole[:count])
         assert rest[: len(whole) - count] == whole[count:], f"behind {count} draws"
 
 
@@ -539,7 +433,7 @@ def test_text_that_can_not_be_taken_is_refused(make_engine: EngineMaker, text: l
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("architecture", ["80", "90"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_kernel_compiles_for_a_gpu(architecture: str, llm_dir: Path, tmp_path: Path) -> None:
     module = "tests.llm_service.embedded.compile_gpu_kernels"
     compiled = compiled_kernels(module, str(llm_dir), architecture, cache=tmp_path)

@@ -15,8 +15,7 @@ import yaml
 from safetensors.torch import save_file
 
 from llm_service.__main__ import main
-from llm_service.backends import Backend, TrtllmBackend, VllmBackend
-from llm_service.backends.auto import choose_backend, succeeds
+from llm_service.backends import Backend, TrtllmBackend, VllmBackend, choose_backend, succeeds
 from llm_service.backends.trtllm import serve_options
 from llm_service.backends.vllm import RUNNER_VARIABLE
 from llm_service.config import (

@@ -1,4 +1,4 @@
-"""Drawing tokens: nucleus, penalties, masks, the repetition guard, and stop strings."""
+"""Drawing tokens: nucleus, penalties, masks and the repetition guard."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from llm_service.embedded.sampling import RepetitionGuard, TokenSampler
-from llm_service.embedded.stop_strings import StopStringFilter
 from llm_service.embedded.types import SamplingParams
 from llm_service.errors import GenerationFailedError
 
@@ -120,31 +117,3 @@ def test_excluding_every_token_is_an_error() -> None:
     sampler = make_sampler(replace(PLAIN, min_tokens=5), stop_rows=tuple(range(ROWS)))
     with pytest.raises(GenerationFailedError, match="no token is possible"):
         sampler.sample(np.zeros(ROWS, dtype=np.float32))
-
-
-@given(st.lists(st.sampled_from(["ab", "ba", "a", "cab"]), max_size=20), st.sampled_from(["aba", "b", "bb", "cabc"]))
-def test_stop_strings_are_found_wherever_tokens_split_them(tokens: list[str], stop: str) -> None:
-    matcher = StopStringFilter((stop,))
-    ids: list[int] = []
-    text, met = "", None
-    for index, token in enumerate(tokens):
-        released = matcher.push(index, token)
-        text, met = text + released.text, released.stop
-        ids += released.token_ids
-        if met is not None:
-            break
-    else:
-        rest = matcher.flush()
-        text, ids = text + rest.text, ids + list(rest.token_ids)
-    whole = "".join(tokens)
-    assert met == (stop if stop in whole else None)
-    assert text == whole.split(stop)[0]
-    assert "".join(tokens[index] for index in ids) == text[: len("".join(tokens[index] for index in ids))]
-    assert ids == list(range(len(ids)))
-
-
-def test_nothing_is_held_that_can_not_become_a_stop_string() -> None:
-    matcher = StopStringFilter(("<|s_1|><|s_2|>",))
-    assert matcher.push(9, "<|s_9|>").token_ids == (9,)
-    assert matcher.push(1, "<|s_1|>").token_ids == ()
-    assert matcher.push(3, "<|s_3|>").token_ids == (1, 3)

@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from llm_service.checkpoint import make_random_llm
 from llm_service.config import SPEECH_HEAD_FILE
-from llm_service.export.convert import Origin, convert_huggingface
-from llm_service.export.read import QWEN_DIR, read_source
+from llm_service.export.convert import QWEN_DIR, Origin, convert_huggingface, read_source
 from llm_service.export.source import SpeechLMSource
 from llm_service.huggingface_layout import ENDOFTEXT
 from llm_service.vocab import SOS_ID, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET, TASK_ID

@@ -12,14 +12,12 @@ TENSORRT_LLM_IMPORTS = {
     "tensorrt_llm.functional.pad": _FUNCTIONAL,
     "tensorrt_llm.layers.ColumnLinear": "tensorrt_llm/layers/linear.py",
     "tensorrt_llm.models.QWenForCausalLM": "tensorrt_llm/models/qwen/model.py",
-    "tensorrt_llm.quantization.functional.preprocess_weights_for_mixed_gemm": "tensorrt_llm/quantization/functional.py",
     "tensorrt_llm._torch.models.modeling_qwen.Qwen2ForCausalLM": "tensorrt_llm/_torch/models/modeling_qwen.py",
     "tensorrt_llm._torch.models.modeling_utils.register_auto_model": "docs/source/models/adding-new-model.md",
 }
 
 # Attributes of the engine's objects, beside those of Python, torch and our own classes.
 TENSORRT_LLM_ATTRIBUTES = {
-    "from_checkpoint": "tensorrt_llm/models/modeling_utils.py, PretrainedModel",
     "forward": "tensorrt_llm/layers/linear.py, LinearBase",
     "lm_head": "tensorrt_llm/models/modeling_utils.py, DecoderModelForCausalLM; also _torch/models/modeling_utils.py",
     "epilogue": "tensorrt_llm/_torch/models/modeling_utils.py, DecoderModelForCausalLM",
@@ -28,12 +26,6 @@ TENSORRT_LLM_ATTRIBUTES = {
     "vocab_size": "docs/source/legacy/architecture/checkpoint.md",
     "dtype": "docs/source/legacy/architecture/checkpoint.md",
     "torch_dtype": "Transformers' config, as tensorrt_llm/_torch/models/modeling_qwen.py uses it",
-    "mapping": "docs/source/legacy/architecture/checkpoint.md",
-    "quantization": "docs/source/legacy/architecture/checkpoint.md",
-    "quant_algo": "docs/source/legacy/architecture/checkpoint.md",
-    "tp_group": "tensorrt_llm/mapping.py, Mapping",
-    "tp_size": "tensorrt_llm/mapping.py, Mapping",
-    "is_last_pp_rank": "tensorrt_llm/mapping.py, Mapping",
 }
 
 # vLLM 0.20.2.
@@ -78,7 +70,7 @@ VLLM_ATTRIBUTES = {
 # Of Python, torch, numpy-like tensors, and keys of the converted form.
 OTHER_ATTRIBUTES = {
     *("__init__", "get", "items", "T"),
-    *("Tensor", "nn", "Module", "Parameter", "empty", "dtype", "int8", "quint4x2", "float16", "float32"),
+    *("Tensor", "nn", "Module", "Parameter", "empty", "dtype", "float16", "float32"),
     *("linear", "pad", "float", "new_empty", "new_full", "shape", "data", "copy_", "contiguous"),
     *("speech_head_first_id", "speech_head_rows"),
     *("ids_before", "ids_after", "vocab_size_padded", "weight", "bias", "speech_qwen2"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 from pathlib import Path
 
@@ -37,55 +36,6 @@ def test_the_directory_beside_llm_pt_can_be_given(
     qwen_dir = tmp_path / "elsewhere"
     assert run_command("huggingface", official_dir / "llm.pt", tmp_path / "out", "--qwen-dir", qwen_dir) == 1
     assert str(qwen_dir) in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "algorithm"),
-    [
-        ("", None),
-        ("--use-weight-only", "W8A16"),
-        ("--use_weight_only --weight_only_precision int4", "W4A16"),
-        ("--smoothquant 0.5 --per_channel --per-token", "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"),
-    ],
-)
-def test_quantisation_is_asked_for_in_either_spelling(
-    stock_dir: Path, tmp_path: Path, flags: str, algorithm: str | None
-) -> None:
-    texts = tmp_path / "texts"
-    texts.write_text("Hello.\n\nOne.\n")
-    calibration = ["--calibration", str(texts)] if "smoothquant" in flags else []
-    directory = tmp_path / "checkpoint"
-    assert run_command("trtllm", stock_dir, directory, *shlex.split(flags), *calibration) == 0
-    config = json.loads((directory / "config.json").read_text("utf-8"))
-    assert config["quantization"]["quant_algo"] == algorithm
-
-
-@pytest.mark.parametrize("tensor_flag", ["--tp-size", "--tp_size"])
-def test_ranks_are_asked_for_in_either_spelling(stock_dir: Path, tmp_path: Path, tensor_flag: str) -> None:
-    directory = tmp_path / "checkpoint"
-    assert run_command("trtllm", stock_dir, directory, tensor_flag, "2", "--workers", "2") == 0
-    assert sorted(path.name for path in directory.glob("rank*")) == ["rank0.safetensors", "rank1.safetensors"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--weight-only-precision int4", "--weight-only-precision needs --use-weight-only"),
-        ("--per-token", "need --smoothquant"),
-        ("--use-weight-only --smoothquant 0.5", "SmoothQuant"),
-        ("--tp-size 3", "3"),
-        ("--workers 0", "workers"),
-        ("--smoothquant 0.5 --calibration NOTHING", "NOTHING"),
-    ],
-)
-def test_what_can_not_be_done_is_refused_before_work_starts(
-    stock_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, message: str
-) -> None:
-    assert run_command("trtllm", stock_dir, tmp_path / "checkpoint", *shlex.split(flags)) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("cosydit convert-llm: ")
-    assert message in said
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("action", ["huggingface", "trtllm", "build"])

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.errors import CheckpointError, ConfigError
-from llm_service.export.convert import Origin, convert_huggingface
-from llm_service.export.read import read_source
+from llm_service.export.convert import Origin, convert_huggingface, read_source
 from llm_service.export.source import SpeechLMSource
 from llm_service.huggingface_layout import has_speech_form
 from llm_service.speech_head import speech_rows

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.errors import CheckpointError
-from llm_service.export.read import QWEN_DIR, read_source, source_files
+from llm_service.export.convert import QWEN_DIR, read_source, source_files
 from llm_service.export.source import SpeechLMSource, build_tokenizer_files
 from llm_service.huggingface_layout import INLINE_TOKENS
 from llm_service.speech_head import read_speech_head

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from tests.token2wav_service.streaming.flow_factory import randomise
-from tests.triton_compiler import compiled_kernels
+from tests.triton_compiler import ARCHITECTURES, compiled_kernels
 from token2wav_service.models.config import DiTConfig
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.flow.dit import DiT
@@ -145,7 +145,7 @@ def _upstream_tails(tails: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.slow
 @pytest.mark.servers
-@pytest.mark.parametrize("architecture", ["80", "90"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_kernel_compiles_for_a_gpu_at_the_demo_voice_s_sizes(architecture: str, tmp_path: Path) -> None:
     compiled = compiled_kernels("tests.token2wav_service.runtime.compile_kernels", architecture, cache=tmp_path)
     some = {"attend_kernel", "commit_rows_kernel", "combine_kernel", "product_kernel", "mixed_product_kernel"}
