@@ -4,6 +4,7 @@
     dns:HOST:PORT                          every address of HOST
     kubernetes:NAMESPACE/SERVICE:PORT      the endpoints of a Service, by the API
 
+A name of the LLM may stand after grpc:// (`dns:grpc://HOST:PORT`): its replicas are asked for their token stream.
 A source tells addresses, each with whether it may get new streams. One that can't be asked keeps what it told last.
 """
 
@@ -28,6 +29,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 DNS = "dns:"
 KUBERNETES = "kubernetes:"
 HTTP = "http://"
+GRPC = "grpc://"
 _AFTER_FAULT_S = 5.0
 
 
@@ -119,10 +121,11 @@ def parse_sources(text: str, scheme: str, interval_s: float, kubernetes: Callabl
     sources: list[Source] = [StaticReplicas(plain)] if plain else []
     for part in parts:
         if part.startswith(DNS):
-            host, port = _host_and_port(part.removeprefix(DNS), "dns:HOST:PORT")
-            sources.append(DnsReplicas(host, port, scheme, interval_s))
+            name, found_scheme = _split_scheme(part.removeprefix(DNS), scheme)
+            sources.append(DnsReplicas(*_host_and_port(name, "dns:HOST:PORT"), found_scheme, interval_s))
         elif part.startswith(KUBERNETES):
-            sources.append(kubernetes(*_service(part), scheme))
+            name, found_scheme = _split_scheme(part.removeprefix(KUBERNETES), scheme)
+            sources.append(kubernetes(*_service(name), found_scheme))
     return sources
 
 
@@ -146,18 +149,25 @@ def check_address(address: str, scheme: str) -> str:
     return address
 
 
+def _split_scheme(name: str, scheme: str) -> tuple[str, str]:
+    """Return a name without the grpc:// of an LLM's token stream, and the scheme of its replicas."""
+    return (name.removeprefix(GRPC), GRPC) if scheme and name.startswith(GRPC) else (name, scheme)
+
+
 def _host_and_port(text: str, expected: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
-    if not (host and colon and port.isdigit()):
+    if not (host and colon and port.isdigit()) or "/" in host:
         raise ConfigError(f"got {text!r}, expected {expected}")
     return host, int(port)
 
 
-def _service(part: str) -> tuple[str, str, str]:
-    where, colon, port = part.removeprefix(KUBERNETES).rpartition(":")
+def _service(name: str) -> tuple[str, str, str]:
+    where, colon, port = name.rpartition(":")
     namespace, slash, service = where.partition("/")
-    if not (namespace and slash and service and colon and port):
-        raise ConfigError(f"got {part!r}, expected kubernetes:NAMESPACE/SERVICE:PORT, the port by number or name")
+    if not (namespace and slash and service and colon and port) or "/" in service:
+        raise ConfigError(
+            f"got {KUBERNETES + name!r}, expected kubernetes:NAMESPACE/SERVICE:PORT, the port by number or name"
+        )
     return namespace, service, port
 
 
