@@ -1,4 +1,4 @@
-"""Writes k8s/components/monitoring/prometheus-rule.yaml from alerts.yml: `python deploy/observability/make_prometheus_rule.py`.
+"""Writes prometheus-rule.yaml of k8s/components/monitoring from alerts.yml: `python make_prometheus_rule.py`.
 
 `--check` compares only. The object is what Prometheus' operator loads rules from.
 """

@@ -54,8 +54,10 @@ async def test_replicas_of_the_llms_token_stream_are_found_by_dns_and_by_kuberne
 
 @pytest.mark.parametrize(
     "text",
-    ["", " , ", "nowhere", "http://a:1", "dns:host", "dns::1", "kubernetes:service:1", "kubernetes:a/b", "a:1,b"]
-    + ["dns:grpc://host:1", "kubernetes:grpc://a/b:1"],
+    [
+        *("", " , ", "nowhere", "http://a:1", "dns:host", "dns::1", "kubernetes:service:1", "kubernetes:a/b", "a:1,b"),
+        *("dns:grpc://host:1", "kubernetes:grpc://a/b:1"),
+    ],
 )
 def test_what_is_no_address_is_a_config_error(text: str) -> None:
     with pytest.raises(ConfigError, match="expected"):
