@@ -10,7 +10,7 @@ AUDIT := pip-audit==2.9.0
 FUZZ := atheris==3.0.0
 RUNS ?= 1000000   # of each parser, for `make fuzz`
 
-.PHONY: help install check test test-fast test-lab test-random build docs sbom audit fuzz clean
+.PHONY: help install check test test-fast test-lab test-random test-images images build docs sbom audit fuzz clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,12 @@ test-lab:  ## the laboratory's own tests: studies, campaigns, training
 
 test-random:  ## the same, with examples that Hypothesis draws anew
 	$(PYTHON) -m pytest $(FAST) --hypothesis-profile=random
+
+images:  ## the images for GPUs and the gateway's, with Docker or buildah
+	deploy/docker/images.sh
+
+test-images:  ## build three images with buildah, run them, write benchmarks/results/images_cpu.json; as root, an hour
+	COSYDIT_IMAGES=benchmarks/results/images_cpu.json $(PYTHON) -m pytest -n 0 -s tests/deploy/test_built_images.py
 
 build: $(TOOLS)/build  ## source distribution and, from it, the wheel, in dist/
 	$(TOOLS)/build/bin/python -m build --outdir dist .

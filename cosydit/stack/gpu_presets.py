@@ -1,7 +1,7 @@
 """The settings for each size of GPU memory: one table, read by the run script, `serve`, `say` and `batch`.
 
-`deploy/compose/gpu/*.env` and `deploy/k8s/gpu/*` are written from it (`python -m cosydit.stack.gpu_presets`). Pure data
-and arithmetic: looks at no GPU.
+`deploy/compose/gpu/*.env` and the sizes in `deploy/k8s/overlays` are written from it (`python -m
+cosydit.stack.gpu_presets`). Pure data and arithmetic: looks at no GPU.
 """
 
 from __future__ import annotations
@@ -139,22 +139,21 @@ def preset_for(memory_mib: int) -> GpuPreset:
 WRITTEN = "Written by `python -m cosydit.stack.gpu_presets`."
 BASE_PRESET = "80gb"
 """Preset whose values are in deploy/k8s/base and are the defaults of deploy/compose."""
-_COMMAND_PATH = "/spec/template/spec/containers/0/command"
 _KUSTOMIZATION = """\
-# {written} The base with the settings of token2wav for a GPU, or a share of one, with {memory}.
+# {written} The base for GPUs with {memory}: one for each LLM and one for each token2wav.
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
-bases:
-  - ../../base
-patchesJson6902:
-  - target: {{group: apps, version: v1, kind: Deployment, name: token2wav}}
-    path: token2wav.yaml
+resources: [../../base]
+patches:
+  - target: {{kind: Deployment, name: token2wav}}
+    patch: |-
+{patch}
 """
 
 
 def compose_file(preset: GpuPreset) -> str:
-    """Return the variables of Compose for both services on one such GPU, with vLLM."""
-    room, settings = preset.llm["vllm"], preset.token2wav_settings()
+    """Return the variables of Compose for both services on one such GPU."""
+    room, settings = preset.llm["embedded"], preset.token2wav_settings()
     lines = [
         f"# {WRITTEN} For one GPU with {preset.memory}:",
         f"# docker compose --env-file gpu/{preset.name}.env --env-file .env up --build -d --wait",
@@ -167,23 +166,21 @@ def compose_file(preset: GpuPreset) -> str:
     return "\n".join(lines) + "\n"
 
 
-def kubernetes_files(preset: GpuPreset, command: Sequence[str]) -> dict[str, str]:
-    """Return the files of the layer over the base that has a preset's values.
+def kubernetes_file(preset: GpuPreset, command: Sequence[str]) -> str:
+    """Return the overlay that has a preset's values.
 
     Args:
-        preset: for the GPU, or the share of one, that token2wav gets.
+        preset: for the GPU that token2wav gets.
         command: of token2wav in the base; its order decides what the patch points at.
     """
     base = next(each for each in PRESETS if each.name == BASE_PRESET)
-    lines = [f"# {WRITTEN}"]
+    lines = []
     for name, value in preset.token2wav_settings().items():
         before = f"--set={name}={base.token2wav_settings()[name]}"
-        path = f"{_COMMAND_PATH}/{command.index(before)}"
-        lines.append(f"- {{op: test, path: {path}, value: {before}}}")
-        if (now := f"--set={name}={value}") != before:
-            lines.append(f"- {{op: replace, path: {path}, value: {now}}}")
-    kustomization = _KUSTOMIZATION.format(written=WRITTEN, memory=preset.memory)
-    return {"kustomization.yaml": kustomization, "token2wav.yaml": "\n".join(lines) + "\n"}
+        path = f"/spec/template/spec/containers/0/command/{command.index(before)}"
+        lines.append(f"      - {{op: test, path: {path}, value: {before}}}")
+        lines.append(f"      - {{op: replace, path: {path}, value: --set={name}={value}}}")
+    return _KUSTOMIZATION.format(written=WRITTEN, memory=preset.memory, patch="\n".join(lines))
 
 
 def deploy_files(deploy: Path) -> dict[Path, str]:
@@ -196,8 +193,8 @@ def deploy_files(deploy: Path) -> dict[Path, str]:
     files = {}
     for preset in PRESETS:
         files[deploy / "compose/gpu" / f"{preset.name}.env"] = compose_file(preset)
-        for name, text in kubernetes_files(preset, container["command"]).items():
-            files[deploy / "k8s/gpu" / preset.name / name] = text
+        overlay = deploy / "k8s/overlays" / preset.name / "kustomization.yaml"
+        files[overlay] = kubernetes_file(preset, container["command"])
     return files
 
 

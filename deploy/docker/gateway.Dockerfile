@@ -1,13 +1,17 @@
 # The gateway. From the root: docker build -f deploy/docker/gateway.Dockerfile -t cosydit/gateway:0.2.0 .
-FROM python:3.12-slim-bookworm AS build
+ARG BASE=debian:bookworm-slim
+FROM ${BASE} AS build
+RUN apt-get update && apt-get install -y --no-install-recommends python3-venv gcc libc6-dev ca-certificates
 WORKDIR /src
 COPY deploy/docker deploy/docker
 RUN bash deploy/docker/install.sh packages gateway /opt/cosydit
 COPY . .
-RUN bash deploy/docker/install.sh project /opt/cosydit
+RUN bash deploy/docker/install.sh project /opt/cosydit && bash deploy/docker/install.sh slim /opt/cosydit
 
-FROM python:3.12-slim-bookworm
-RUN useradd --uid 10001 --user-group --no-create-home --home-dir /var/cache/cosydit cosydit \
+FROM ${BASE}
+RUN apt-get update && apt-get install -y --no-install-recommends python3 ca-certificates \
+  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
+  && useradd --uid 10001 --user-group --no-create-home --home-dir /var/cache/cosydit cosydit \
   && install -d -o cosydit -g cosydit /var/cache/cosydit /data/voices
 COPY --from=build /opt/cosydit /opt/cosydit
 ENV PATH=/opt/cosydit/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONIOENCODING=utf-8 PYTHONUNBUFFERED=1
@@ -17,6 +21,6 @@ EXPOSE 8080 50051 9464
 # Readiness; liveness, for what ends a container by it, is /livez on 9464.
 HEALTHCHECK --interval=10s --timeout=8s --start-period=120s \
   CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/readyz', timeout=5)"]
-CMD ["python", "-m", "gateway", "--host=0.0.0.0", "--metrics-port=9464", "--llm-url=dns:llm:8000", \
+CMD ["python", "-m", "gateway", "--host=0.0.0.0", "--metrics-port=9464", "--llm-url=dns:grpc://llm:8100", \
   "--token2wav-url=dns:token2wav:8001", \
   "--tokenizer-dir=/models/checkpoint/llm", "--voices-dir=/models/checkpoint/voices"]

@@ -4,46 +4,31 @@
 set -euo pipefail
 
 readonly LOCKS=deploy/docker/locks
-readonly PLATFORM=x86_64-manylinux_2_35  # what nvidia-pytriton needs; Debian 12 and Ubuntu 24.04 have more
+readonly PYTHON=3.11  # Debian 12's
+readonly PLATFORM=x86_64-manylinux_2_35  # what nvidia-pytriton needs; Debian 12 has 2.36
+# What an image with another build of torch must not have.
+readonly CUDA='^(torch|triton|nvidia-c[^=]*|nvidia-n[^=]*|cuda-[^=]*)=='
 
-# Args: name, Python, constraints, extras...
+# Prints a lock. Args: constraints, extras...
 lock() {
-  local name=$1 python=$2 constraints=$3
   local -a options=()
   local extra
-  shift 3
-  for extra in "$@"; do options+=(--extra "$extra"); done
-  resolve "$LOCKS/$name.txt" "$python" "$constraints" "${options[@]}"
+  for extra in "${@:2}"; do options+=(--extra "$extra"); done
+  uv pip compile pyproject.toml -c "$1" --python-version "$PYTHON" --python-platform "$PLATFORM" \
+    --generate-hashes --no-header --no-annotate --quiet "${options[@]}"
 }
 
-# Args: file to write, Python, constraints, options...
-resolve() {
-  local file=$1 python=$2 constraints=$3
-  shift 3
-  uv pip compile pyproject.toml -c "$constraints" --python-version "$python" --python-platform "$PLATFORM" \
-    --generate-hashes --no-header --no-annotate --quiet --output-file "$file" "$@"
-}
-
-# The CPU build of torch is on an index of its own: the image installs it by exact version, and this lock leaves it out
-# with what only the GPU build needs.
-lock_without_torch() {
-  local file=$LOCKS/$1.txt name
-  local -a options=()
-  lock "$@"
-  while read -r name; do
-    if [[ $name != nvidia-pytriton ]]; then options+=(--no-emit-package "$name"); fi
-  done < <(sed -nE 's/^(torch|triton|(nvidia|cuda)-[^= ]*)==.*/\1/p' "$file")
-  shift
-  local python=$1 constraints=$2 extra
-  shift 2
-  for extra in "$@"; do options+=(--extra "$extra"); done
-  resolve "$file" "$python" "$constraints" "${options[@]}"
+# Of a lock, prints the packages whose line has the pattern (yes) or has it not (no).
+packages() {
+  awk -v wanted="$1" -v pattern="$CUDA" '/^[^ ]/ { keep = ($0 ~ pattern) == (wanted == "yes") } keep'
 }
 
 mkdir -p "$LOCKS"
 uv pip compile deploy/docker/build.in --universal --generate-hashes --no-header --no-annotate --quiet \
   --output-file "$LOCKS/build.txt"
-lock gateway 3.12 deploy/constraints-cpu.txt text audio tracing
-lock token2wav 3.12 deploy/constraints-gpu.txt token2wav gpu tracing
-lock_without_torch cpu 3.11 deploy/constraints-cpu.txt text audio tracing token2wav cpu llm-embedded triton-embedded \
-  checkpoint
+lock deploy/constraints-cpu.txt text audio tracing >"$LOCKS/gateway.txt"
+lock deploy/constraints-cpu.txt text audio tracing token2wav cpu llm-embedded triton-embedded checkpoint |
+  packages no >"$LOCKS/cpu.txt"
+engines=$(lock deploy/constraints-gpu.txt token2wav gpu llm-embedded triton-embedded tracing)
+packages no <<<"$engines" >"$LOCKS/engines.txt"
+packages yes <<<"$engines" >"$LOCKS/cuda.txt"

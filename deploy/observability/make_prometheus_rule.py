@@ -1,4 +1,4 @@
-"""Writes k8s/monitoring/prometheus-rule.yaml from alerts.yml: `python deploy/observability/make_prometheus_rule.py`.
+"""Writes prometheus-rule.yaml of k8s/components/monitoring from alerts.yml: `python make_prometheus_rule.py`.
 
 `--check` compares only. The object is what Prometheus' operator loads rules from.
 """
@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "alerts.yml"
-TARGET = Path(__file__).parents[1] / "k8s" / "monitoring" / "prometheus-rule.yaml"
+TARGET = Path(__file__).parents[1] / "k8s" / "components" / "monitoring" / "prometheus-rule.yaml"
 HEAD = """\
 # Written by deploy/observability/make_prometheus_rule.py from alerts.yml beside it; change that.
 apiVersion: monitoring.coreos.com/v1

@@ -4,6 +4,7 @@
     dns:HOST:PORT                          every address of HOST
     kubernetes:NAMESPACE/SERVICE:PORT      the endpoints of a Service, by the API
 
+A name of the LLM may stand after grpc:// (`dns:grpc://HOST:PORT`): its replicas are asked for their token stream.
 A source tells addresses, each with whether it may get new streams. One that can't be asked keeps what it told last.
 """
 

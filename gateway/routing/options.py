@@ -12,6 +12,7 @@ from gateway.routing.settings import RoutingSettings
 
 _DNS = "dns:"
 _KUBERNETES = "kubernetes:"
+_GRPC = "grpc://"
 
 
 def sources_of(service: str, text: str, settings: RoutingSettings) -> list[ReplicaSource]:
@@ -28,11 +29,12 @@ def sources_of(service: str, text: str, settings: RoutingSettings) -> list[Repli
     sources: list[ReplicaSource] = [StaticReplicas(plain)] if plain else []
     for part in parts:
         if part.startswith(_DNS):
-            host, port = _host_and_port(part.removeprefix(_DNS), "dns:HOST:PORT")
-            sources.append(DnsReplicas(host, port, scheme, settings.interval_s))
+            name, found_scheme = _split_scheme(part.removeprefix(_DNS), scheme)
+            host, port = _host_and_port(name, "dns:HOST:PORT")
+            sources.append(DnsReplicas(host, port, found_scheme, settings.interval_s))
         elif part.startswith(_KUBERNETES):
-            where = _service(part)
-            sources.append(KubernetesReplicas(KubernetesApi.of_this_pod(), *where, scheme))
+            name, found_scheme = _split_scheme(part.removeprefix(_KUBERNETES), scheme)
+            sources.append(KubernetesReplicas(KubernetesApi.of_this_pod(), *_service(name), found_scheme))
     return sources
 
 
@@ -52,16 +54,22 @@ def check_address(address: str, scheme: str) -> str:
     return address
 
 
+def _split_scheme(name: str, scheme: str) -> tuple[str, str]:
+    """Return a name without the grpc:// of an LLM's token stream, and the scheme of its replicas."""
+    return (name.removeprefix(_GRPC), _GRPC) if scheme and name.startswith(_GRPC) else (name, scheme)
+
+
 def _host_and_port(text: str, expected: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
-    if not (host and colon and port.isdigit()):
+    if not (host and colon and port.isdigit()) or "/" in host:
         raise ConfigError(f"got {text!r}, expected {expected}")
     return host, int(port)
 
 
-def _service(part: str) -> tuple[str, str, str]:
-    where, colon, port = part.removeprefix(_KUBERNETES).rpartition(":")
+def _service(name: str) -> tuple[str, str, str]:
+    where, colon, port = name.rpartition(":")
     namespace, slash, service = where.partition("/")
-    if not (namespace and slash and service and colon and port):
-        raise ConfigError(f"got {part!r}, expected kubernetes:NAMESPACE/SERVICE:PORT, the port by number or name")
+    if not (namespace and slash and service and colon and port) or "/" in service:
+        expected = "kubernetes:NAMESPACE/SERVICE:PORT, the port by number or name"
+        raise ConfigError(f"got {_KUBERNETES + name!r}, expected {expected}")
     return namespace, service, port

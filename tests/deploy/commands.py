@@ -16,6 +16,7 @@ import servicekit.drain
 import token2wav_service.serving.__main__ as triton_main
 import token2wav_service.serving.assemble
 from llm_service.__main__ import _parser as llm_parser
+from llm_service.backends.auto import AUTO
 from llm_service.config import LLM, LLMBackend, parse_embedded_config, parse_server_config
 from servicekit.settings import given_settings
 from token2wav_service.serving.process import health
@@ -65,7 +66,7 @@ def check_command(command: Sequence[str]) -> None:
 
 def _check_llm(arguments: list[str]) -> None:
     args = llm_parser().parse_args(arguments)
-    backend = LLMBackend(args.backend)
+    backend = LLMBackend.EMBEDDED if args.backend == AUTO else LLMBackend(args.backend)
     options = {name: str(value) for name, value in given_settings(LLM, args, {}, has_prefix=False).items()}
     try:
         parse_server_config(backend, options)

@@ -26,14 +26,14 @@ ENVIRONMENT = ("--env-file", "env.example")
 GPU_PROFILES = ("gpu2", "gpu3")
 SPANS = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://jaeger:4318", "GRAFANA_PASSWORD": "of this test"}
 """What observability.yaml asks for."""
+HTTP_LLM = {"LLM_BACKEND": "vllm", "LLM_URL": "dns:llm:8000", "COSYDIT_LLM": "/srv/cosydit/llm_converted"}
+"""What http-llm.yaml asks for."""
 COMBINATIONS = [
-    pytest.param((), id="one-gpu"),
-    pytest.param(("mps",), id="one-gpu-mps"),
-    pytest.param(("disaggregated",), id="disaggregated"),
-    pytest.param(("observability",), id="observability"),
-    pytest.param(("disaggregated", "observability"), id="disaggregated-observability"),
+    pytest.param(("mps",), id="one-gpu"),
+    pytest.param(("mps", "observability"), id="observability"),
+    pytest.param(("disaggregated", "observability"), id="disaggregated"),
     pytest.param(("cpu",), id="cpu"),
-    pytest.param(("cpu", "observability"), id="cpu-observability"),
+    pytest.param(("http-llm",), id="http-llm"),
 ]
 
 
@@ -53,6 +53,7 @@ def resolved(
     """Return the configuration as docker-compose understands it."""
     files = [option for name in ("compose", *overlays) for option in ("-f", f"{name}.yaml")]
     wanted = [option for name in profiles for option in ("--profile", name)]
+    variables = {**(HTTP_LLM if "http-llm" in overlays else {}), **variables}
     given = dataclasses.replace(compose, environment=(*compose.environment, *variables.items()))
     config: dict[str, Any] = yaml.safe_load(_printed(given, (*options, *files, *wanted, "config")))
     return config
@@ -101,7 +102,7 @@ def test_our_services_are_locked_down_and_start_on_what_is_mounted_read_only(
         assert all(mount["read_only"] for target, mount in mounts.items() if target.startswith("/models"))
         assert "/models/checkpoint" in mounts
     assert services["gateway"]["depends_on"]["token2wav"]["condition"] == "service_healthy"
-    assert all("shm_size" in services[name] for name in ("llm", "token2wav"))
+    assert "shm_size" in services["token2wav"]
 
 
 @pytest.mark.parametrize("overlays", COMBINATIONS)
@@ -111,10 +112,13 @@ def test_token2wav_scales(compose: Program, overlays: tuple[str, ...]) -> None:
     assert "--token2wav-url=dns:token2wav:8001" in services["gateway"]["command"]
 
 
-def test_one_gpu_is_shared_by_both(compose: Program) -> None:
-    services = resolved(compose, ())["services"]
+def test_one_gpu_is_shared_by_both_through_one_mps_daemon(compose: Program) -> None:
+    services = resolved(compose, ("mps",))["services"]
     assert [visible_gpus(services[name]) for name in ("llm", "token2wav")] == ["0", "0"]
-    assert {services[name]["runtime"] for name in ("llm", "token2wav")} == {"nvidia"}
+    assert {services[name]["runtime"] for name in ("mps", "llm", "token2wav")} == {"nvidia"}
+    assert {services[name]["ipc"] for name in ("llm", "token2wav")} == {"service:mps"}
+    pipes = {services[name]["environment"]["CUDA_MPS_PIPE_DIRECTORY"] for name in ("mps", "llm", "token2wav")}
+    assert pipes == {"/run/mps"}
 
 
 def test_disaggregated_gives_the_llm_the_first_gpu_and_each_replica_one_of_the_others(compose: Program) -> None:
@@ -136,16 +140,14 @@ def test_the_cpu_overlay_asks_for_no_gpu(compose: Program) -> None:
         assert services[name]["image"].startswith("cosydit/cpu:")
 
 
-def test_trtllm_is_chosen_by_one_variable(compose: Program, tmp_path: Path) -> None:
-    environment = tmp_path / "env"
-    environment.write_text((COMPOSE / "env.example").read_text() + "\nLLM_BACKEND=trtllm\n")
-    text = compose.output("--env-file", str(environment), "-f", "compose.yaml", "config", cwd=COMPOSE)
-    services = yaml.safe_load(text)["services"]
-    assert services["llm"]["image"].startswith("cosydit/llm-trtllm:")
-    assert services["llm"]["build"]["dockerfile"].endswith("llm-trtllm.Dockerfile")
+@pytest.mark.parametrize("backend", ["vllm", "trtllm"])
+def test_another_llm_is_chosen_by_variables(compose: Program, backend: str) -> None:
+    services = resolved(compose, ("http-llm",), variables={"LLM_BACKEND": backend})["services"]
+    assert services["llm"]["image"].startswith(f"cosydit/llm-{backend}:")
+    assert services["llm"]["build"]["dockerfile"].endswith(f"llm-{backend}.Dockerfile")
     for name in ("llm", "token2wav", "gateway"):
         check_command(services[name]["command"])
-        assert any("backend=trtllm" in word for word in services[name]["command"])
+        assert any(f"backend={backend}" in word for word in services[name]["command"])
 
 
 @pytest.mark.parametrize("overlays", COMBINATIONS)
@@ -191,12 +193,11 @@ def test_observability_without_a_setting_that_it_needs_is_refused_with_what_to_s
 
 def test_the_settings_choose_files_and_profiles_for_every_command(compose: Program, tmp_path: Path) -> None:
     text = (COMPOSE / "env.example").read_text()
-    assert "\nCOMPOSE_FILE=compose.yaml\n" in text and "\n#COMPOSE_PROFILES=\n" in text
     chosen = "COMPOSE_FILE=compose.yaml:disaggregated.yaml\nCOMPOSE_PROFILES=gpu2"
-    (tmp_path / "env").write_text(text.replace("COMPOSE_FILE=compose.yaml\n#COMPOSE_PROFILES=", chosen))
+    (tmp_path / "env").write_text(text.replace("COMPOSE_FILE=compose.yaml:mps.yaml\n#COMPOSE_PROFILES=", chosen))
     config = yaml.safe_load(compose.output("--env-file", str(tmp_path / "env"), "config", cwd=COMPOSE))
     assert visible_gpus(config["services"]["token2wav-gpu2"]) == "2"
-    assert "--max-batch-size=256" in config["services"]["llm"]["command"]
+    assert "mps" not in config["services"]
 
 
 def test_the_guides_commands_keep_to_those_files_and_to_the_scale() -> None:
@@ -207,16 +208,12 @@ def test_the_guides_commands_keep_to_those_files_and_to_the_scale() -> None:
     assert recreating and all("--scale token2wav=" in line for line in recreating)
 
 
-@pytest.mark.parametrize("backend", ["vllm", "trtllm"])
-def test_the_settings_that_are_listed_as_defaults_are_those_of_compose_yaml(
-    compose: Program, tmp_path: Path, backend: str
-) -> None:
+def test_the_settings_that_are_listed_as_defaults_are_those_of_compose_yaml(compose: Program, tmp_path: Path) -> None:
     text = re.sub(r"(?m)^#(?=[A-Z0-9_]+=)", "", (COMPOSE / "env.example").read_text())
     (tmp_path / "env").write_text(text)
     (tmp_path / "bare").write_text((COMPOSE / "env.example").read_text())
-    variables = {"LLM_BACKEND": backend}
-    listed = resolved(compose, (), options=("--env-file", str(tmp_path / "env")), variables=variables)
-    assert listed == resolved(compose, (), options=("--env-file", str(tmp_path / "bare")), variables=variables)
+    listed = resolved(compose, (), options=("--env-file", str(tmp_path / "env")))
+    assert listed == resolved(compose, (), options=("--env-file", str(tmp_path / "bare")))
 
 
 def test_a_default_that_an_overlay_changes_is_listed_with_it() -> None:
@@ -252,7 +249,7 @@ def test_an_invalid_file_is_refused(compose: Program, tmp_path: Path) -> None:
 
 
 def test_a_missing_setting_is_named(compose: Program, tmp_path: Path) -> None:
-    (tmp_path / "env").write_text("COSYDIT_CHECKPOINT=/a\nCOSYDIT_LLM=/b\n")
+    (tmp_path / "env").write_text("COSYDIT_CHECKPOINT=/a\n")
     done = compose.run("--env-file", str(tmp_path / "env"), "-f", "compose.yaml", "config", cwd=COMPOSE)
     assert done.returncode != 0
     assert "cosydit keys new" in done.stderr

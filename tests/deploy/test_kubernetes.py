@@ -1,11 +1,13 @@
-"""The manifests: an old and a new kubectl render the same, and what they render fits the Kubernetes schemas."""
+"""The manifests: what kubectl renders of each overlay fits the Kubernetes schemas, and its parts fit each other."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,16 +22,17 @@ from gateway.config import HTTP_GRACE_S
 from gateway.doors.grpc import DEFAULT_GRACE_S
 from gateway.telemetry.exposition import LIVE_PATH
 from tests.deploy.commands import check_command
-from tests.deploy.tools import DEPLOY, Program, debian_kubectl, wheel_program
+from tests.deploy.tools import DEPLOY, Program, wheel_program
 from token2wav_service.serving.process import health
 
 pytestmark = pytest.mark.slow
 
 KUSTOMIZE = DEPLOY / "k8s"
 OBSERVABILITY = DEPLOY / "observability"
-OVERLAYS = sorted(path.parent.name for path in KUSTOMIZE.glob("overlays/*/kustomization.yaml"))
-AUTOSCALED = ("disaggregated", "disaggregated-keda")
-MONITORED = (*AUTOSCALED, "disaggregated-trtllm")
+AUTOSCALED = "autoscaled"
+"""The base with both components."""
+OVERLAYS = ["80gb", "cpu", "single-gpu", "trtllm", "vllm", AUTOSCALED]
+"""Of the sizes one: `test_measured` reads what the others change."""
 SERVICES = ("gateway", "llm", "token2wav")
 KUBERNETES_VERSIONS = ("1.25", "1.37")
 SCHEMAS = Path(__file__).parent / "schemas"
@@ -41,11 +44,22 @@ Manifests = dict[tuple[str, str], Manifest]
 @cache
 def rendered(kubectl: Program, overlay: str) -> Manifests:
     """Return the objects of an overlay by kind and name."""
-    documents = yaml.safe_load_all(kubectl.output("kustomize", str(KUSTOMIZE / "overlays" / overlay)))
-    objects = [document for document in documents if document]
+    with tempfile.TemporaryDirectory() as directory:
+        folder = _with_components(Path(directory)) if overlay == AUTOSCALED else KUSTOMIZE / "overlays" / overlay
+        documents = yaml.safe_load_all(kubectl.output("kustomize", str(folder)))
+        objects = [document for document in documents if document]
     by_name = {(each["kind"], each["metadata"]["name"]): each for each in objects}
     assert len(by_name) == len(objects)
     return by_name
+
+
+def _with_components(folder: Path) -> Path:
+    """Write what the guide tells users to write for autoscaling and monitoring."""
+    deploy = os.path.relpath(KUSTOMIZE, folder.resolve())
+    parts = [f"{deploy}/components/{name}" for name in ("autoscaled", "monitoring")]
+    kustomization = {"resources": [f"{deploy}/base"], "components": parts}
+    (folder / "kustomization.yaml").write_text(json.dumps(kustomization))
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -66,11 +80,6 @@ def containers(manifests: Manifests) -> Iterator[tuple[str, Manifest, Manifest]]
         pod = manifests["Deployment", name]["spec"]["template"]["spec"]
         (container,) = pod["containers"]
         yield name, pod, container
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_debians_kubectl_renders_what_the_new_one_does(overlay: str, kubectl: Program, tool_cache: Path) -> None:
-    assert rendered(debian_kubectl(tool_cache), overlay) == rendered(kubectl, overlay)
 
 
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
@@ -224,44 +233,28 @@ def test_gpus_are_asked_for_as_the_overlay_says(kubectl: Program) -> None:
             assert [key for key in limits if key.startswith("nvidia.com/")] == ([resource] if resource else [])
 
 
-@pytest.mark.parametrize(
-    ("overlay", "kind"), [("disaggregated", "HorizontalPodAutoscaler"), ("disaggregated-keda", "ScaledObject")]
-)
-def test_each_deployment_has_one_autoscaler(overlay: str, kind: str, kubectl: Program) -> None:
-    objects = rendered(kubectl, overlay)
-    assert {name for found, name in objects if found in ("HorizontalPodAutoscaler", "ScaledObject")} == set(SERVICES)
-    for name in SERVICES:
-        assert objects[kind, name]["spec"]["scaleTargetRef"]["name"] == name
+def test_each_deployment_has_one_autoscaler(kubectl: Program) -> None:
+    objects = rendered(kubectl, AUTOSCALED)
+    targets = [each["spec"]["scaleTargetRef"]["name"] for (kind, _), each in objects.items() if kind == "ScaledObject"]
+    assert sorted(targets) == sorted(SERVICES)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_an_apply_sets_the_number_of_replicas_where_no_autoscaler_does(overlay: str, kubectl: Program) -> None:
     for name in SERVICES:
         spec = rendered(kubectl, overlay)["Deployment", name]["spec"]
-        assert ("replicas" in spec) == (overlay not in AUTOSCALED)
+        assert ("replicas" in spec) == (overlay != AUTOSCALED)
 
 
-def test_both_autoscalers_keep_to_the_same_bounds_and_pace(kubectl: Program) -> None:
-    expected = {"llm": (1, 4), "token2wav": (3, 16), "gateway": (2, 16)}
-    for name in SERVICES:
-        hpa = rendered(kubectl, "disaggregated")["HorizontalPodAutoscaler", name]["spec"]
-        keda = rendered(kubectl, "disaggregated-keda")["ScaledObject", name]["spec"]
-        assert (hpa["minReplicas"], hpa["maxReplicas"]) == expected[name]
-        assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == expected[name]
-        assert keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == hpa["behavior"]
-
-
-@pytest.mark.parametrize("overlay", MONITORED)
-def test_the_cluster_s_rules_are_those_of_the_file_that_promtool_checks(overlay: str, kubectl: Program) -> None:
+def test_the_cluster_s_rules_are_those_of_the_file_that_promtool_checks(kubectl: Program) -> None:
     done = subprocess.run([sys.executable, str(OBSERVABILITY / "make_prometheus_rule.py"), "--check"], timeout=60)
     assert done.returncode == 0
     rules = yaml.safe_load((OBSERVABILITY / "alerts.yml").read_text())
-    assert rendered(kubectl, overlay)["PrometheusRule", "cosydit"]["spec"] == rules
+    assert rendered(kubectl, AUTOSCALED)["PrometheusRule", "cosydit"]["spec"] == rules
 
 
-@pytest.mark.parametrize("overlay", MONITORED)
-def test_no_replica_that_loads_within_its_probe_s_time_is_an_alert(overlay: str, kubectl: Program) -> None:
-    objects = rendered(kubectl, overlay)
+def test_no_replica_that_loads_within_its_probe_s_time_is_an_alert(kubectl: Program) -> None:
+    objects = rendered(kubectl, AUTOSCALED)
     starts = {name: container["startupProbe"] for name, _, container in containers(objects)}
     groups = objects["PrometheusRule", "cosydit"]["spec"]["groups"]
     told = [rule for group in groups for rule in group["rules"] if rule.get("alert") in ("ReplicaDown", "ServiceGone")]
@@ -272,18 +265,25 @@ def test_no_replica_that_loads_within_its_probe_s_time_is_an_alert(overlay: str,
             assert 60 * int(limit.removesuffix("m")) > probe["failureThreshold"] * probe["periodSeconds"], name
 
 
-def test_the_adapter_serves_what_the_autoscalers_ask_for(kubectl: Program) -> None:
-    rules = yaml.safe_load((KUSTOMIZE / "autoscaling/hpa/adapter-values.yaml").read_text())["rules"]["custom"]
-    scalers = [rendered(kubectl, "disaggregated")["HorizontalPodAutoscaler", name] for name in SERVICES]
-    asked = {each["pods"]["metric"]["name"] for scaler in scalers for each in scaler["spec"]["metrics"]}
-    assert asked == {rule["name"]["as"] for rule in rules}
-
-
 def test_the_autoscalers_signals_are_those_of_the_dashboard_and_the_alerts() -> None:
     watched = "".join(path.read_text() for path in (DEPLOY / "observability").rglob("*.*") if path.is_file())
-    rules = yaml.safe_load((KUSTOMIZE / "autoscaling/hpa/adapter-values.yaml").read_text())["rules"]["custom"]
-    queries = " ".join(rule["seriesQuery"] + rule["metricsQuery"] for rule in rules)
-    queries += (KUSTOMIZE / "autoscaling/keda/scaled-objects.yaml").read_text()
-    names = set(re.findall(r"(?:cosydit_|vllm:)\w+", queries))
+    queries = (KUSTOMIZE / "components/autoscaled/scaled-objects.yaml").read_text()
+    names = set(re.findall(r"cosydit_\w+", queries))
     assert len(names) >= 5
-    assert names <= set(re.findall(r"(?:cosydit_|vllm:)\w+", watched))
+    assert names <= set(re.findall(r"cosydit_\w+", watched))
+
+
+def test_a_service_reaches_another_at_each_port_that_its_command_names(manifests: Manifests) -> None:
+    for name, _, container in containers(manifests):
+        for peer, port in re.findall(r"(llm|token2wav):(\d+)\b", " ".join(container["command"])):
+            out = [rule for rule in allowed_out(manifests, name) if rule.get("to") == [_pods(peer)]]
+            taken = [
+                rule for rule in manifests["NetworkPolicy", peer]["spec"]["ingress"] if _pods(name) in rule["from"]
+            ]
+            for rules in (out, taken):
+                assert int(port) in {each["port"] for rule in rules for each in rule["ports"]}, (name, peer, port)
+            assert int(port) in {each["port"] for each in manifests["Service", peer]["spec"]["ports"]}
+
+
+def _pods(name: str) -> Manifest:
+    return {"podSelector": {"matchLabels": {"app.kubernetes.io/name": name}}}

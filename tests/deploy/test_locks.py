@@ -16,15 +16,15 @@ tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
 
 LOCKS = DEPLOY / "docker" / "locks"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PYTHON = "3.11"
 EXTRAS = {
     "gateway": ("text", "audio", "tracing"),
-    "token2wav": ("token2wav", "gpu", "tracing"),
+    "engines": ("token2wav", "gpu", "llm-embedded", "triton-embedded", "tracing"),
     "cpu": ("text", "audio", "tracing", "token2wav", "cpu", "llm-embedded", "triton-embedded", "checkpoint"),
 }
 """Lock -> what the image can do."""
-APART = {"cpu": {"torch"}}
-"""Packages that install.sh brings by itself."""
-SOME_PYTHON = {"gateway": "3.12", "token2wav": "3.12", "cpu": "3.11"}
+APART = {"cpu": {"torch"}, "engines": {"torch"}}
+"""Packages that install.sh brings by themselves: from cuda.txt, or torch's CPU build."""
 
 
 def locked(name: str) -> dict[str, str]:
@@ -49,7 +49,7 @@ def test_a_lock_fits_the_project(name: str) -> None:
     wanted = [*PROJECT["project"]["dependencies"], *(each for extra in EXTRAS[name] for each in optional[extra])]
     for requirement in map(Requirement, wanted):
         package = canonicalize_name(requirement.name)
-        is_for_us = requirement.marker is None or requirement.marker.evaluate({"python_version": SOME_PYTHON[name]})
+        is_for_us = requirement.marker is None or requirement.marker.evaluate({"python_version": PYTHON})
         if package in APART.get(name, set()) or not is_for_us:
             continue
         assert package in pins, f"{package} is not in locks/{name}.txt: run deploy/docker/lock.sh"
@@ -67,7 +67,7 @@ def test_images_have_the_versions_that_the_tests_run_with(name: str) -> None:
     }
 
 
-@pytest.mark.parametrize("name", [*EXTRAS, "build"])
+@pytest.mark.parametrize("name", [*EXTRAS, "cuda", "build"])
 def test_every_package_of_a_lock_has_hashes(name: str) -> None:
     blocks = (LOCKS / f"{name}.txt").read_text().replace("\\\n", " ").splitlines()
     assert blocks and all(re.match(r"\S+==\S+ .*--hash=sha256:", block) for block in blocks)
@@ -75,5 +75,5 @@ def test_every_package_of_a_lock_has_hashes(name: str) -> None:
 
 def test_torch_and_torchaudio_are_pinned_together() -> None:
     lines = (DEPLOY / "constraints-gpu.txt").read_text().splitlines()
-    host, image = dict(line.split("==") for line in lines if line.startswith("torch")), locked("token2wav")
-    assert host == {"torch": image["torch"], "torchaudio": image["torchaudio"]}
+    host = dict(line.split("==") for line in lines if line.startswith("torch"))
+    assert host == {"torch": locked("cuda")["torch"], "torchaudio": locked("engines")["torchaudio"]}

@@ -65,11 +65,6 @@ def compose_v2() -> Program:
     return Program((str(Path(spec.origin).parent / "docker-compose"),))
 
 
-def debian_kubectl(cache: Path) -> Program:
-    """Return kubectl of Debian's kubernetes-client; skips where it can't be had."""
-    return Program((str(unpack(("kubernetes-client",), cache) / "usr/bin/kubectl"),))
-
-
 def debian_compose(cache: Path) -> Program:
     """Return Debian's docker-compose; skips where it can't be had."""
     root = unpack(DEBIAN_COMPOSE, cache)

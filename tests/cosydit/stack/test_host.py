@@ -10,7 +10,6 @@ import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.gpu_presets import (
-    BASE_PRESET,
     BLOCK_STREAM_BYTES,
     BLOCK_VOICE_BYTES,
     CONTEXT_BYTES,
@@ -192,11 +191,6 @@ def test_the_embedded_server_and_converted_llms_are_served_as_they_are(tmp_path:
 def test_the_files_in_deploy_are_those_of_the_table() -> None:
     for path, text in deploy_files(ROOT / "deploy").items():
         assert path.read_text("utf-8") == text, "run: python -m cosydit.stack.gpu_presets"
-    base = next(preset for preset in PRESETS if preset.name == BASE_PRESET).token2wav_settings()
-    compose = (ROOT / "deploy/compose/compose.yaml").read_text("utf-8")
-    assert f"TOKEN2WAV_MAX_STREAMS:-{base['max_streams']}" in compose
-    assert f"TOKEN2WAV_VOICE_CACHE_BYTES:-{base['voice_cache_bytes']}" in compose
-    assert f"TOKEN2WAV_STEP_STREAMS:-{base['TRITON_MAX_BATCH_SIZE']}" in compose
 
 
 def test_the_page_has_the_table() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -44,9 +45,20 @@ def test_the_forms_may_be_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert KubernetesApi.of_this_pod().url == "https://[fd00::1]:443"
 
 
+async def test_replicas_of_the_llms_token_stream_are_found_by_dns_and_by_kubernetes() -> None:
+    text = "dns:grpc://localhost:8100,kubernetes:grpc://prod/llm:grpc"
+    by_dns, by_kubernetes = parse_sources(text, "http://", 1.0, _no_kubernetes)
+    assert list(by_kubernetes.known) == ["prod llm grpc grpc://"]
+    (found,) = await _first(by_dns, 1)
+    assert found and all(re.fullmatch(r"grpc://(127\.0\.0\.1|\[::1\]):8100", address) for address in found)
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", " , ", "nowhere", "http://a:1", "dns:host", "dns::1", "kubernetes:service:1", "kubernetes:a/b", "a:1,b"],
+    [
+        *("", " , ", "nowhere", "http://a:1", "dns:host", "dns::1", "kubernetes:service:1", "kubernetes:a/b", "a:1,b"),
+        *("dns:grpc://host:1", "kubernetes:grpc://a/b:1"),
+    ],
 )
 def test_what_is_no_address_is_a_config_error(text: str) -> None:
     with pytest.raises(ConfigError, match="expected"):
