@@ -62,4 +62,4 @@ def commands(page: Path) -> Iterator[str]:
 
 def figures(page: Path) -> set[tuple[str, str]]:
     """Return the numbers outside code and links, each with its unit."""
-    return set(NUMBER.findall(re.sub(r"`[^`]*`|\]\([^)]*\)", " ", prose(page))))
+    return set(NUMBER.findall(re.sub(r"``.*?``|`[^`]*`|\]\([^)]*\)", " ", prose(page))))
