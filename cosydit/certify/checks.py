@@ -38,7 +38,7 @@ _TABLE: tuple[tuple[str, str, str, str, float, str], ...] = (
     ("checkpoint", "head-bias", "checkpoint.check_head_bias", "llm.md", 0, ""),
     ("checkpoint", "forms", "checkpoint.check_forms", "llm.md", LONG_S, ""),
     ("llm", "*", "", "llm.md", LONG_S, ""),
-    ("token2wav", "golden", "token2wav.check_golden", "contributing.md", LONG_S, ""),
+    ("token2wav", "golden", "token2wav.check_golden", "architecture.md", LONG_S, ""),
     ("token2wav", "reference", "token2wav.check_reference", _SPEED, LONG_S, ""),
     ("token2wav", "speech-tokens", "token2wav.check_speech_tokens", _VOICES, 0, ""),
     ("token2wav", "prompts", "token2wav.check_prompts", _VOICES, LONG_S, ""),
