@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-import token2wav_service.serving.__main__ as token2wav_process
 from cosydit.cli.serve import GATEWAY_SERVED
 from cosydit.cli.stack_options import STACK
 from gateway.settings import GATEWAY
@@ -16,7 +12,6 @@ from servicekit.settings import Section, Setting
 from sources.markdown import WARNING, code, listing
 from token2wav_service.serving.settings import TOKEN2WAV
 
-_SAID_DEFAULT = re.compile(r"(.*?),? \(default:? ([^()]*)\)", re.DOTALL)
 _INTRODUCTION = """# Configuration
 
 Every setting of the services, with its default in parentheses. `COMMAND --help` lists those of the other commands and
@@ -72,7 +67,9 @@ _ENVIRONMENT = (
 
 
 _INTERNAL = "The programs set `COSYDIT_GATEWAY_WORKER`, `COSYDIT_DRAIN_FLAG` and `COSYDIT_SERVICE` for each other."
-_TRITON = """`--set NAME=VALUE` takes the settings above, by their names in the file, and those of the second list."""
+_TRITON = """`--help` lists its ports, timeouts and paths. `--set NAME=VALUE` takes the settings of token2wav above, by
+their names in the file, and these:
+"""
 
 
 def page() -> str:
@@ -87,7 +84,7 @@ def page() -> str:
     for program, section in (("python -m gateway", GATEWAY), ("python -m llm_service", LLM)):
         alone = [setting for setting in section.settings if not setting.in_serve]
         parts += [f"### {program}\n", _settings(section, alone, has_prefix=False)]
-    parts += ["### python -m token2wav_service.serving\n", _TRITON, listing(_rows(token2wav_process._parser()))]
+    parts += ["### python -m token2wav_service.serving\n", _TRITON]
     parts.append(_names([setting for setting in TOKEN2WAV.settings if not setting.in_serve]))
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
@@ -107,47 +104,3 @@ def _settings(section: Section, settings: Sequence[Setting], has_prefix: bool = 
 def _names(settings: Sequence[Setting]) -> str:
     """Return the list of settings that `--set` takes."""
     return listing((code(setting.name), setting.help, code(setting.default or "")) for setting in settings)
-
-
-def _rows(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
-    formatter = argparse.HelpFormatter(parser.prog)
-    for action in parser._actions:
-        if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
-            continue
-        text = formatter._expand_help(action) if action.help else ""
-        meaning, said = _split_default(text)
-        yield _name(action), meaning, code(said or _default(action))
-
-
-def _split_default(text: str) -> tuple[str, str]:
-    """Return a help text without its closing "(default X)", and that X."""
-    found = _SAID_DEFAULT.fullmatch(text)
-    return (found[1], found[2]) if found else (text, "")
-
-
-def _name(action: argparse.Action) -> str:
-    if not action.option_strings:
-        return code(action.metavar if isinstance(action.metavar, str) else action.dest.upper())
-    value = ""
-    if action.nargs != 0:
-        choices = "|".join(map(str, action.choices)) if action.choices else None
-        metavar = action.metavar if isinstance(action.metavar, str) else None
-        value = " " + (choices or metavar or _kind(action))
-    return code(f"{action.option_strings[-1]}{value}") + (" (required)" if action.required else "")
-
-
-def _kind(action: argparse.Action) -> str:
-    if action.type is Path:
-        return "PATH"
-    return "TEXT" if action.type in (None, str) else "N"
-
-
-def _default(action: argparse.Action) -> str:
-    default = action.default
-    if default is None or default is False or default == argparse.SUPPRESS or default in ([], ()):
-        return ""
-    if isinstance(default, list | tuple):
-        return " ".join(map(str, default))
-    if isinstance(default, float):
-        return f"{default:g}"
-    return "on" if default is True else str(default).replace(str(Path.home()), "~")

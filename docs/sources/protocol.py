@@ -17,6 +17,7 @@ _FILES = (
 _PLAIN = {
     "ListVoicesRequest",
     "StreamingSynthesizeResponse",
+    "SynthesizeResponse",
     "RivaSynthesisConfigRequest",
     "RivaSynthesisConfigResponse",
 }
@@ -52,7 +53,7 @@ def page() -> str:
     """Return the page."""
     parts = [WARNING, _INTRODUCTION.strip()]
     for package, meaning, names, folder in _FILES:
-        parts.append(f"## {package}: {meaning}\n\nSource, with the fields' numbers: `{folder}`.")
+        parts.append(f"## {package}: {meaning}\n\nSource, with types and numbers of the fields: `{folder}`.")
         for name in names:
             for block in _blocks((ROOT / folder / name).read_text(encoding="utf-8")):
                 parts += _section(block)
@@ -65,10 +66,15 @@ def _section(block: _Block) -> Iterator[str]:
     yield f"### {block.name}"
     if block.kind == "enum":
         values = [row for row in block.rows if not row[0].endswith("UNSPECIFIED`")]
-        yield f"{block.comment} " + " ".join(f"{name}: {said}" for name, said in values)
+        yield " ".join(f"{name}: {said}" for name, said in values)
         return
-    yield block.comment
-    yield listing((row[0], row[-1], row[1] if block.kind == "message" else "") for row in block.rows)
+    yield block.comment.partition("  ")[0]
+    yield listing((row[0], row[-1], _kind(row[1]) if block.kind == "message" else "") for row in block.rows)
+
+
+def _kind(shown: str) -> str:
+    """Return what a reader must know of a field's type besides its meaning: nothing of plain numbers and texts."""
+    return "" if re.fullmatch(r"`(optional )?(string|bytes|bool|double|int32|int64)`", shown) else shown
 
 
 def _blocks(text: str) -> list[_Block]:
