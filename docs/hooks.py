@@ -1,7 +1,8 @@
-"""Two things that MkDocs does not do by itself: links out of docs/, and the marks of commands.
+"""What MkDocs does not do by itself: links out of docs/, the marks of commands, and players of sounds.
 
 A link to a file of the repository works where the repository is browsed. The site has no such file, so there it becomes
-the file's path. The mark of a command, a comment before its fence, becomes a visible line.
+the file's path. The mark of a command, a comment before its fence, becomes a visible line. A link to an Opus file
+becomes a player.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from typing import Any
 
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)\s]+)\)")
+_SOUND = re.compile(r"\[[^\]]*\]\((sounds/[\w.-]+\.opus)\)")
 _NEVER_RUN = re.compile(r"^<!-- never run here: (.+) -->$", re.MULTILINE)
 
 
@@ -25,4 +27,5 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return match[0]
         return "" if is_image else f"{text} (`{path}` in the repository)"
 
-    return _NEVER_RUN.sub(r"*Never run here: \1*", _LINK.sub(rewrite, markdown))
+    markdown = _SOUND.sub(r'<audio controls preload="none" src="\1"></audio>', _LINK.sub(rewrite, markdown))
+    return _NEVER_RUN.sub(r"*Never run here: \1*", markdown)

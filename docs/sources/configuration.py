@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
-import os
-import re
-import subprocess
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-import token2wav_service.serving.__main__ as token2wav_process
 from cosydit.cli.serve import GATEWAY_SERVED
 from cosydit.cli.stack_options import STACK
 from gateway.settings import GATEWAY
 from llm_service.config import LLM
 from servicekit.settings import Section, Setting
-from sources.markdown import WARNING, code, table
+from sources.markdown import WARNING, code, listing
 from token2wav_service.serving.settings import TOKEN2WAV
 
-ROOT = Path(__file__).resolve().parents[2]
-_SAID_DEFAULT = re.compile(r"(.*?),? \(default:? ([^()]*)\)", re.DOTALL)
 _INTRODUCTION = """# Configuration
 
-Every setting of the services, from the tables that the programs themselves read. The options of the other commands:
-`cosydit COMMAND --help`. Where to begin: [settings one must know](../README.DIT.md#settings-one-must-know).
+Every setting of the services, with its default in parentheses. `COMMAND --help` lists those of the other commands and
+of the run scripts. Where to begin: [settings one must know](../README.DIT.md#settings-one-must-know).
 
-- `cosydit serve` takes the settings of all three services: as options, as variables, or in one file.
-- The programs of the services take their own as options and as the same variables.
-- In Compose and Kubernetes the options stand in the `command` of each service.
-
-The command line wins, then the environment, then the file:
+`cosydit serve` takes the settings of all three services as options, as variables, or from one file. The services' own
+programs take the same. In Compose and Kubernetes the options stand in the `command` of each service. The command line
+wins, then the environment, then the file:
 
 ```toml
 # cosydit serve --config cosydit.toml
@@ -48,11 +38,10 @@ keys_file = "keys.txt"
 voice_alias = ["reader=default"]
 ```
 
-A setting in the file has the name of its option, with underscores, and without the `llm-` or `token2wav-` in front. Its
-variable is `COSYDIT_` and the option in capitals, such as `COSYDIT_LLM_MAX_BATCH_SIZE`; the names of the original, in
-capitals, are their own variables. An option that may be repeated takes several values with commas, too.
-
-An unknown option or setting is an error, never ignored.
+In the file a setting has the name of its option, with underscores and without `llm-` or `token2wav-`. Its variable is
+`COSYDIT_` and the option in capitals, such as `COSYDIT_LLM_MAX_BATCH_SIZE`; names in capitals are variables
+themselves. An option that may be repeated also takes several values with commas. An unknown option or setting is an
+error.
 
 ## Environment variables
 """
@@ -72,28 +61,22 @@ _ENVIRONMENT = (
     ("COSYDIT_API_KEYS", "the gateway's API keys, as lines of a keys file or separated by `; `", ""),
     ("COSYDIT_API_KEY", "the key that `cosydit client http` sends", ""),
     ("COSYDIT_LOG_FORMAT", "`text` or `json`, for all services", "text"),
-    ("COSYDIT_GATEWAY_WORKER", "set by a gateway of several processes for each of them", ""),
-    ("COSYDIT_DRAIN_FLAG", "set by the token2wav process for its models: a file that says the server is stopping", ""),
-    ("COSYDIT_SERVICE", "set for a service by what starts it: all that it starts is found by it when it must end", ""),
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "base URL of an OTLP/HTTP receiver of spans, for all services", ""),
 )
-"""Read by the Python programs; the run script's own stand in its manual below."""
+"""Read by the Python programs; README.DIT.md lists those of the run script."""
 
 
-RUN_SCRIPT = "run_stepaudio2_dit_token2wav.sh"
-_TRITON = """`--set NAME=VALUE` takes the settings above, by their names in the file, and those of the second table."""
-_OTHER_SCRIPTS = """`run_cosyvoice2.sh` and `run_cosyvoice3.sh` take the same options, but for the verbs and stage 7's.
-They differ in their stages and ports: [the deployment guide](../README.DIT.md#stages-of-the-other-families) lists both.
+_INTERNAL = "The programs set `COSYDIT_GATEWAY_WORKER`, `COSYDIT_DRAIN_FLAG` and `COSYDIT_SERVICE` for each other."
+_TRITON = """`--help` lists its ports, timeouts and paths. `--set NAME=VALUE` takes the settings of token2wav above, by
+their names in the file, and these:
 """
 
 
 def page() -> str:
     """Return the page."""
-    parts = [WARNING, _INTRODUCTION + "\n" + _environment()]
-    parts.append(f"## The run scripts\n\nThe manual that `bash {RUN_SCRIPT} --help` prints:\n")
-    parts.append(f"```text\n{_script_manual()}\n```")
-    parts.append(_OTHER_SCRIPTS)
-    parts.append("## cosydit serve\n\n`cosydit say` takes the first three tables.\n")
+    parts = [WARNING, _INTRODUCTION + "\n" + listing((code(n), meaning, code(d)) for n, meaning, d in _ENVIRONMENT)]
+    parts.append(_INTERNAL)
+    parts.append("## cosydit serve\n\n`cosydit say` takes the first three lists.\n")
     for section in (*STACK, GATEWAY_SERVED):
         parts.append(f"### {f'[{section.name}]' if section.name else 'Head of the file'}\n")
         parts.append(_settings(section, section.settings))
@@ -101,83 +84,23 @@ def page() -> str:
     for program, section in (("python -m gateway", GATEWAY), ("python -m llm_service", LLM)):
         alone = [setting for setting in section.settings if not setting.in_serve]
         parts += [f"### {program}\n", _settings(section, alone, has_prefix=False)]
-    parts += ["### python -m token2wav_service.serving\n", _TRITON, _table_of_parser(token2wav_process._parser())]
+    parts += ["### python -m token2wav_service.serving\n", _TRITON]
     parts.append(_names([setting for setting in TOKEN2WAV.settings if not setting.in_serve]))
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _environment() -> str:
-    return table(("variable", "meaning", "default"), [(code(n), meaning, code(d)) for n, meaning, d in _ENVIRONMENT])
-
-
-def _script_manual() -> str:
-    """What the script prints on any machine: its manual depends on no setting of the environment."""
-    command = ["bash", str(ROOT / RUN_SCRIPT), "--help"]
-    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.rstrip("\n")
-
-
 def _settings(section: Section, settings: Sequence[Setting], has_prefix: bool = True) -> str:
-    """Return the table of some settings of a section."""
+    """Return the list of some settings of a section."""
     rows = []
     for setting in settings:
         value = f" {setting.kind.shown}".rstrip()
         meaning = setting.meaning if setting.default is None else setting.help
         if setting.alias:
             meaning += f"; also {code(setting.alias)}"
-        rows.append((code(f"{section.option(setting, has_prefix)}{value}"), code(setting.default or ""), meaning))
-    return table(("option", "default", "meaning"), rows)
+        rows.append((code(f"{section.option(setting, has_prefix)}{value}"), meaning, code(setting.default or "")))
+    return listing(rows)
 
 
 def _names(settings: Sequence[Setting]) -> str:
-    """Return the table of settings that `--set` takes."""
-    rows = [(code(setting.name), code(setting.default or ""), setting.help) for setting in settings]
-    return table(("name", "default", "meaning"), rows)
-
-
-def _table_of_parser(parser: argparse.ArgumentParser) -> str:
-    return table(("option", "default", "meaning"), list(_rows(parser)))
-
-
-def _rows(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
-    formatter = argparse.HelpFormatter(parser.prog)
-    for action in parser._actions:
-        if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
-            continue
-        text = formatter._expand_help(action) if action.help else ""
-        meaning, said = _split_default(text)
-        yield _name(action), code(said or _default(action)), meaning
-
-
-def _split_default(text: str) -> tuple[str, str]:
-    """Return a help text without its closing "(default X)", and that X."""
-    found = _SAID_DEFAULT.fullmatch(text)
-    return (found[1], found[2]) if found else (text, "")
-
-
-def _name(action: argparse.Action) -> str:
-    if not action.option_strings:
-        return code(action.metavar if isinstance(action.metavar, str) else action.dest.upper())
-    value = ""
-    if action.nargs != 0:
-        choices = "|".join(map(str, action.choices)) if action.choices else None
-        metavar = action.metavar if isinstance(action.metavar, str) else None
-        value = " " + (choices or metavar or _kind(action))
-    return code(f"{action.option_strings[-1]}{value}") + (" (required)" if action.required else "")
-
-
-def _kind(action: argparse.Action) -> str:
-    if action.type is Path:
-        return "PATH"
-    return "TEXT" if action.type in (None, str) else "N"
-
-
-def _default(action: argparse.Action) -> str:
-    default = action.default
-    if default is None or default is False or default == argparse.SUPPRESS or default in ([], ()):
-        return ""
-    if isinstance(default, list | tuple):
-        return " ".join(map(str, default))
-    if isinstance(default, float):
-        return f"{default:g}"
-    return "on" if default is True else str(default).replace(str(Path.home()), "~")
+    """Return the list of settings that `--set` takes."""
+    return listing((code(setting.name), setting.help, code(setting.default or "")) for setting in settings)

@@ -10,8 +10,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import tts_service_pb2
 
-from gateway.doors.endpoints import ENDPOINTS, WEBSOCKET, Door
-from sources.markdown import WARNING, code, table
+from gateway.doors.endpoints import ENDPOINTS, Door
+from sources.markdown import WARNING, code, listing
 from token2wav_service.contract import DROP_IN_MODEL, TOKEN2WAV_MODEL
 
 SERVICES: tuple[ServiceDescriptor, ...] = (
@@ -23,70 +23,53 @@ SERVICES: tuple[ServiceDescriptor, ...] = (
 """Of the gRPC port."""
 _PAGES = {
     Door.OPENAI: "[OpenAI](openai.md)",
-    Door.VOICES: "[voices](../voices.md)",
+    Door.VOICES: "[Voices](../voices.md)",
     Door.OMNI: "[vllm-omni, sglang-omni](websockets.md#speech-stream)",
     Door.ELEVENLABS: "[ElevenLabs](websockets.md#elevenlabs)",
-    Door.GATEWAY: "[the gateway](index.md)",
-    Door.PAGE: "pages",
+    Door.GATEWAY: "[The gateway](index.md)",
+    Door.PAGE: "Pages",
 }
 _INTRODUCTION = """# All endpoints
 
-This page lists every request that a gateway answers; a script makes it from the code. A running gateway shows the HTTP
-endpoints, with their fields, at `/docs`, and as OpenAPI 3.1 at `/openapi.json` ([the same as a file](openapi.json)).
-Both need no API key.
+Every request that a gateway answers. A running gateway shows those of HTTP, with their fields, at `/docs`, and as
+OpenAPI 3.1 at `/openapi.json` ([the same as a file](openapi.json)). Both need no API key.
+
+## HTTP and WebSockets, port 8080
+"""
+_METRICS_PORT = """Only on `--metrics-port`:
+
+- `GET /metrics`: Metrics for Prometheus
+- `GET /livez`: 200 while the event loop turns, 503 once it has stood still for 15 s
+
+## gRPC, port 50051
+
+[The fields](grpc.md).
+"""
+_OTHER_PORTS = f"""## Wyoming, port 10200
+
+Home Assistant's protocol ([smart homes](../smart-home.md#home-assistant)): `describe`, `ping`, `synthesize`, and for
+a text that is still being written `synthesize-start`, `synthesize-chunk`, `synthesize-stop`.
+
+## Triton, port 8001
+
+[`{DROP_IN_MODEL}`](triton.md) for programs of the original runtime, [`{TOKEN2WAV_MODEL}`](triton.md#token2wav_dit)
+for the gateway.
 """
 
 
 def page() -> str:
     """Return the page."""
-    parts = [
-        WARNING,
-        _INTRODUCTION.strip(),
-        "## HTTP and WebSockets, port 8080",
-        table(("", "address", "door", "what it does"), _http_rows()),
-        "## Only on `--metrics-port`",
-        table(("", "address", "what it does"), _METRICS_PORT),
-        "## gRPC, port 50051",
-        table(("service", "call", "takes", "answers"), _grpc_rows()),
-        "The fields: [gRPC](grpc.md).",
-        "## Wyoming, port 10200",
-        table(("event", "answers", "what it does"), WYOMING),
-        "Home Assistant's protocol: [smart homes](../smart-home.md#home-assistant).",
-        "## Triton, port 8001",
-        table(("model", "for"), _TRITON),
-    ]
-    return "\n\n".join(parts) + "\n"
+    parts = [WARNING, _INTRODUCTION, *_http(), _METRICS_PORT, listing(_grpc()), _OTHER_PORTS]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-_METRICS_PORT = (
-    ("GET", code("/metrics"), "Metrics for Prometheus."),
-    ("GET", code("/livez"), "200 while the event loop turns, 503 once it has stood still for 15 s."),
-)
-WYOMING = (
-    (code("describe"), code("info"), "List the voices."),
-    (code("ping"), code("pong"), "Show that the connection lives."),
-    (code("synthesize"), "`audio-start`, `audio-chunk` ..., `audio-stop`", "Speak a text."),
-    (
-        "`synthesize-start`, `synthesize-chunk` ..., `synthesize-stop`",
-        "the same, and `synthesize-stopped`",
-        "Speak a text that is still being written.",
-    ),
-)
-_TRITON = (
-    (f"[{code(DROP_IN_MODEL)}](triton.md)", "For programs that were written for the original runtime."),
-    (f"[{code(TOKEN2WAV_MODEL)}](triton.md#token2wav_dit)", "For the gateway itself: speech tokens to audio."),
-)
+def _http() -> Iterator[str]:
+    for door, title in _PAGES.items():
+        yield f"{title}:"
+        asked = [each for each in ENDPOINTS if each.door is door]
+        yield listing((code(f"{each.method} {each.path.replace(':path', '')}"), each.summary, "") for each in asked)
 
 
-def _http_rows() -> Iterator[tuple[str, ...]]:
-    for each in ENDPOINTS:
-        method = "WebSocket" if each.method == WEBSOCKET else each.method
-        yield method, code(each.path.replace(":path", "")), _PAGES[each.door], each.summary
-
-
-def _grpc_rows() -> Iterator[tuple[str, ...]]:
+def _grpc() -> Iterator[tuple[str, str, str]]:
     for service in SERVICES:
-        for call in service.methods:
-            takes = ("stream " if call.client_streaming else "") + code(call.input_type.name)
-            answers = ("stream " if call.server_streaming else "") + code(call.output_type.name)
-            yield code(service.full_name), code(call.name), takes, answers
+        yield code(service.full_name), ", ".join(code(call.name) for call in service.methods), ""

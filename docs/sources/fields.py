@@ -18,7 +18,7 @@ from gateway.dialects.openai import request as openai_request
 from gateway.dialects.speech_ws import wire as speech_ws_wire
 from gateway.doors.endpoints import ENDPOINTS, SPEECH_HEADERS
 from gateway.doors.openapi import document
-from sources.markdown import WARNING, attribute_docs, code, table
+from sources.markdown import WARNING, attribute_docs, code, listing
 
 ROOT = Path(__file__).resolve().parents[2]
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
@@ -29,11 +29,11 @@ def openai_page() -> str:
     parts = [
         WARNING,
         "# Fields of POST /v1/audio/speech",
-        "Source: `gateway/dialects/openai/request.py`. The same as [OpenAPI](openapi.json). Fields that are not listed "
-        "change nothing; the answer's header `x-ignored-fields` names them. `null` means left out.",
+        "The same as [OpenAPI](openapi.json). Only `input` is required. Fields that are not listed change nothing; the "
+        "answer's header `x-ignored-fields` names them. `null` means left out.",
         _fields(openai_request.SpeechBody),
         "## Headers of the answer",
-        table(("header", "meaning"), [(code(name), text) for name, text in SPEECH_HEADERS.items()]),
+        listing((code(name), text, "") for name, text in SPEECH_HEADERS.items()),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -43,21 +43,19 @@ def websocket_page() -> str:
     parts = [
         WARNING,
         "# Fields of WebSocket messages",
-        "What the messages mean, and in which order they come, is on the page [WebSockets](websockets.md). Fields that "
-        "are not listed are taken and left alone.",
+        "[WebSockets](websockets.md) says what the messages mean and in which order they come. Unlisted fields "
+        "change nothing.",
         "## ElevenLabs: any message of a client",
-        "Source: `gateway/dialects/elevenlabs/wire.py`.",
         _fields(elevenlabs_wire.ClientMessage),
         "### generation_config",
         _fields(elevenlabs_wire.GenerationConfig),
         "### voice_settings",
         _fields(elevenlabs_wire.VoiceSettings),
         "## ElevenLabs: body of the HTTP routes",
-        "Source: `gateway/dialects/elevenlabs/http.py`.",
         _fields(elevenlabs_http.SpeechBody),
         "## /v1/audio/speech/stream: session.config",
-        "Source: `gateway/dialects/speech_ws/wire.py`. The fields stand in the message itself or in its `session`.",
-        _fields(speech_ws_wire.ConfigFields),
+        "The fields stand in the message itself or in its `session`.",
+        _fields(speech_ws_wire.ConfigFields, told=openai_request.SpeechBody),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -73,14 +71,19 @@ def _version() -> str:
     return found[1]
 
 
-def _fields(model: type[BaseModel]) -> str:
-    docs = attribute_docs(model)
+def _fields(model: type[BaseModel], told: type[BaseModel] | None = None) -> str:
+    """Return the list of a model's fields; those that another model has with the same words are only named."""
+    docs, elsewhere = attribute_docs(model), attribute_docs(told) if told else {}
+    names = [name for name in model.model_fields if elsewhere.get(name) != docs[name]]
     rows = []
-    for name, of_field in model.model_fields.items():
-        required = "required" if of_field.is_required() else ""
-        also = _aliases(name, of_field.validation_alias)
-        rows.append((code(name) + also, _type_name(of_field.annotation), required, docs[name]))
-    return table(("field", "type", "", "meaning"), rows)
+    for name in names:
+        of_field = model.model_fields[name]
+        rows.append(
+            (code(name) + _aliases(name, of_field.validation_alias), docs[name], _type_name(of_field.annotation))
+        )
+    same = [code(name) for name in model.model_fields if name not in names]
+    after = f"\n\nAs on [POST /v1/audio/speech](openai-fields.md): {', '.join(same)}." if same else ""
+    return listing(rows) + after
 
 
 def _aliases(name: str, alias: Any) -> str:

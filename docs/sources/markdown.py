@@ -18,6 +18,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def listing(rows: Iterable[tuple[str, str, str]]) -> str:
+    """Return a list of names, each with its default (or type) in parentheses, if it has one, and its meaning."""
+    return "\n".join(f"- {name}{f' ({note})' if note else ''}: {_line(text).rstrip('.')}" for name, text, note in rows)
+
+
 def code(text: str) -> str:
     """Return a text as code, nothing as nothing."""
     return f"`{text}`" if text else ""
@@ -45,7 +50,10 @@ def _own_docs(cls: type) -> dict[str, str]:
 
 
 def _cell(text: str) -> str:
-    """Keep a text on one line of a table, and what looks like HTML, outside code, as text."""
+    return _line(text).replace("|", "\\|")
+
+
+def _line(text: str) -> str:
+    """Keep a text on one line, and what looks like HTML, outside code, as text."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
-    plain = [part if part.startswith("`") else part.replace("<", "&lt;") for part in parts]
-    return "".join(plain).replace("|", "\\|")
+    return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)

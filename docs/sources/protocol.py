@@ -7,13 +7,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sources.markdown import WARNING, code, table
+from sources.markdown import WARNING, code, listing
 
 ROOT = Path(__file__).resolve().parents[2]
 _FILES = (
     ("tts_api.tts.v1", "our own interface", ("tts_service.proto", "speech.proto"), "proto/tts_api/tts/v1"),
-    ("nvidia.riva.tts", "for NVIDIA Riva's clients", ("riva_tts.proto", "riva_audio.proto"), "proto/riva/proto"),
+    ("nvidia.riva.tts", "for NVIDIA Riva's clients", ("riva_tts.proto",), "proto/riva/proto"),
 )
+_PLAIN = {
+    "ListVoicesRequest",
+    "StreamingSynthesizeResponse",
+    "SynthesizeResponse",
+    "RivaSynthesisConfigRequest",
+    "RivaSynthesisConfigResponse",
+}
+"""Messages that say nothing which the calls that they belong to do not."""
 _BLOCK = re.compile(r"(service|message|enum|oneof) (\w+) \{(\})?")
 _RPC = re.compile(r"rpc (\w+)\((stream )?([\w.]+)\) returns \((stream )?([\w.]+)\)")
 _FIELD = re.compile(r"((?:optional |repeated )?(?:map<[^>]+>|[\w.]+)) (\w+) = \d+( \[.*\])?;")
@@ -21,14 +29,13 @@ _VALUE = re.compile(r"(\w+) = \d+;")
 _INTRODUCTION = """# gRPC
 
 The gateway listens on port 50051 (`--grpc-port`; 0 closes it), with health (`grpc.health.v1.Health`) and reflection.
-The Python stubs come with the package: `tts_api.tts.v1` and `riva.proto`. The latter have a pool of their own and can
-be loaded beside `nvidia-riva-client`, whatever its version. [An example](index.md#grpc).
+The Python stubs come with the package: `tts_api.tts.v1` and `riva.proto`; the latter can be loaded beside any version
+of `nvidia-riva-client`. [An example](index.md#grpc).
 
 - A call that fails ends with a status whose message says what was got, what was expected and what to do. The trailing
-  metadata `error-code` and `error-param` are for programs; the codes are [here](errors.md).
+  metadata `error-code` and `error-param` are for programs ([codes](errors.md)).
 - API keys travel as metadata `authorization: Bearer KEY`.
-- Requests may have 4 MiB , a voice prompt included. A call's first message must be whole
-  within 30 s.
+- A request may have 4 MiB, a voice prompt included. A call's first message must be whole within 30 s.
 """
 
 
@@ -46,7 +53,7 @@ def page() -> str:
     """Return the page."""
     parts = [WARNING, _INTRODUCTION.strip()]
     for package, meaning, names, folder in _FILES:
-        parts.append(f"## {package}: {meaning}\n\nSource, with the fields' numbers: `{folder}`.")
+        parts.append(f"## {package}: {meaning}\n\nSource, with types and numbers of the fields: `{folder}`.")
         for name in names:
             for block in _blocks((ROOT / folder / name).read_text(encoding="utf-8")):
                 parts += _section(block)
@@ -54,11 +61,20 @@ def page() -> str:
 
 
 def _section(block: _Block) -> Iterator[str]:
+    if not block.rows or block.name in _PLAIN:
+        return
     yield f"### {block.name}"
-    yield block.comment
-    heads = {"service": ("call", "request", "answer", "meaning"), "enum": ("value", "meaning")}
-    if block.rows:
-        yield table(heads.get(block.kind, ("field", "type", "meaning")), block.rows)
+    if block.kind == "enum":
+        values = [row for row in block.rows if not row[0].endswith("UNSPECIFIED`")]
+        yield " ".join(f"{name}: {said}" for name, said in values)
+        return
+    yield block.comment.partition("  ")[0]
+    yield listing((row[0], row[-1], _kind(row[1]) if block.kind == "message" else "") for row in block.rows)
+
+
+def _kind(shown: str) -> str:
+    """Return what a reader must know of a field's type besides its meaning: nothing of plain numbers and texts."""
+    return "" if re.fullmatch(r"`(optional )?(string|bytes|bool|double|int32|int64)`", shown) else shown
 
 
 def _blocks(text: str) -> list[_Block]:

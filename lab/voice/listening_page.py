@@ -1,10 +1,9 @@
 """Makes the sounds and the section *Listen* of docs/voices.md: `python -m lab.voice.listening_page`.
 
-    python -m lab.voice.listening_page --old OLD_BUNDLE OLD_VOICES --new demo_voice/weights demo_voice/voices
-
-Speaks the same sentences with the bundle before, with the bundle now, and by the teachers that the bundle now names, in
-this process. Every voice speaks each sentence once, with the sentence's number as the seed: nothing is chosen. The
-sounds are Ogg Opus files, `docs/sounds/*.opus`, which are replaced together with the section.
+Speaks the same sentences with the bundle and by the teachers that it names, in this process. Every voice speaks each
+sentence once, with the sentence's number as the seed: nothing is chosen. The sounds are Ogg Opus files,
+`docs/sounds/*.opus`, which are replaced together with the section. On the documentation's website their links become
+players (`docs/hooks.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import soundfile
 import torch
@@ -56,7 +54,7 @@ class Sound:
     """One recording of the page."""
 
     who: str
-    """`old`, `new` or `teacher`."""
+    """`new` or `teacher`."""
     voice: str
     sentence: int
     samples: FloatArray
@@ -77,7 +75,7 @@ def said(voice: str) -> range:
     return range(len(SENTENCES) if voice == DEFAULT_VOICE else 1)
 
 
-def product_sounds(who: str, bundle: Path, voices: Path, names: Sequence[str]) -> Iterator[Sound]:
+def product_sounds(bundle: Path, voices: Path, names: Sequence[str]) -> Iterator[Sound]:
     """Speak with a bundle.
 
     Raises:
@@ -90,7 +88,7 @@ def product_sounds(who: str, bundle: Path, voices: Path, names: Sequence[str]) -
         pipeline = open_pipeline(Path(scratch) / "checkpoint")
         for name in names:
             for number in said(name):
-                yield Sound(who, name, number, speak(pipeline, SENTENCES[number], name, number))
+                yield Sound("new", name, number, speak(pipeline, SENTENCES[number], name, number))
 
 
 def teacher_sounds(source: SourceVoices, names: Sequence[str]) -> Iterator[Sound]:
@@ -110,47 +108,32 @@ def voice_names(teachers: str) -> list[str]:
     return [voice.name for voice in VOICES_OF[teachers]]
 
 
-def section(teachers: str, old_teachers: str) -> str:
+def section(teachers: str) -> str:
     """Return the section's Markdown.
 
     Args:
-        teachers: who taught the bundle now.
-        old_teachers: who taught the one before.
+        teachers: who taught the bundle.
     """
-    others = [voice for voice in VOICES_OF[teachers] if voice.name != DEFAULT_VOICE]
-    first = [
-        [f"“{text}”", *(_player(who, DEFAULT_VOICE, number) for who in ("old", "new", "teacher"))]
-        for number, text in enumerate(SENTENCES)
-    ]
-    second = [
-        [f"`{voice.name}`", voice.description, *(_player(who, voice.name, 0) for who in ("new", "teacher"))]
-        for voice in others
+    rows = [
+        [f"`{voice.name}`", f"“{SENTENCES[number]}”", *(_link(who, voice.name, number) for who in ("new", "teacher"))]
+        for voice in VOICES_OF[teachers]
+        for number in said(voice.name)
     ]
     return "\n".join(
         [
             "## Listen { #listen }",
             "",
-            f"The voice `{DEFAULT_VOICE}`; the voice of that name in the bundle before, which had learnt from "
-            f"{_spelt(old_teachers)}; and its teacher itself, one of {_spelt(teachers)}. Every sentence was spoken "
-            "once; nothing was chosen.",
+            f"Each voice, and its teacher itself, one of {' and '.join(f'`{name}`' for name in teachers.split('+'))}. "
+            "Every sentence was spoken once; nothing was chosen.",
             "",
-            *_table([["", "before", "now", "its teacher"], *first]),
-            "",
-            "The other voices say the first sentence:",
-            "",
-            *_table([["", "", "now", "its teacher"], *second]),
+            *_table([["voice", "sentence", "voice", "teacher"], *rows]),
             "",
         ]
     )
 
 
-def _spelt(teachers: str) -> str:
-    return " and ".join(f"`{name}`" for name in teachers.split("+"))
-
-
-def _player(who: str, voice: str, sentence: int) -> str:
-    path = f"{SOUNDS}/{sound_name(who, voice, sentence)}"
-    return f'<audio controls preload="none" src="{path}"></audio> [file]({path})'
+def _link(who: str, voice: str, sentence: int) -> str:
+    return f"[hear]({SOUNDS}/{sound_name(who, voice, sentence)})"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -199,15 +182,12 @@ def run(args: argparse.Namespace) -> int:
     """Make sounds and section; returns 0, or 2 if they could not be made."""
     torch.manual_seed(0)  # Kokoro's noise
     try:
-        old_teachers, teachers = teachers_of(args.old[0]), teachers_of(args.new[0])
+        bundle, voices = args.new
+        teachers = teachers_of(bundle)
         source = SourceVoices(teachers, args.engines)
         names, page = voice_names(teachers), args.docs / PAGE
-        text = with_section(page.read_text("utf-8"), section(teachers, old_teachers))
-        sounds = [
-            *product_sounds("old", args.old[0], args.old[1], [DEFAULT_VOICE]),
-            *product_sounds("new", args.new[0], args.new[1], names),
-            *teacher_sounds(source, names),
-        ]
+        text = with_section(page.read_text("utf-8"), section(teachers))
+        sounds = [*product_sounds(bundle, voices, names), *teacher_sounds(source, names)]
         size = write_sounds(args.docs / SOUNDS, sounds)
         write_text(page, text)
     except (PageError, BundleError, SynthesisError, OSError) as error:
@@ -221,13 +201,13 @@ def run(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m lab.voice.listening_page", description=__doc__.splitlines()[0])
-    pair: dict[str, Any] = {"nargs": 2, "type": Path, "metavar": ("BUNDLE", "VOICES")}
-    parser.add_argument("--old", required=True, help="packed weights and prompt voices before", **pair)
     parser.add_argument(
         "--new",
+        nargs=2,
+        type=Path,
+        metavar=("BUNDLE", "VOICES"),
         default=[BUNDLE, VOICES],
-        help="packed weights and prompt voices now (default: the bundled ones)",
-        **pair,
+        help="packed weights and prompt voices (default: the bundled ones)",
     )
     parser.add_argument("--engines", type=Path, help="directory of unpacked source engines (default: installed ones)")
     parser.add_argument("--docs", type=Path, default=DOCS, help="folder of the documentation (default %(default)s)")

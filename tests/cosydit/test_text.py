@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from cosydit.cli.main import main
+from tests.docs.pages import DOCS, fences
 
 pytest.importorskip("wetext", reason="the text extra is not installed")
 
@@ -28,6 +31,14 @@ def test_it_shows_language_segments_words_and_the_rules_that_made_them(capsys: p
         "  spoken   'two more.'",
         "  rule     WeText's grammar: '2' -> 'two'",
     ]
+
+
+@pytest.mark.parametrize("page", ["text.md", "zh/text.md"])
+def test_the_page_shows_what_its_command_prints(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command, shown = (fence.text for fence in fences(DOCS / page)[:2])
+    assert main(shlex.split(command)[1:]) == 0
+    lines = [re.sub(r"(rule .*?):\d+:", r"\1:", text) for text in (shown, capsys.readouterr().out.rstrip())]
+    assert lines[0] == lines[1]
 
 
 @pytest.mark.parametrize(

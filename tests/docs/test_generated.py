@@ -33,7 +33,7 @@ def test_every_environment_variable_of_ours_is_explained() -> None:
 
 def test_every_error_code_has_an_entry_in_troubleshooting() -> None:
     page = (DOCS / "troubleshooting.md").read_text("utf-8")
-    assert not [code for code in known_codes() if f"| `{code}` |" not in page]
+    assert not [code for code in known_codes() if f"- `{code}`: " not in page]
 
 
 def test_every_metric_of_the_gateway_is_named() -> None:

@@ -41,9 +41,11 @@ def test_both_languages_name_the_same_result_files(chinese: Path) -> None:
 
 
 @PAIRS
-def test_what_english_tables_explain_by_name_is_named_in_chinese(chinese: Path) -> None:
-    rows = (line for line in prose(ENGLISH_OF[chinese]).splitlines() if line.startswith("| "))
-    explained = {name for row in rows for name in CODE.findall(row.split(" | ")[0])}
+def test_what_english_tables_and_lists_explain_by_name_is_named_in_chinese(chinese: Path) -> None:
+    lines = prose(ENGLISH_OF[chinese]).splitlines()
+    heads = [line.split(" | ")[0] for line in lines if line.startswith("| ")]
+    heads += [line.partition("`: ")[0] + "`" for line in lines if line.startswith("- `") and "`: " in line]
+    explained = {name for head in heads for name in CODE.findall(head)}
     assert sorted(name for name in explained - set(CODE.findall(prose(chinese))) if re.search("[a-z]", name)) == []
 
 
@@ -62,4 +64,4 @@ def commands(page: Path) -> Iterator[str]:
 
 def figures(page: Path) -> set[tuple[str, str]]:
     """Return the numbers outside code and links, each with its unit."""
-    return set(NUMBER.findall(re.sub(r"`[^`]*`|\]\([^)]*\)", " ", prose(page))))
+    return set(NUMBER.findall(re.sub(r"``.*?``|`[^`]*`|\]\([^)]*\)", " ", prose(page))))
