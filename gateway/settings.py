@@ -136,9 +136,7 @@ _TEXTS = (
         Kind(_leading_silence, "MS"),
         "20",
     ),
-    Setting(
-        "speech_guard", "action if speech leaves its text; mend: say it anew", one_of("off", "warn", "mend"), "mend"
-    ),
+    Setting("speech_guard", "action if speech leaves its text; mend: say it anew", one_of("off", "mend"), "mend"),
 )
 _CHUNKS = (
     Setting("run_ahead_s", "seconds of audio sent ahead where interruptions can't be seen; 0: no bound", SECONDS, "2"),

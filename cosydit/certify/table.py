@@ -34,7 +34,7 @@ _TABLE: dict[str, dict[str, str]] = {
     "checkpoint": {"sums": _PARTS, "parts": _PARTS, "ids": _PARTS, "head-bias": "llm.md", "forms": "llm.md"},
     "llm": dict.fromkeys(("start", "answers", "token-offset", "penalty", "repetition", "seeds", "at-once"), "llm.md"),
     "token2wav": {
-        "golden": "contributing.md",
+        "golden": "architecture.md",
         "reference": _SPEED,
         "speech-tokens": "voices.md",
         "prompts": "voices.md",

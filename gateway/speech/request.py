@@ -125,7 +125,7 @@ class GuardNote:
     """A trouble that the guard saw in one segment; see `gateway.speech.guard`."""
 
     trouble: str
-    """Kind of trouble: loop, silence, short or long."""
+    """Kind of trouble: loop, silence, short, long or word."""
     outcome: GuardOutcome
 
 

@@ -48,6 +48,7 @@ _TROUBLES = {
     "silence": "fell silent",
     "short": "ended before its text can have been said",
     "long": "went on when its text must have been said",
+    "word": "left out a word or said another one",
 }
 
 

@@ -163,13 +163,14 @@ def make_pipeline(
         policy: of chunks; None: exponential, which cuts alike on machines of any speed.
     """
     llm_dir = checkpoint / "llm"
+    aligner = load_aligner(llm_dir)
     bounds = load_speech_bounds(llm_dir)
     voices = VoiceRegistry(token2wav, load_voices(checkpoint / "voices"))
     settings = PipelineSettings(
         chunk_policy=policy or ExponentialChunks(),
         carry=CarryLimits.within(bounds),
-        guard=GuardSettings(guard, frozenset(bounds.silent_tokens or ())),
-        aligner=load_aligner(llm_dir),
+        guard=GuardSettings.of_checkpoint(guard, bounds, aligner),
+        aligner=aligner,
     )
     front_end = load_text_front_end(bounds.segment_letters, find_declaration(llm_dir))
     return Speaker(llm, token2wav, voices, settings, front_end=front_end)

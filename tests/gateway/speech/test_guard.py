@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,32 +22,39 @@ from gateway.speech.guard import (
     AnswerGuard,
     GuardMode,
     GuardSettings,
-    HeldAnswer,
     Trouble,
-    held_tokens,
+    Verdict,
+    free_tokens,
     repeats_in,
 )
-from gateway.speech.mending import LULL_S, SegmentAsk, guarded, redraw_seed
+from gateway.speech.mending import SegmentAsk, guarded, redraw_seed
 from gateway.speech.request import GuardNote, GuardOutcome, SpeechRequest, SpeechResult
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.voices.registry import NamedVoice, VoiceRegistry
+from llm_service.aligner import FloatArray, LetterModel
 from llm_service.checkpoint import make_random_llm
 from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
 from tests.gateway.fakes import FakeToken2Wav, ManualClock
+from tests.gateway.speech.test_letter_times import PlainAligner, tokens_of
 from tests.virtual_time import VirtualClock, run_virtually
 
 TEXT = "Please bring the blue folder to the office before nine."
 LENGTH = SpeechLength(shortest=20, usual=90, longest=150)
 SILENT = frozenset({1, 2, 3})
+SETTINGS = GuardSettings(GuardMode.MEND, SILENT)
 FREE = first_chunk_tokens(ExponentialChunks())
 GOOD = tuple(range(100, 190))
 LOOPING = (*range(100, 130), *((200, 201, 202, 203, 204, 205, 206) * 20))
 
 
 def verdict_of(tokens: tuple[int, ...], text: str = TEXT, finish_reason: str = "stop") -> Trouble | None:
-    guard = AnswerGuard(text, LENGTH, SILENT)
-    verdict = guard.push(tokens) or guard.end(finish_reason)
+    verdict = first_verdict(AnswerGuard(text, LENGTH, SETTINGS), tokens, finish_reason)
     return None if verdict is None else verdict.trouble
+
+
+def first_verdict(guard: AnswerGuard, tokens: tuple[int, ...], finish_reason: str) -> Verdict | None:
+    verdicts = [*map(guard.push, tokens), guard.end(finish_reason)]
+    return next((each for each in verdicts if each is not None), None)
 
 
 @pytest.mark.parametrize(
@@ -80,36 +89,31 @@ def test_repeats_are_counted_in_any_script(text: str, repeats: int) -> None:
 
 
 def test_without_known_silent_tokens_silence_is_not_looked_for() -> None:
-    assert AnswerGuard(TEXT, LENGTH).push((1, 2, 3) * SILENCE_TOKENS) is not None, "three tokens in turn are a loop"
-    assert AnswerGuard(TEXT, LENGTH).push(tuple(range(SILENCE_TOKENS * 3))) is None
+    deaf = GuardSettings(GuardMode.MEND)
+    assert any(map(AnswerGuard(TEXT, LENGTH, deaf).push, (1, 2, 3) * SILENCE_TOKENS)), "three tokens in turn are a loop"
+    assert not any(map(AnswerGuard(TEXT, LENGTH, deaf).push, range(SILENCE_TOKENS * 3)))
 
 
-@given(st.lists(st.integers(0, 6560), max_size=120), st.integers(1, 7))
-def test_how_tokens_are_cut_into_deltas_changes_no_verdict(tokens: list[int], size: int) -> None:
-    whole, pieces = AnswerGuard(TEXT, LENGTH, SILENT), AnswerGuard(TEXT, LENGTH, SILENT)
-    at_once = whole.push(tokens)
-    in_turn = [pieces.push(tokens[at : at + size]) for at in range(0, len(tokens), size)]
-    assert next((each for each in in_turn if each is not None), None) == at_once
-
-
-@given(st.integers(0, 400), st.integers(0, 300), st.integers(1, 500), st.integers(1, 60))
-def test_what_is_given_out_is_all_in_order_and_never_late_for_the_first_chunk(
-    stream_tokens: int, count: int, usual: int, free: int
+@given(st.integers(0, 400), st.integers(1, 300), st.integers(1, 60))
+def test_what_may_be_spoken_grows_with_the_stream_and_is_never_late_for_the_first_chunk(
+    stream_tokens: int, usual: int, first_chunk: int
 ) -> None:
-    held, tokens, given_out = HeldAnswer(stream_tokens, free, usual), [*range(count)], list[int]()
-    for end in range(1, count + 1):
-        given_out += held.next_given(tokens[:end])
-        position = stream_tokens + end
-        assert given_out == tokens[: held.given]
-        assert position < free or stream_tokens + held.given >= min(free, position) or stream_tokens >= free
-        assert end - held.given >= min(end, held_tokens(position, free)) or stream_tokens + held.given == free
-    assert given_out + list(held.rest(tokens)) == tokens
+    ask = SegmentAsk(Utterance(TEXT, "", ()), Sampling(), 5, stream_tokens, first_chunk)
+    length = SpeechLength(0, usual, 400)
+    free = [ask.free_of(count, length) for count in range(400)]
+    assert all(0 <= after - before <= max(1, first_chunk) for before, after in pairwise(free))
+    for count, may in enumerate(free):
+        position = stream_tokens + count
+        assert may <= count and (position < first_chunk or stream_tokens + may >= min(first_chunk, position))
+        assert count - may >= min(count, position - free_tokens(position, first_chunk)) or position < first_chunk
 
 
-@given(st.integers(0, 10_000), st.integers(0, 100))
-def test_held_tokens_grow_slower_than_the_stream(position: int, free: int) -> None:
-    assert 0 <= held_tokens(position, free) <= min(MOST_HELD_TOKENS, max(0, position - free))
-    assert held_tokens(position + 1, free) - held_tokens(position, free) in (0, 1)
+@given(st.integers(0, 10_000), st.integers(1, 100))
+def test_held_tokens_grow_slower_than_the_stream(position: int, first_chunk: int) -> None:
+    position += first_chunk
+    held = position - free_tokens(position, first_chunk)
+    assert 0 <= held <= min(MOST_HELD_TOKENS, position - first_chunk)
+    assert free_tokens(position + 1, first_chunk) - free_tokens(position, first_chunk) in (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +151,8 @@ def test_the_least_that_sounds_follows_the_prompt_and_is_asked_for_where_silence
 def test_an_answer_that_is_mostly_silence_is_short() -> None:
     length = SpeechLength(shortest=20, usual=90, longest=150, least_sounding=40)
     for sounding, trouble in ((39, Trouble.SHORT), (40, None)):
-        guard = AnswerGuard(TEXT, length, SILENT)
-        assert guard.push((*(1, 2, 3) * 4, *GOOD[:sounding], *(1, 2, 3) * 5)) is None
-        verdict = guard.end("stop")
+        tokens = (*(1, 2, 3) * 4, *GOOD[:sounding], *(1, 2, 3) * 5)
+        verdict = first_verdict(AnswerGuard(TEXT, length, SETTINGS), tokens, "stop")
         assert (None if verdict is None else verdict.trouble) is trouble
 
 
@@ -272,18 +275,48 @@ async def test_speech_that_stays_short_is_heard_as_it_is() -> None:
     assert heard == Spoken(list(GOOD[:12]), "stop", [GuardNote("short", GuardOutcome.HEARD)])
 
 
-async def test_warning_changes_nothing() -> None:
-    llm = ScriptedLLM([(LOOPING, "stop")])
-    heard = await spoken(llm, GuardMode.WARN)
-    assert heard == Spoken(list(LOOPING), "stop", [GuardNote("loop", GuardOutcome.HEARD)])
-    assert len(llm.asked) == 1
-
-
 def test_random_speech_is_held_to_no_text(tmp_path: Path) -> None:
     make_random_llm(tmp_path, seed=0)
-    assert GuardSettings.of_checkpoint(GuardMode.MEND, load_speech_bounds(tmp_path)).mode is GuardMode.OFF
+    assert GuardSettings.of_checkpoint(GuardMode.MEND, load_speech_bounds(tmp_path), None).mode is GuardMode.OFF
     trained = SpeechBounds(silent_tokens=(3,))
-    assert GuardSettings.of_checkpoint(GuardMode.MEND, trained) == GuardSettings(GuardMode.MEND, frozenset({3}))
+    assert GuardSettings.of_checkpoint(GuardMode.MEND, trained, None) == GuardSettings(GuardMode.MEND, frozenset({3}))
+
+
+class SureAligner(PlainAligner):
+    """Says of a right letter that it is likelier than others."""
+
+    def scores(self, token_ids: Sequence[int], since: int, until: int, letters: LetterModel) -> FloatArray:
+        return super().scores(token_ids, since, until, letters) + np.float32(1)
+
+
+SAYS = "We bought a new folder from him last Monday."
+SAYING = "".join(letter * 3 for letter in SAYS[:-1].lower().replace(" ", "_"))
+WRONG = SAYING.replace("lllaaasssttt", "eeevvveeennn")
+LACKING = SAYING.replace("___lllaaasssttt", "")
+
+
+async def said(*answers: str, redraws: int = 3) -> Spoken:
+    """Speak with an aligner; tokens of each answer say the letters."""
+    llm, reference = ScriptedLLM([(tuple(tokens_of(answer)), "stop") for answer in answers]), "The quick brown fox."
+    ask = SegmentAsk(Utterance(SAYS, reference, (7,) * int(3 * len(reference))), Sampling(), 5, 0, FREE)
+    heard = Spoken([], None, [])
+    settings = GuardSettings(GuardMode.MEND, frozenset(), redraws, SureAligner())
+    async for delta in guarded(llm, ask, settings, heard.notes.append):
+        heard.tokens += delta.token_ids
+        heard.finish_reason = delta.finish_reason
+    heard.finish_reason = f"{heard.finish_reason} {len(llm.asked)}"
+    return heard
+
+
+async def test_a_word_that_is_not_said_is_spoken_again_where_it_was_not_given_out() -> None:
+    whole, mended = tokens_of(SAYING), [GuardNote("word", GuardOutcome.MENDED)]
+    assert await said(SAYING) == Spoken(whole, "stop 1", [])
+    assert await said(WRONG, SAYING) == await said(LACKING, SAYING) == Spoken(whole, "stop 2", mended)
+    heard = [GuardNote("word", GuardOutcome.HEARD)]
+    assert await said(LACKING, redraws=2) == Spoken(tokens_of(LACKING), "stop 3", heard), "never cut"
+    settings = GuardSettings(GuardMode.MEND, aligner=SureAligner())
+    given_out = AnswerGuard(SAYS, SpeechLength(0, 90, 200), settings, tokens_of(WRONG))
+    assert given_out.end("stop") is None, "what was given out can't be mended"
 
 
 async def test_off_looks_at_nothing() -> None:
@@ -380,12 +413,9 @@ def test_good_speech_of_a_text_being_written_is_asked_for_once(mode: GuardMode) 
     assert len(llm.asked) == 1 and llm.said == TEXT
 
 
-def test_nothing_is_held_back_while_the_writer_is_waited_for() -> None:
-    heard = spoken_live(InterleavingLLM([(GOOD, "stop")]), pause_s=100.0)
-    assert sum(time_s < 5.0 for time_s in heard.times_s) == 60, "four pieces of text"
-    off = spoken_live(InterleavingLLM([(GOOD, "stop")]), GuardMode.OFF, pause_s=100.0)
-    late = [one - other for one, other in zip(heard.times_s[FREE:60], off.times_s[FREE:60], strict=True)]
-    assert 0 <= min(late) and max(late) < 0.5 + LULL_S
+def test_nothing_is_held_back_while_the_text_is_written() -> None:
+    heard, off = (spoken_live(InterleavingLLM([(GOOD, "stop")]), mode, 100.0) for mode in reversed(GuardMode))
+    assert heard.times_s[FREE:60] == off.times_s[FREE:60] and sum(time_s < 5.0 for time_s in heard.times_s) == 60
 
 
 def test_a_loop_while_the_text_is_written_is_spoken_again_and_the_text_goes_on() -> None:
@@ -423,14 +453,12 @@ def test_a_context_that_is_full_before_the_text_is_whole_is_no_trouble() -> None
     assert (heard.tokens, heard.finish_reason, heard.notes) == (list(GOOD), "length", []) and len(llm.asked) == 1
 
 
-def test_silence_while_the_text_is_written_is_cut_or_told_of() -> None:
+def test_silence_while_the_text_is_written_is_cut() -> None:
     silent = (*GOOD[:20], *(1, 2, 3) * 20)
     llm = InterleavingLLM([(silent, "stop")])
     heard = spoken_live(llm)
     assert heard.notes == [GuardNote("silence", GuardOutcome.CUT)] and heard.finish_reason == "length"
     assert len(llm.asked) == 4 and 20 <= len(heard.tokens) <= 60
-    told = spoken_live(InterleavingLLM([(silent, "stop")]), GuardMode.WARN)
-    assert (told.tokens, told.notes) == (list(silent), [GuardNote("silence", GuardOutcome.HEARD)])
 
 
 def test_a_caller_who_leaves_while_the_writer_is_waited_for_ends_the_answer() -> None:
