@@ -55,7 +55,7 @@ class KubernetesReplicas:
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
         self._selector = {"labelSelector": f"kubernetes.io/service-name={service}"}
         self._port = port
-        self._scheme = scheme
+        self.scheme = scheme
         self._slices: dict[str, Any] = {}
 
     async def watch(self) -> AsyncGenerator[Found]:
@@ -106,7 +106,7 @@ class KubernetesReplicas:
             for endpoint in (item.get("endpoints") or []) if port is not None else ():
                 may = _may_get_streams(endpoint.get("conditions") or {})
                 if may is not None:
-                    found |= {self._scheme + join_address(each, port): may for each in endpoint.get("addresses") or []}
+                    found |= {self.scheme + join_address(each, port): may for each in endpoint.get("addresses") or []}
         return found
 
     def _port_of(self, item: Any) -> Any:

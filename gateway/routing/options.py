@@ -34,7 +34,8 @@ def sources_of(service: str, text: str, settings: RoutingSettings) -> list[Repli
             sources.append(DnsReplicas(host, port, found_scheme, settings.interval_s))
         elif part.startswith(_KUBERNETES):
             name, found_scheme = _split_scheme(part.removeprefix(_KUBERNETES), scheme)
-            sources.append(KubernetesReplicas(KubernetesApi.of_this_pod(), *_service(name), found_scheme))
+            where = _service(name)
+            sources.append(KubernetesReplicas(KubernetesApi.of_this_pod(), *where, found_scheme))
     return sources
 
 
@@ -48,8 +49,6 @@ def check_address(address: str, scheme: str) -> str:
         if parts.scheme == "grpc":
             _host_and_port(parts.netloc, "grpc://HOST:PORT")
         return address.rstrip("/")
-    if "/" in address:
-        raise ConfigError(f"got token2wav URL {address!r}, expected host:port of Triton's gRPC service")
     _host_and_port(address, "host:port of Triton's gRPC service")
     return address
 

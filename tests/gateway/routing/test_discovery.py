@@ -45,10 +45,13 @@ def test_the_forms_may_be_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert KubernetesApi.of_this_pod().url == "https://[fd00::1]:443"
 
 
-async def test_replicas_of_the_llms_token_stream_are_found_by_dns_and_by_kubernetes() -> None:
-    text = "dns:grpc://localhost:8100,kubernetes:grpc://prod/llm:grpc"
-    by_dns, by_kubernetes = parse_sources(text, "http://", 1.0, _no_kubernetes)
-    assert list(by_kubernetes.known) == ["prod llm grpc grpc://"]
+async def test_replicas_of_the_llms_token_stream_are_found_by_dns_and_by_kubernetes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    by_dns, by_kubernetes = sources_of(LLM, "dns:grpc://localhost:8100,kubernetes:grpc://prod/llm:grpc", QUICK)
+    assert isinstance(by_kubernetes, KubernetesReplicas) and by_kubernetes.scheme == "grpc://"
     (found,) = await _first(by_dns, 1)
     assert found and all(re.fullmatch(r"grpc://(127\.0\.0\.1|\[::1\]):8100", address) for address in found)
 
