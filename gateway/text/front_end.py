@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gateway.errors import LexiconNotFoundError, UnsupportedOptionError
-from gateway.text.alignment import Alignment, Span
+from gateway.text.alignment import Alignment, NormalizedText, Normalizer, Span, unchanged
 from gateway.text.cleaning import CleaningReader
 from gateway.text.english import is_plain
 from gateway.text.markup.markdown import MarkupReader
 from gateway.text.markup.ssml import SsmlReader
 from gateway.text.normalization.addresses import spoken_addresses
 from gateway.text.normalization.language import DeclaredLanguages, LanguageGuesser, language_runs
-from gateway.text.normalization.normalizer import NormalizedText, Normalizer, clauses, unchanged
-from gateway.text.normalization.wetext_normalizer import load_normalizers
+from gateway.text.normalization.wetext_normalizer import clauses, load_normalizers
 from gateway.text.options import Normalization, TextOptions
 from gateway.text.pauses import check_sum
 from gateway.text.pronunciation.aliases import NO_PHONEMES, Lexicon, apply_lexicons

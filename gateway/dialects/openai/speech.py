@@ -48,9 +48,7 @@ async def bare_audio(
     Raises:
         GatewayError: see `Speaker.synthesize`; or the format or speed can't be had here.
     """
-    clock = TextClock(result.spans) if result is not None else None
-    gatherer = WordGatherer()
-    made_samples = 0
+    words_of = _WordTimes(result, words) if result is not None and words is not None else None
     async with (
         AsyncEncoder(open_encoder(wanted.output, wanted.speed), host.executor) as encoder,
         aclosing(host.pipeline.synthesize(wanted.speech, result)) as audio,
@@ -58,11 +56,8 @@ async def bare_audio(
         async for chunk in audio:
             for samples in _pieces(chunk):
                 yield await encoder.encode(samples)
-            if words is not None and clock is not None:
-                made_samples += len(chunk.samples)
-                made_s = made_samples / SAMPLE_RATE_HZ
-                words += gatherer.push(clock.finish(made_s) if chunk.is_last else clock.advance(made_s))
-                words += gatherer.finish() if chunk.is_last else []
+            if words_of is not None:
+                words_of.note(chunk)
                 yield b""
         yield await encoder.finish()
 
@@ -98,6 +93,20 @@ async def audio_events(host: Host, wanted: OpenAISpeech, result: SpeechResult) -
 def _told(word: WordTime, speed: float) -> dict[str, Any]:
     start_ms, end_ms = (round(made_s / speed * _MS_PER_S) for made_s in (word.start_s, word.end_s))
     return {"word": word.word, "start_ms": start_ms, "end_ms": end_ms}
+
+
+class _WordTimes:
+    """Adds the words that have ended to a list, chunk by chunk."""
+
+    def __init__(self, result: SpeechResult, words: list[WordTime]) -> None:
+        self._words, self._samples = words, 0
+        self._clock, self._gatherer = TextClock(result.spans), WordGatherer()
+
+    def note(self, chunk: AudioChunk) -> None:
+        self._samples += len(chunk.samples)
+        made_s = self._samples / SAMPLE_RATE_HZ
+        self._words += self._gatherer.push(self._clock.finish(made_s) if chunk.is_last else self._clock.advance(made_s))
+        self._words += self._gatherer.finish() if chunk.is_last else []
 
 
 class _Usage:

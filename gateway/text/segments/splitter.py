@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gateway.errors import ConfigError
+from gateway.text.alignment import NormalizedText
 from gateway.text.manner import Manner
-from gateway.text.normalization.normalizer import NormalizedText
 from gateway.text.pauses import Pause
 from gateway.text.segments.breaks import Break, BreakFinder, Strength, spoken_length
 
