@@ -218,9 +218,16 @@ class PaceBook:
         one_by_one = self._cost.scaled(self.soundless + _UNDER_WAY)
         return [min(self._crowds[max(sizes)].fit(self._cost), one_by_one, key=_of_a_second)]
 
-    def note_first_chunk(self, policy: Hashable, tokens: int, now_s: float) -> None:
-        """Note how many tokens, look-ahead included, a policy chose for a stream's first chunk."""
-        self._choice = (policy, tokens, self.soundless.bit_length(), now_s)
+    def note_first_chunk(self, policy: Hashable, tokens: int, now_s: float, is_open: bool = False) -> None:
+        """Note how many tokens, look-ahead included, a policy chose for a stream's first chunk.
+
+        Args:
+            policy: that chose.
+            tokens: in that chunk.
+            now_s: time.
+            is_open: the stream itself is one of the soundless ones.
+        """
+        self._choice = (policy, tokens, (self.soundless - is_open).bit_length(), now_s)
 
     def first_chunk(self, policy: Hashable, now_s: float) -> int | None:
         """Return how many tokens a policy chose a moment ago, if nothing has changed since; None: ask it."""

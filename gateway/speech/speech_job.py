@@ -209,7 +209,7 @@ class SpeechJob:
 
     def send(self, push: Push, chunk: TokenChunk, policy: ChunkPolicy) -> Push:
         if not (self.result.chunk_schedule or chunk.is_last):
-            self._book.note_first_chunk(policy, len(chunk.token_ids), self._clock.now())
+            self._book.note_first_chunk(policy, len(chunk.token_ids), self._clock.now(), is_open=True)
         self.result.chunk_schedule.append(len(chunk.token_ids))
         self._meter.sent(len(chunk.token_ids))
         self.observer.sent(chunk.index, len(chunk.token_ids))

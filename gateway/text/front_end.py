@@ -218,7 +218,7 @@ class TextFrontEnd:
         style = options.style.words if options.style is not None else None
         if segment.manner is not None:
             style = segment.manner.style or style
-        return instruction_of(style, language) if style and self._styles.is_declared else ""
+        return instruction_of(style, language) if style else ""
 
     def _in_words(self, text: str, language: str) -> str:
         normalizer = self._normalizers.get(language)
@@ -269,7 +269,7 @@ class TextFrontEnd:
             spoken = _after(spoken, ended(spoken.text, language, is_last=is_whole), "end of the segment")
         is_speakable = self._tags.is_speakable(spoken.text)
         foreign = self.foreign(bare, options) if is_speakable else None
-        instruction = self._instruction(segment, options, language)
+        instruction = self._instruction(segment, options, language) if self._styles.is_declared else ""
         return SpokenSegment(segment, spoken.text, spoken.alignment, language, is_speakable, foreign, instruction)
 
     @property
@@ -393,7 +393,7 @@ class TextStream:
     def finishing(self, *, goes_on: bool = False) -> Iterator[Segment | None]:
         """Do what `flush` does in small steps, to the end; see `cutting`."""
         segments = list[Segment]()
-        for step in self._finishing():
+        for step in self._splitter.finishing() if self._markup is None else self._finishing(self._markup):
             yield None
             segments += [step] if step is not None else []
         if self._markup is not None:
@@ -403,12 +403,9 @@ class TextStream:
         yield from segments[:-1]
         yield from (replace(last, is_last=not goes_on) for last in segments[-1:])
 
-    def _finishing(self) -> Iterator[Segment | None]:
-        if self._markup is not None:
-            yield from self._cutting(self._markup, self._markup.finishing())
-            yield from self._as_written(self._markup, self._splitter.finishing())
-        else:
-            yield from self._splitter.finishing()
+    def _finishing(self, markup: Markup) -> Iterator[Segment | None]:
+        yield from self._cutting(markup, markup.finishing())
+        yield from self._as_written(markup, self._splitter.finishing())
 
     def _cutting(self, markup: Markup, parts: Iterator[BareText]) -> Iterator[Segment | None]:
         """Cut text without markup; a break ends a segment wherever it comes."""

@@ -54,7 +54,7 @@ async def bare_audio(
         aclosing(host.pipeline.synthesize(wanted.speech, result)) as audio,
     ):
         async for chunk in audio:
-            for samples in _pieces(chunk):
+            for samples in _pieces(chunk, is_whole=encoder.is_light):
                 yield await encoder.encode(samples)
             if words_of is not None:
                 words_of.note(chunk)
@@ -134,9 +134,9 @@ class _Usage:
         }
 
 
-def _pieces(chunk: AudioChunk) -> Iterator[FloatArray]:
-    """Cut a little off the first chunk's beginning; chunks without samples have no pieces."""
-    head_samples = _HEAD_SAMPLES if chunk.index == 0 else 0
+def _pieces(chunk: AudioChunk, is_whole: bool) -> Iterator[FloatArray]:
+    """Cut a little off the first chunk's beginning, unless all `is_whole`; chunks without samples have no pieces."""
+    head_samples = _HEAD_SAMPLES if chunk.index == 0 and not is_whole else 0
     for samples in (chunk.samples[:head_samples], chunk.samples[head_samples:]):
         if len(samples):
             yield samples
