@@ -49,6 +49,11 @@ class AsyncEncoder:
         self._executor = executor
         self._work_in_hand: Future[bytes] | None = None
 
+    @property
+    def is_light(self) -> bool:
+        """See `AudioEncoder`."""
+        return self._encoder.is_light
+
     async def __aenter__(self) -> AsyncEncoder:
         return self
 

@@ -15,6 +15,7 @@ import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from gateway.errors import InvalidRequestError
 from gateway.text.stretches import Stretch, TextReader
@@ -155,8 +156,9 @@ def _certain(found: list[Change]) -> list[Change]:
     return [*before, (written[: tail.start()],) * 2] if tail.start() else before
 
 
+@lru_cache(maxsize=64)
 def cleaned(text: str) -> str:
-    """Return a whole text clean."""
+    """Return a whole text clean, such as the transcript of a voice, which each request in it asks for."""
     return "".join(clean for _, clean in changes(text))
 
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gateway.errors import InvalidRequestError
-from gateway.text.alignment import Alignment, Span
+from gateway.text.alignment import Alignment, NormalizedText, Span, unchanged
 from gateway.text.manner import Manner
-from gateway.text.normalization.normalizer import NormalizedText, unchanged
 from gateway.text.pauses import Pause
 from gateway.text.segments.splitter import Segment
 

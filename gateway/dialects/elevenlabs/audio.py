@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from gateway.delivery.turn_encoder import TurnEncoder
+from gateway.delivery import TurnEncoder
 from gateway.dialects.elevenlabs.wire import audio_message
 from gateway.speech.session import SessionAudio
 from gateway.speech.text_clock import CharacterTime

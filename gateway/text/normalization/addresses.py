@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gateway.text.alignment import Alignment, Span
-from gateway.text.normalization.normalizer import NormalizedText, unchanged
+from gateway.text.alignment import Alignment, NormalizedText, Span, unchanged
 
 # In words: dot, slash, at, dash, underscore, plus.
 _ENGLISH = ("dot", "slash", "at", "dash", "underscore", "plus")

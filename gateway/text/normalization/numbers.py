@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from gateway.text.alignment import Alignment, Span
-from gateway.text.normalization.normalizer import NormalizedText, unchanged
+from gateway.text.alignment import Alignment, NormalizedText, Span, unchanged
 from gateway.text.rules import noted
 
 _NARROW_SPACES = "\u00a0\u202f"

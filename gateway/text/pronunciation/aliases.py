@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gateway.errors import InvalidRequestError
-from gateway.text.alignment import Alignment, Span
+from gateway.text.alignment import Alignment, NormalizedText, Span, unchanged
 from gateway.text.cleaning import cleaned
-from gateway.text.normalization.normalizer import NormalizedText, unchanged
 from gateway.text.pronunciation.phonemes import phoneme_tags
 from gateway.text.segments.breaks import spoken_length
 

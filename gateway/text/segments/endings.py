@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.text.alignment import Alignment, Span
-from gateway.text.normalization.normalizer import NormalizedText, unchanged
+from gateway.text.alignment import Alignment, NormalizedText, Span, unchanged
 from gateway.text.segments.breaks import CLOSERS, NARROW_TERMINATORS, WIDE_TERMINATORS
 
 _ELLIPSES = "…‥"

@@ -15,7 +15,7 @@ from gateway.audio import AudioFormat
 from gateway.chunking.policies import ExponentialChunks
 from gateway.doors.http import build_app
 from gateway.host import DEFAULT_READER_TIMEOUT_S, Host, HostLimits
-from gateway.lexicons.book import LexiconBook
+from gateway.lexicons import LexiconBook
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.text import TextFrontEnd, load_text_front_end

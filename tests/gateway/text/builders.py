@@ -6,8 +6,7 @@ import zlib
 
 from hypothesis import strategies as st
 
-from gateway.text.alignment import Alignment, Span
-from gateway.text.normalization.normalizer import NormalizedText
+from gateway.text.alignment import Alignment, NormalizedText, Span
 from gateway.text.segments.breaks import BreakFinder
 from gateway.text.segments.sentences import SentenceRules, SentencexRules
 from gateway.text.segments.splitter import CutBounds, SplitSettings

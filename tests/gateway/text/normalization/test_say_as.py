@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.text.alignment import Normalizer
 from gateway.text.chinese import ChineseNormalizer
-from gateway.text.normalization.normalizer import Normalizer
 from gateway.text.normalization.say_as import NotReadableError, said_as
 from gateway.text.normalization.wetext_normalizer import WeTextNormalizer
 
