@@ -30,8 +30,7 @@ from gateway.errors import (
 )
 from gateway.voices.directory import EVERYBODY, OPERATOR, StoredVoice, Viewer
 from gateway.voices.draft import VoiceDraft
-from gateway.voices.inline_budget import InlineVoiceBudget
-from gateway.voices.known import KnownVoices
+from gateway.voices.known import InlineVoiceBudget, KnownVoices
 from gateway.voices.names import ReservedNames
 from gateway.voices.profile import DEFAULT_VOICE, NO_ALIASES, NO_PROFILE, VoiceAliases, VoiceProfile, read_profile
 from gateway.voices.recordings import readable
