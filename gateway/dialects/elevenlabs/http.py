@@ -19,7 +19,7 @@ from gateway.dialects.common.parts import checked_json
 from gateway.dialects.elevenlabs.speech import ElevenLabsSpeech, timestamped_lines, timestamped_object, whole_speech
 from gateway.dialects.elevenlabs.wire import (
     LexiconLocatorFields,
-    VoiceSettings,
+    VoiceSettingsFields,
     error_response,
     locators_of,
     parse_request_options,
@@ -34,10 +34,10 @@ _JSON = "application/json"
 _UNPROCESSABLE = 422
 
 
-class SpeechBody(BaseModel):
+class ElevenLabsSpeechBody(BaseModel):
     """The body of a request; what else clients send has no meaning here."""
 
-    model_config = ConfigDict(title="ElevenLabsSpeechBody", use_attribute_docstrings=True)
+    model_config = ConfigDict(use_attribute_docstrings=True)
     text: str
     """The text; at most 100,000 characters (`--max-text-characters`)."""
     model_id: str | None = None
@@ -50,7 +50,7 @@ class SpeechBody(BaseModel):
     """`true`: the text is SSML, or the content of a `<speak>` element; also as a parameter of the URL."""
     seed: int | None = None
     """0 to 2**63-1: the same seed and text give the same speech tokens."""
-    voice_settings: VoiceSettings | None = None
+    voice_settings: VoiceSettingsFields | None = None
     """Only `speed` has a meaning."""
     pronunciation_dictionary_locators: list[LexiconLocatorFields] | None = None
     """Pronunciation dictionaries, applied in order."""
@@ -68,7 +68,7 @@ def routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRoute]:
     """
 
     def speaking(make: Make, media_type: str | None = None) -> ASGIApp:
-        return SpeechEndpoint(host, max_body_bytes, make, media_type)
+        return ElevenLabsEndpoint(host, max_body_bytes, make, media_type)
 
     return [
         Route(PATH, speaking(whole_speech), methods=["POST"]),
@@ -78,7 +78,7 @@ def routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRoute]:
     ]
 
 
-class SpeechEndpoint:
+class ElevenLabsEndpoint:
     """A route that speaks, as an ASGI application."""
 
     def __init__(self, host: Callable[[], Host], max_body_bytes: int, make: Make, media_type: str | None) -> None:
@@ -134,7 +134,7 @@ def read_speech(raw: bytes, query: Mapping[str, str], voice: str) -> ElevenLabsS
         ValidationError: a field has the wrong type.
         GatewayError: a field that can't be served; which voices there are is not known here.
     """
-    body = SpeechBody.model_validate_json(checked_json(decode_text(raw)))
+    body = ElevenLabsSpeechBody.model_validate_json(checked_json(decode_text(raw)))
     fields = body.model_dump(exclude={"text", "voice_settings", "pronunciation_dictionary_locators"})
     options = parse_request_options({**fields, **query})
     speech = SpeechRequest(
