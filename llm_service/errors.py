@@ -41,11 +41,11 @@ class UnsafeTextError(PromptError):
     """The text would put control or speech tokens into the prompt."""
 
 
-class TextTooLongError(PromptError):
+class PromptTooLongError(PromptError):
     """The text needs more speech tokens than one generation may have."""
 
 
-class ConfigError(LLMServiceError):
+class LLMConfigError(LLMServiceError):
     """A setting is unknown, out of range, or has no meaning for the chosen backend."""
 
 
@@ -94,7 +94,7 @@ class DeadlineExceededError(EngineError):
     kind = "deadline_exceeded"
 
 
-class EngineStoppedError(EngineError):
+class LLMStoppedError(EngineError):
     """The engine is not running: shutting down, or failed."""
 
     http_status = 503

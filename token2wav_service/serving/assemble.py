@@ -29,7 +29,7 @@ from token2wav_service.serving.settings import (
     SETTINGS,
     SPK2INFO_SETTING,
     ModelConfigMessage,
-    SettingsError,
+    RepositorySettingsError,
     resolve_settings,
 )
 
@@ -104,7 +104,7 @@ def read_config(path: Path) -> ModelConfigMessage:
     try:
         return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
     except text_format.ParseError as err:
-        raise SettingsError(f"{path} is not a valid model configuration: {err}") from err
+        raise RepositorySettingsError(f"{path} is not a valid model configuration: {err}") from err
 
 
 def count_instances(model_repository: Path) -> int:
@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         given = parse_pairs(args.settings)
         applied = assemble(args.output, given)
-    except SettingsError as err:
+    except RepositorySettingsError as err:
         sys.stderr.write(f"{err}\n")
         return _USAGE_ERROR
     sys.stdout.write(f"{format_table(applied)}\nassembled {args.output}\n")
@@ -149,7 +149,7 @@ def _choose_models(values: Mapping[str, str], drop_in: str) -> dict[str, str]:
     if values[ORIGINAL_MODELS_SETTING] != "True":
         return names
     if drop_in not in ORIGINAL_MODELS:
-        raise SettingsError(
+        raise RepositorySettingsError(
             f"{ORIGINAL_MODELS_SETTING}=True: the original offers no other models beside {drop_in}; expected a "
             f"checkpoint of {' or '.join(ORIGINAL_MODELS)}"
         )
@@ -177,7 +177,7 @@ def _refuse_foreign_folder(output: Path) -> None:
         return
     is_repository = output.is_dir() and all((child / CONFIG_NAME).exists() for child in output.iterdir())
     if not is_repository:
-        raise SettingsError(f"{output} exists and is no model repository: give a new or empty folder")
+        raise RepositorySettingsError(f"{output} exists and is no model repository: give a new or empty folder")
 
 
 def _swap(new: Path, output: Path, old: Path) -> None:
@@ -196,9 +196,9 @@ def parse_pairs(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator:
-            raise SettingsError(f"got {pair!r}, expected NAME=VALUE")
+            raise RepositorySettingsError(f"got {pair!r}, expected NAME=VALUE")
         if name in given:
-            raise SettingsError(f"{name} is given twice")
+            raise RepositorySettingsError(f"{name} is given twice")
         given[name] = value
     return given
 
