@@ -229,7 +229,7 @@ def parse_server_config(backend: LLMBackend, values: Mapping[str, SettingValue])
     """Make the common config out of settings that were given (names as in `SETTINGS`).
 
     Raises:
-        ConfigError: a setting is unknown, means nothing to the backend, is missing or out of range.
+        LLMConfigError: a setting is unknown, means nothing to the backend, is missing or out of range.
     """
     values = _checked(backend, values)
     if "model_dir" not in values:
@@ -252,7 +252,7 @@ def parse_embedded_config(values: Mapping[str, SettingValue]) -> EmbeddedConfig:
     """Make the embedded engine's own config out of settings that were given.
 
     Raises:
-        ConfigError: a setting is unknown or out of range.
+        LLMConfigError: a setting is unknown or out of range.
     """
     values = _checked(LLMBackend.EMBEDDED, values)
     own = {name: value for name, value in values.items() if name in EmbeddedConfig.__dataclass_fields__}
@@ -263,7 +263,7 @@ def parse_vllm_config(values: Mapping[str, SettingValue]) -> VllmConfig:
     """Make vLLM's own config out of settings that were given.
 
     Raises:
-        ConfigError: a setting is unknown or out of range.
+        LLMConfigError: a setting is unknown or out of range.
     """
     values = _checked(LLMBackend.VLLM, values)
     own = {name: value for name, value in values.items() if name in VllmConfig.__dataclass_fields__}

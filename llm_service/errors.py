@@ -5,8 +5,8 @@ LLMServiceError
  +- PromptError
  |   +- EmptyTextError
  |   +- UnsafeTextError        the text would smuggle control or speech tokens
- |   +- TextTooLongError
- +- ConfigError                a setting is unknown, out of range or unused by the backend
+ |   +- PromptTooLongError
+ +- LLMConfigError                a setting is unknown, out of range or unused by the backend
  +- CheckpointError            a model or tokenizer directory is incomplete or numbered otherwise
  +- BackendUnavailableError    the backend's program is not installed
  +- BuildError                 an engine could not be built, or does not answer as its source does
@@ -14,7 +14,7 @@ LLMServiceError
      +- InvalidGenerationError refused before it took any room
      +- QueueFullError
      +- DeadlineExceededError
-     +- EngineStoppedError
+     +- LLMStoppedError
      +- GenerationFailedError  this request failed while running; others are untouched
 """
 

@@ -236,7 +236,7 @@ def generation_bounds(target_text_tokens: int, limits: LengthLimits | None = Non
 
     Raises:
         EmptyTextError: there are no text tokens.
-        TextTooLongError: the least answer is longer than the cap; split the text.
+        PromptTooLongError: the least answer is longer than the cap; split the text.
     """
     limits = limits or LengthLimits()
     if target_text_tokens < 1:

@@ -6,7 +6,7 @@ Token2WavError
  |   +- InvalidChunkError
  |   +- InvalidVoiceFileError
  |   +- VoiceModelMismatchError
- +- VoiceNotFoundError
+ +- VoiceNotCachedError
  +- StreamNotFoundError
  +- CapacityError
  +- EngineStoppedError

@@ -183,7 +183,7 @@ def read_curves(gpu: str, family: str = DEFAULT_FAMILY) -> Curves:
     """Read the points of a GPU kind.
 
     Raises:
-        CapacityError: there are none.
+        PlanError: there are none.
     """
     known = known_gpus(family)
     if not known:
@@ -199,7 +199,7 @@ def propose(curves: Curves, demand: Demand) -> list[Proposal]:
     """Return what each arrangement needs, the fewest GPUs first.
 
     Raises:
-        CapacityError: a demand that makes no sense, or that no arrangement meets at any load.
+        PlanError: a demand that makes no sense, or that no arrangement meets at any load.
     """
     _check(demand)
     proposals = []

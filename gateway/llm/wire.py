@@ -172,7 +172,7 @@ class LLMWire:
         except EmptyTextError as error:
             raise errors.InvalidTextError(str(error), param="input") from error
         except PromptTooLongError as error:
-            raise errors.PromptTooLongError(str(error), param="input") from error
+            raise errors.TextTooLongError(str(error), param="input") from error
         except PromptError as error:
             raise errors.InvalidTextError(str(error), param="input") from error
         return TokenPrompt(tuple(prompt.token_ids), _rest_of(bounds, len(utterance.spoken_tokens)))

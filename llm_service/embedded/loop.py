@@ -190,7 +190,7 @@ class EngineLoop:
         Raises:
             InvalidGenerationError: it can never run here.
             QueueFullError: too many requests are in flight; retry later.
-            EngineStoppedError: the engine isn't running.
+            LLMStoppedError: the engine isn't running.
         """
         self._engine.validate(request)
         with self._condition:

@@ -52,7 +52,7 @@ def serve(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> None:
     """Serve until stopped by a signal.
 
     Raises:
-        ConfigError: the device is missing or the cache does not fit.
+        LLMConfigError: the device is missing or the cache does not fit.
         CheckpointError: the model or tokenizer directory is incomplete.
     """
     app = build_app(server_config, embedded_config, SystemClock())
@@ -76,7 +76,7 @@ def build_app(server_config: ServerConfig, embedded_config: EmbeddedConfig, cloc
     """Load the model, warm it up and return the app; its shutdown stops the engine.
 
     Raises:
-        ConfigError: the device is missing or the cache does not fit.
+        LLMConfigError: the device is missing or the cache does not fit.
         CheckpointError: the model or tokenizer directory is incomplete.
     """
     tracer = _open_tracer()
@@ -99,7 +99,7 @@ def build_loop(server_config: ServerConfig, embedded_config: EmbeddedConfig, clo
 
     Raises:
         BackendUnavailableError: what the engine needs is not installed.
-        ConfigError: the device is missing or the cache does not fit.
+        LLMConfigError: the device is missing or the cache does not fit.
         CheckpointError: the checkpoint is incomplete, or made for shorter sequences.
     """
     if embedded_config.num_threads is not None:
@@ -182,7 +182,7 @@ def _open_tracer() -> Tracer:
     """Trace as the environment says.
 
     Raises:
-        ConfigError: OpenTelemetry is not installed.
+        LLMConfigError: OpenTelemetry is not installed.
     """
     try:
         return open_tracer(TRACE_SERVICE, endpoint_of())

@@ -239,7 +239,7 @@ async def serving_tokens(servicer: SpeechTokenServicer, host: str, port: int) ->
         port: 0 takes any that is free.
 
     Raises:
-        ConfigError: the port can't be had.
+        LLMConfigError: the port can't be had.
     """
     options = (
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

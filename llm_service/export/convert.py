@@ -40,7 +40,7 @@ def convert_huggingface(origin: Origin, directory: Path, dtype: str) -> bool:
     """Write the converted Hugging Face form; return False if it is there already.
 
     Raises:
-        ConfigError: the dtype is unknown.
+        LLMConfigError: the dtype is unknown.
         CheckpointError: the source is damaged or numbered otherwise, or `directory` holds something else.
     """
     _check_dtype(dtype)
@@ -68,7 +68,7 @@ def convert_trtllm(origin: Origin, directory: Path, dtype: str) -> bool:
     """Write a TensorRT-LLM checkpoint for one GPU; return False if it is there already.
 
     Raises:
-        ConfigError: the dtype is unknown.
+        LLMConfigError: the dtype is unknown.
         CheckpointError: the source is damaged or numbered otherwise, or `directory` holds something else.
     """
     _check_dtype(dtype)

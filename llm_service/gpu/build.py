@@ -54,7 +54,7 @@ def build_gpu_engine(model_dir: Path, options: GpuEngineOptions, clock: Clock) -
 
     Raises:
         CheckpointError: the checkpoint is incomplete, or made for shorter sequences.
-        ConfigError: memory does not hold a single answer, or a setting is out of this engine's range.
+        LLMConfigError: memory does not hold a single answer, or a setting is out of this engine's range.
     """
     weights = load_weights(model_dir, options.device, options.dtype)
     if options.max_sequence_tokens > weights.shape.max_positions:

@@ -94,7 +94,7 @@ class VoiceCache(Generic[V]):
         """Pin a voice and return it; pair with `release`.
 
         Raises:
-            VoiceNotFoundError: it was never put, or has been evicted.
+            VoiceNotCachedError: it was never put, or has been evicted.
         """
         with self._lock:
             entry = self._touch(voice_id)

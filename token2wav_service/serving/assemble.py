@@ -64,7 +64,7 @@ def assemble(output: Path, given: Mapping[str, str], templates: Path = TEMPLATES
         Every setting in effect, in the order of `SETTINGS`.
 
     Raises:
-        SettingsError: unknown names, missing or bad values; or `output` holds something that is no repository.
+        RepositorySettingsError: unknown names, missing or bad values; or `output` holds something that is no repository.
     """
     values = resolve_settings(given)
     drop_in = find_drop_in_name(Path(values["model_dir"]))
@@ -99,7 +99,7 @@ def read_config(path: Path) -> ModelConfigMessage:
     """Parse one config.pbtxt.
 
     Raises:
-        SettingsError: it is not a valid model configuration.
+        RepositorySettingsError: it is not a valid model configuration.
     """
     try:
         return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
@@ -111,7 +111,7 @@ def count_instances(model_repository: Path) -> int:
     """Return how many model processes a repository starts.
 
     Raises:
-        SettingsError: a config.pbtxt in it is not valid.
+        RepositorySettingsError: a config.pbtxt in it is not valid.
     """
     configs = [read_config(path) for path in sorted(model_repository.glob(f"*/{CONFIG_NAME}"))]
     return sum(max(group.count, 1) for config in configs for group in config.instance_group)
@@ -142,7 +142,7 @@ def _choose_models(values: Mapping[str, str], drop_in: str) -> dict[str, str]:
     """Return the templates to write, and what their models are called.
 
     Raises:
-        SettingsError: the original has no other models of the checkpoint's family.
+        RepositorySettingsError: the original has no other models of the checkpoint's family.
     """
     features = () if values[SPK2INFO_SETTING] == "True" else (AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL)
     names = {DROP_IN_MODEL: drop_in} | {name: name for name in (TOKEN2WAV_MODEL, *features)}
@@ -190,7 +190,7 @@ def parse_pairs(pairs: list[str]) -> dict[str, str]:
     """Return the settings that the command line gave as NAME=VALUE.
 
     Raises:
-        SettingsError: one is no such pair, or its name comes twice.
+        RepositorySettingsError: one is no such pair, or its name comes twice.
     """
     given: dict[str, str] = {}
     for pair in pairs:

@@ -86,7 +86,7 @@ def resolve_settings(given: Mapping[str, str]) -> dict[str, str]:
     """Return every set setting, checked and completed with defaults, in the order of `SETTINGS`.
 
     Raises:
-        SettingsError: unknown names, missing ones, or bad values (all of them at once).
+        RepositorySettingsError: unknown names, missing ones, or bad values (all of them at once).
     """
     unknown = sorted(set(given) - {setting.name for setting in SETTINGS})
     problems = [f"unknown setting {name!r}; known are {', '.join(s.name for s in SETTINGS)}" for name in unknown]
@@ -381,7 +381,7 @@ SERVED = (
 TOKEN2WAV = Section(
     "token2wav",
     tuple(
-        settings.RepositorySetting(
+        settings.Setting(
             each.name, each.help, settings.Kind(each.check, "VALUE"), each.default, in_serve=each.name in SERVED
         )
         for each in SETTINGS
