@@ -64,7 +64,7 @@ def assemble(output: Path, given: Mapping[str, str], templates: Path = TEMPLATES
         Every setting in effect, in the order of `SETTINGS`.
 
     Raises:
-        RepositorySettingsError: unknown names, missing or bad values; or `output` holds something that is no repository.
+        RepositorySettingsError: unknown names, missing or bad values; or `output` holds what is no repository.
     """
     values = resolve_settings(given)
     drop_in = find_drop_in_name(Path(values["model_dir"]))

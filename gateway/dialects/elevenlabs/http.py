@@ -10,11 +10,18 @@ from dataclasses import replace
 
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.dialects.common.answers import CLIENT_LEFT, StreamedAnswer, ignored_headers, read_body, warning_headers
+from gateway.dialects.common.answers import (
+    Answer,
+    Handler,
+    StreamedAnswer,
+    answering,
+    ignored_headers,
+    read_body,
+    warning_headers,
+)
 from gateway.dialects.common.parts import checked_json
 from gateway.dialects.elevenlabs.speech import ElevenLabsSpeech, timestamped_lines, timestamped_object, whole_speech
 from gateway.dialects.elevenlabs.wire import (
@@ -25,7 +32,6 @@ from gateway.dialects.elevenlabs.wire import (
     parse_request_options,
     speed_of,
 )
-from gateway.errors import GatewayError
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest, check_text, decode_text
 
@@ -67,8 +73,16 @@ def routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRoute]:
         max_body_bytes: largest request body accepted.
     """
 
-    def speaking(make: Make, media_type: str | None = None) -> ASGIApp:
-        return ElevenLabsEndpoint(host, max_body_bytes, make, media_type)
+    def speaking(make: Make, media_type: str | None = None) -> Handler:
+        async def speak(request: Request) -> Answer:
+            raw = await read_body(request, max_body_bytes, "text")
+            try:
+                wanted = read_speech(raw, request.query_params, request.path_params["voice"])
+            except ValidationError as error:
+                return _unprocessable(error)
+            return _answer(host(), wanted, make, media_type)
+
+        return answering(speak, error_response)
 
     return [
         Route(PATH, speaking(whole_speech), methods=["POST"]),
@@ -78,53 +92,20 @@ def routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRoute]:
     ]
 
 
-class ElevenLabsEndpoint:
-    """A route that speaks, as an ASGI application."""
-
-    def __init__(self, host: Callable[[], Host], max_body_bytes: int, make: Make, media_type: str | None) -> None:
-        """Keep where to find the parts once the application has started.
-
-        Args:
-            host: the parts.
-            max_body_bytes: largest request body accepted.
-            make: makes the bytes of an answer.
-            media_type: what they are; None: what the request asks for.
-        """
-        self._host = host
-        self._max_body_bytes = max_body_bytes
-        self._make = make
-        self._media_type = media_type
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        request = Request(scope, receive)
-        try:
-            raw = await read_body(request, self._max_body_bytes, "text")
-            wanted = read_speech(raw, request.query_params, request.path_params["voice"])
-            answer: ASGIApp = self._answer(wanted)
-        except ClientDisconnect:
-            answer = Response(status_code=CLIENT_LEFT)
-        except ValidationError as error:
-            answer = _unprocessable(error)
-        except GatewayError as error:
-            answer = error_response(error)
-        await answer(scope, receive, send)
-
-    def _answer(self, wanted: ElevenLabsSpeech) -> ASGIApp:
-        speech, name = wanted.speech, wanted.speech.request_id
-        media_type = self._media_type or wanted.output.audio_format.media_type
-        headers = {"content-type": media_type, "request-id": name, "cache-control": "no-store"}
-        host = self._host()
-        check_text(speech.text, host.pipeline.settings.max_text_characters)
-        headers |= ignored_headers(host.pipeline.front_end.ignored(speech.text_options, speech.text))
-        return StreamedAnswer(
-            self._make(host, wanted),
-            headers,
-            error_response,
-            name,
-            host.limits.reader_timeout_s,
-            lambda: warning_headers(wanted.result),
-        )
+def _answer(host: Host, wanted: ElevenLabsSpeech, make: Make, media_type: str | None) -> StreamedAnswer:
+    speech, name = wanted.speech, wanted.speech.request_id
+    media_type = media_type or wanted.output.audio_format.media_type
+    headers = {"content-type": media_type, "request-id": name, "cache-control": "no-store"}
+    check_text(speech.text, host.pipeline.settings.max_text_characters)
+    headers |= ignored_headers(host.pipeline.front_end.ignored(speech.text_options, speech.text))
+    return StreamedAnswer(
+        make(host, wanted),
+        headers,
+        error_response,
+        name,
+        host.limits.reader_timeout_s,
+        lambda: warning_headers(wanted.result),
+    )
 
 
 def read_speech(raw: bytes, query: Mapping[str, str], voice: str) -> ElevenLabsSpeech:
