@@ -23,7 +23,7 @@ from servicekit.gpu_host import DEVICE_VARIABLE, DEVICES, default_device
 
 if TYPE_CHECKING:
     from cosydit.batch.types import BatchReport, BatchSettings
-    from cosydit.stack.host import Host
+    from cosydit.stack.host import Machine
 
 EXIT_FAILURES, EXIT_USAGE = 1, 2
 DEFAULT_BATCH_SIZE = 8
@@ -196,7 +196,7 @@ def read_rows(args: argparse.Namespace) -> list[InputRow]:
     return rows if args.voices_dir is None else with_voices(rows, args.voices_dir, args.voice or DEFAULT_VOICE)
 
 
-def read_settings(args: argparse.Namespace, host: Host) -> BatchSettings:
+def read_settings(args: argparse.Namespace, host: Machine) -> BatchSettings:
     """Make a batch's settings, with what the host chooses for whatever nobody gave.
 
     Raises:
@@ -245,7 +245,7 @@ def _check(args: argparse.Namespace) -> None:
         raise BenchmarkError(f"{got}; download the checkpoint first")
 
 
-def _choose_for_host(args: argparse.Namespace, host: Host) -> None:
+def _choose_for_host(args: argparse.Namespace, host: Machine) -> None:
     """Fill in the LLM's backend, and on a GPU the batch's sizes and the settings of what is started here."""
     from cosydit.stack.gpu_presets import OFFLINE_LLM_SHARE
     from cosydit.stack.host import engine_settings, preset_of
@@ -270,7 +270,7 @@ def _choose_for_host(args: argparse.Namespace, host: Host) -> None:
 
 
 @contextmanager
-def _on_gpu(settings: BatchSettings, host: Host) -> Iterator[None]:
+def _on_gpu(settings: BatchSettings, host: Machine) -> Iterator[None]:
     """Say what was chosen for a GPU, and have MPS while the context lasts if both parts run on it."""
     from cosydit.stack.host import gpu_line
     from cosydit.stack.mps import mps_running

@@ -34,7 +34,7 @@ OnSamples = Callable[[str, FloatArray], None]
 
 
 @dataclass(frozen=True)
-class SpeechJob:
+class PreparedRequest:
     """One request, ready to be sent."""
 
     input: SpeechInput
@@ -81,7 +81,7 @@ class TritonDoor:
         """Drop the connection."""
         await self._channel.close()
 
-    async def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
+    async def speak(self, job: PreparedRequest, request_id: str) -> AsyncGenerator[float, None]:
         """Send the original's tensors; leaving early cancels the request.
 
         Raises:
@@ -135,7 +135,7 @@ class HttpDoor:
         if self._session is not None:
             await self._session.close()
 
-    async def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
+    async def speak(self, job: PreparedRequest, request_id: str) -> AsyncGenerator[float, None]:
         """Send one text; the pieces are the network's, see `PIECES_OF_A_CHUNK_S`.
 
         Raises:
@@ -168,7 +168,7 @@ class HttpDoor:
         return self._session
 
 
-def drop_in_request(model: str, job: SpeechJob, request_id: str) -> Any:
+def drop_in_request(model: str, job: PreparedRequest, request_id: str) -> Any:
     """Return a request with the original runtime's tensors, batch dimension included, that asks for the final flag."""
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     request.parameters[_ASK_FINAL].bool_param = True

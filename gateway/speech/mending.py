@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from gateway.core import Sampling, SpeechLM, SpeechTokenDelta, Utterance
 from gateway.llm.length import SpeechLength, usual_speech
-from gateway.speech.guard import LONG_FINISH, AnswerGuard, GuardMode, GuardSettings, Trouble, Verdict, free_tokens
+from gateway.speech.guard import LONG_FINISH, AnswerGuard, GuardMode, GuardSettings, Trouble, TroubleFound, free_tokens
 from gateway.speech.interleaved import TakenText
 from gateway.speech.request import MAX_SEED, STOP_FINISH, GuardNote, GuardOutcome
 
@@ -87,7 +87,7 @@ class _Mending:
         self._guard: AnswerGuard | None = None
         """Of the latest answer; made when its first tokens are here, as the LLM need not wait for it."""
         self._fills: list[int] = []
-        self._verdict: Verdict | None = None
+        self._verdict: TroubleFound | None = None
         """Of the latest answer; None: it is good."""
         self._finish_reason = STOP_FINISH
         self._misses_word = False
@@ -95,7 +95,7 @@ class _Mending:
 
     async def answers(self, on_note: OnNote) -> AsyncGenerator[SpeechTokenDelta]:
         """Yield what may be spoken of one answer after the other, until one is good."""
-        first: Verdict | None = None
+        first: TroubleFound | None = None
         for redraw in range(self._settings.redraws + 1):
             async with aclosing(self._answer(redraw)) as deltas:
                 async for delta in deltas:
@@ -143,7 +143,7 @@ class _Mending:
             self._guard = AnswerGuard(*self._text(), self._settings, self._kept)
         return self._guard
 
-    def _judge(self, verdict: Verdict | None, redraw: int) -> bool:
+    def _judge(self, verdict: TroubleFound | None, redraw: int) -> bool:
         """Tell whether the answer is over; the last one goes on behind a missed word, so as not to lose more."""
         if verdict is not None and verdict.trouble is Trouble.WORD and redraw == self._settings.redraws:
             self._misses_word, verdict = True, None

@@ -21,7 +21,7 @@ _TOKEN = re.compile(r"(?:[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|\d+|\S)\s*|\s+")
 
 
 @dataclass(frozen=True)
-class Span:
+class SpokenStretch:
     """A stretch of the source and what is spoken for it; either may be empty."""
 
     source_length: int
@@ -32,12 +32,12 @@ class Span:
 class Alignment:
     """The spans of two texts, in order, together covering both."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[SpokenStretch, ...]
 
     @classmethod
     def identity(cls, length: int) -> Alignment:
         """Align a text of `length` characters with itself."""
-        return cls((Span(length, length),) if length else ())
+        return cls((SpokenStretch(length, length),) if length else ())
 
     @classmethod
     def joined(cls, parts: Iterable[Alignment]) -> Alignment:
@@ -52,7 +52,9 @@ class Alignment:
         steps = zip(sources, sources[1:], results, results[1:], strict=False)
         return Alignment(
             tuple(
-                Span(until - since, end - start) for since, until, start, end in steps if until > since or end > start
+                SpokenStretch(until - since, end - start)
+                for since, until, start, end in steps
+                if until > since or end > start
             )
         )
 
@@ -99,7 +101,7 @@ def align(source: str, spoken: str) -> Alignment:
     matcher = SequenceMatcher(None, tokens, words, autojunk=False)
     return Alignment(
         tuple(
-            Span(_length(tokens[from_token:to_token]), _length(words[from_word:to_word]))
+            SpokenStretch(_length(tokens[from_token:to_token]), _length(words[from_word:to_word]))
             for _, from_token, to_token, from_word, to_word in matcher.get_opcodes()
         )
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gateway.errors import LexiconNotFoundError, UnsupportedOptionError
-from gateway.text.alignment import Alignment, NormalizedText, Normalizer, Span, unchanged
+from gateway.text.alignment import Alignment, NormalizedText, Normalizer, SpokenStretch, unchanged
 from gateway.text.cleaning import CleaningReader
 from gateway.text.english import is_plain
 from gateway.text.markup.markdown import MarkupReader
@@ -328,7 +328,7 @@ class TextFrontEnd:
 
     def _normalized_part(self, part: TextPart, normalizer: Normalizer | None) -> NormalizedText:
         if part.is_tag and part.text in self._silent_tags:
-            return NormalizedText("", Alignment((Span(len(part.text), 0),)))
+            return NormalizedText("", Alignment((SpokenStretch(len(part.text), 0),)))
         return unchanged(part.text) if part.is_tag or normalizer is None else normalizer.normalize(part.text)
 
 

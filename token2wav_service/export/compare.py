@@ -82,7 +82,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GraphVerdict:
     """One graph over the whole sweep."""
 
     graph: str
@@ -121,13 +121,13 @@ def compare_graph(directory: Path | None, spec: GraphSpec, models: Models, sweep
             yield Comparison(spec.name, spec.precision, executor, sizes, output, max_abs, snr_db)
 
 
-def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
+def verdicts(comparisons: Sequence[Comparison]) -> list[GraphVerdict]:
     """Summarise comparisons by graph, precision and executor, in order of first appearance."""
     groups: dict[tuple[str, Precision, Executor], list[Comparison]] = {}
     for one in comparisons:
         groups.setdefault((one.graph, one.precision, one.executor), []).append(one)
     return [
-        Verdict(
+        GraphVerdict(
             *key,
             cases=len(group),
             max_abs=max(one.max_abs for one in group),
@@ -155,7 +155,7 @@ def report_json(comparisons: Sequence[Comparison], sweep: Sweep) -> dict[str, An
     }
 
 
-def markdown_table(rows: Sequence[Verdict]) -> str:
+def markdown_table(rows: Sequence[GraphVerdict]) -> str:
     """Return verdicts as a table for the documentation."""
     lines = ["| graph | precision | computed by | sizes | max abs error | SNR, dB |", "|---|---|---|---|---|---|"]
     for row in rows:

@@ -21,7 +21,7 @@ from llm_service.backends import EmbeddedBackend, TrtllmBackend, VllmBackend
 from llm_service.backends.vllm import RUNNER_VARIABLE
 from llm_service.config import EmbeddedConfig, LLMBackend, ServerConfig, parse_server_config
 from llm_service.embedded.serve import build_loop
-from llm_service.errors import CheckpointError, ConfigError
+from llm_service.errors import CheckpointError, LLMConfigError
 from llm_service.huggingface_layout import has_speech_form
 from servicekit.clock import SystemClock
 
@@ -82,7 +82,7 @@ def test_an_engine_is_served_by_the_backend_that_runs_engines(engine_dir: Path, 
 @pytest.mark.usefixtures("programs")
 def test_the_converted_form_is_no_engine(converted_dir: Path) -> None:
     config = config_for(LLMBackend.TRTLLM, converted_dir, converted_dir, engine_backend="tensorrt")
-    with pytest.raises(ConfigError, match="is no engine; build one with cosydit convert-llm trtllm and build"):
+    with pytest.raises(LLMConfigError, match="is no engine; build one with cosydit convert-llm trtllm and build"):
         TrtllmBackend().check(config)
 
 

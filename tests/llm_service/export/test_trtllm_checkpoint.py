@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from llm_service.errors import ConfigError
+from llm_service.errors import LLMConfigError
 from llm_service.export import convert
 from llm_service.export.convert import Origin, convert_trtllm
 from llm_service.export.source import SpeechLMSource
@@ -100,7 +100,7 @@ def test_a_rerun_with_nothing_to_do_opens_no_model(
 
     monkeypatch.setattr(convert, "read_source", refuse)
     assert not convert_trtllm(Origin(stock_dir), made, "float32")
-    with pytest.raises(ConfigError, match="dtype is 'float8'"):
+    with pytest.raises(LLMConfigError, match="dtype is 'float8'"):
         convert_trtllm(Origin(stock_dir), made, "float8")
     with pytest.raises(AssertionError, match="the model was read"):
         convert_trtllm(Origin(stock_dir), made, "float16")

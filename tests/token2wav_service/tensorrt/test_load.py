@@ -45,7 +45,7 @@ from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
 from token2wav_service.runtime.slots.pool import PoolSizes
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
-from token2wav_service.runtime.tensorrt.load import Buckets, EngineParts, assemble_parts, load_parts
+from token2wav_service.runtime.tensorrt.load import EngineParts, ProgramSizes, assemble_parts, load_parts
 from token2wav_service.runtime.tensorrt.manifest import EngineProfile, GpuHost
 from token2wav_service.runtime.tensorrt.types import BuildOptions
 from token2wav_service.runtime.tensorrt.vocoder import TensorRTNetwork
@@ -55,7 +55,7 @@ from token2wav_service.types import StreamOptions
 POLICY = SynthesisPolicy(
     history=HistoryPolicy.PROMPT_AND_RECENT, ode_steps=1, estimator_recent_frames=10, conformer_recent_frames=12
 )
-BUCKETS = Buckets((1, 2), (4, 6))
+BUCKETS = ProgramSizes((1, 2), (4, 6))
 SIZES = PoolSizes(streams=2, estimator_recent=10, conformer_recent=12, max_prompt_frames=32)
 
 

@@ -22,7 +22,7 @@ from token2wav_service.graphs.spec import GraphSpec, Precision
 from token2wav_service.models.flow.cfm import SolverHistory
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.runtime.slots.fused_solver import SolverBatch, SolverPool
-from token2wav_service.runtime.tensorrt.api import Engine, TensorRT
+from token2wav_service.runtime.tensorrt.api import TensorRT, TensorRTEngine
 from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine
 from token2wav_service.runtime.tensorrt.solver import TensorRTSolver
 from token2wav_service.runtime.tensorrt.types import BuildOptions
@@ -54,7 +54,7 @@ class NoReadback(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def fake_engine(fake: FakeTensorRT, tmp_path: Any, spec: GraphSpec) -> Engine:
+def fake_engine(fake: FakeTensorRT, tmp_path: Any, spec: GraphSpec) -> TensorRTEngine:
     onnx = tmp_path / "graph.onnx"
     onnx.write_bytes(b"the fake knows its graph")
     tensorrt = TensorRT(fake)  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ def fake(flow: Flow) -> FakeTensorRT:
 
 
 @pytest.fixture
-def engine(fake: FakeTensorRT, tmp_path: Any, flow: Flow) -> Engine:
+def engine(fake: FakeTensorRT, tmp_path: Any, flow: Flow) -> TensorRTEngine:
     return fake_engine(fake, tmp_path, describe(flow))
 
 
@@ -109,7 +109,7 @@ def _normal(*shape: int, seed: int) -> Tensor:
 
 
 def make_solver(
-    flow: Flow, engine: Engine, planned: Sequence[EstimatorSizes] = (SIZES,), contexts: int = 2
+    flow: Flow, engine: TensorRTEngine, planned: Sequence[EstimatorSizes] = (SIZES,), contexts: int = 2
 ) -> TensorRTSolver:
     estimator = PlannedEngine(engine, describe(flow), planned, contexts, CPU)
     return TensorRTSolver(estimator, flow.config.estimator, STEPS, flow.decoder.guidance, (PROMPT, 40), 40, Recorder())
@@ -121,7 +121,7 @@ def solve(solver: Any, batch: Batch, cond: Tensor | None, prompt_size: int = PRO
     return made
 
 
-def test_it_equals_the_plain_solver_for_every_row(flow: Flow, engine: Engine) -> None:
+def test_it_equals_the_plain_solver_for_every_row(flow: Flow, engine: TensorRTEngine) -> None:
     """Mixed histories and lengths, a shared voice, places of the rings never written."""
     batch = Batch(flow)
     got = solve(make_solver(flow, engine), batch, batch.cond)
@@ -132,7 +132,9 @@ def test_it_equals_the_plain_solver_for_every_row(flow: Flow, engine: Engine) ->
         torch.testing.assert_close(model_tails(got[2][row]), update.tail[:, :, :, 0], atol=1e-4, rtol=0)
 
 
-def test_a_size_is_bound_once_and_its_runs_are_independent(flow: Flow, engine: Engine, fake: FakeTensorRT) -> None:
+def test_a_size_is_bound_once_and_its_runs_are_independent(
+    flow: Flow, engine: TensorRTEngine, fake: FakeTensorRT
+) -> None:
     batch, solver = Batch(flow), make_solver(flow, engine)
     first = solve(solver, batch, None)
     addresses = fake._journal.addresses
@@ -182,7 +184,7 @@ class Recorder:
 
 @pytest.mark.parametrize("prompt_size", [11, 40], ids=["not planned", "planned, no profile"])
 def test_other_sizes_are_solved_by_the_fused_kernels(
-    flow: Flow, engine: Engine, fake: FakeTensorRT, prompt_size: int
+    flow: Flow, engine: TensorRTEngine, fake: FakeTensorRT, prompt_size: int
 ) -> None:
     too_long = replace(SIZES, chunk_frames=9, prompt_frames=40)
     estimator = PlannedEngine(engine, describe(flow), (SIZES, too_long), 2, CPU)
@@ -194,7 +196,9 @@ def test_other_sizes_are_solved_by_the_fused_kernels(
     assert (others.calls, fake._journal.runs) == (1, 0)
 
 
-def test_prompts_are_padded_to_the_next_prepared_size_and_longer_ones_not_at_all(flow: Flow, engine: Engine) -> None:
+def test_prompts_are_padded_to_the_next_prepared_size_and_longer_ones_not_at_all(
+    flow: Flow, engine: TensorRTEngine
+) -> None:
     solver = make_solver(flow, engine)
     assert [solver.prompt_size(frames) for frames in (1, 12, 13, 40, 41)] == [12, 12, 40, 40, 0]
     assert solver.prompt_sizes == (12, 40)
@@ -203,7 +207,9 @@ def test_prompts_are_padded_to_the_next_prepared_size_and_longer_ones_not_at_all
     assert shorter.prompt_sizes == (12, 0), "prompts up to 40 frames need programs too"
 
 
-def test_a_size_takes_the_smallest_profile_that_holds_it(flow: Flow, engine: Engine, fake: FakeTensorRT) -> None:
+def test_a_size_takes_the_smallest_profile_that_holds_it(
+    flow: Flow, engine: TensorRTEngine, fake: FakeTensorRT
+) -> None:
     planned = (SIZES, replace(SIZES, prompt_frames=40))
     estimator = PlannedEngine(engine, describe(flow), planned, 2, CPU)
     for sizes in planned:
@@ -212,7 +218,7 @@ def test_a_size_takes_the_smallest_profile_that_holds_it(flow: Flow, engine: Eng
     assert [names[index] for index in fake._journal.profiles] == ["short_streams", "long_streams"]
 
 
-def test_sizes_share_memory_and_keep_their_contexts_until_closed(flow: Flow, engine: Engine) -> None:
+def test_sizes_share_memory_and_keep_their_contexts_until_closed(flow: Flow, engine: TensorRTEngine) -> None:
     smaller = replace(SIZES, streams=1, chunk_frames=2)
     estimator = PlannedEngine(engine, describe(flow), (SIZES, smaller), 1, CPU)
     large = estimator.bind(SIZES)
@@ -223,7 +229,7 @@ def test_sizes_share_memory_and_keep_their_contexts_until_closed(flow: Flow, eng
     assert estimator.bind(smaller).tensors["x"].data_ptr() == large.tensors["x"].data_ptr()
 
 
-def test_an_engine_of_another_graph_or_without_fitting_profiles_is_refused(flow: Flow, engine: Engine) -> None:
+def test_an_engine_of_another_graph_or_without_fitting_profiles_is_refused(flow: Flow, engine: TensorRTEngine) -> None:
     spec = describe(flow)
     with pytest.raises(EngineUnfitError, match="export and build it again"):
         PlannedEngine(engine, replace(spec, outputs=spec.outputs[:1]), (SIZES,), 1, CPU)

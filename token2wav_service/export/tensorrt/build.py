@@ -21,10 +21,10 @@ from token2wav_service.errors import EngineBuildError, EngineUnfitError, ExportE
 from token2wav_service.export.manifest import Manifest, read_manifest
 from token2wav_service.graphs.shapes import AxisRange, Profile
 from token2wav_service.graphs.spec import DType, GraphSpec, Precision, TensorSpec
-from token2wav_service.runtime.tensorrt.api import Engine, TensorRT
+from token2wav_service.runtime.tensorrt.api import TensorRT, TensorRTEngine
 from token2wav_service.runtime.tensorrt.manifest import (
     MANIFEST_SUFFIX,
-    Certificate,
+    EngineCertificate,
     EngineKey,
     EngineManifest,
     EngineProfile,
@@ -75,7 +75,7 @@ class EngineRequest:
 class Certifier(Protocol):
     """Measures a new engine against float32."""
 
-    def __call__(self, engine: Engine) -> Certificate:
+    def __call__(self, engine: TensorRTEngine) -> EngineCertificate:
         """Run the engine; it was just loaded on this machine's GPU."""
         ...
 
@@ -86,7 +86,7 @@ class LazyCertifier:
 
     make: Callable[[], Certifier]
 
-    def __call__(self, engine: Engine) -> Certificate:
+    def __call__(self, engine: TensorRTEngine) -> EngineCertificate:
         """Make it and measure."""
         return self.make()(engine)
 

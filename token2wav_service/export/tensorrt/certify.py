@@ -19,9 +19,9 @@ from token2wav_service.export.samples import sample_inputs
 from token2wav_service.export.tensorrt.build import read_spec
 from token2wav_service.graphs.catalogue import describe_graphs
 from token2wav_service.graphs.spec import GraphSpec
-from token2wav_service.runtime.tensorrt.api import Engine
+from token2wav_service.runtime.tensorrt.api import TensorRTEngine
 from token2wav_service.runtime.tensorrt.contexts import run_once
-from token2wav_service.runtime.tensorrt.manifest import Certificate, CertifiedCase, OutputError
+from token2wav_service.runtime.tensorrt.manifest import CertifiedCase, EngineCertificate, OutputError
 
 MIN_SNR_DB: Mapping[str, float] = {"float32": 55.0, "float16": 45.0, "bfloat16": 30.0}
 """Least signal to error ratio of an engine, by precision. Products have 11 (TF32 in float32 engines, float16) or 8 bits
@@ -62,11 +62,11 @@ class ReferenceCertifier:
         self._cases, self._reference, self._min_snr_db, self._device = cases, reference, min_snr_db, device
 
     @torch.inference_mode()
-    def __call__(self, engine: Engine) -> Certificate:
+    def __call__(self, engine: TensorRTEngine) -> EngineCertificate:
         """Measure every case."""
-        return Certificate(self._min_snr_db, tuple(self._measure(engine, case) for case in self._cases))
+        return EngineCertificate(self._min_snr_db, tuple(self._measure(engine, case) for case in self._cases))
 
-    def _measure(self, engine: Engine, case: Case) -> CertifiedCase:
+    def _measure(self, engine: TensorRTEngine, case: Case) -> CertifiedCase:
         inputs = {name: value.to(self._device) for name, value in case.inputs.items()}
         got = run_once(engine, inputs, self._device)
         expected = self._reference({name: _widened(value) for name, value in inputs.items()})

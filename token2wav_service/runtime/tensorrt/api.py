@@ -111,7 +111,7 @@ class TensorRT:
         del monitor
         return BuiltPlan(_bytes(plan), _bytes((config.get_timing_cache() or cache).serialize()))
 
-    def load(self, plan: bytes) -> Engine:
+    def load(self, plan: bytes) -> TensorRTEngine:
         """Put a serialized engine on the current GPU.
 
         Raises:
@@ -122,10 +122,10 @@ class TensorRT:
         engine = runtime.deserialize_cuda_engine(plan)
         if engine is None:
             raise EngineUnfitError("TensorRT refuses the engine:\n" + "\n".join(self._messages or ["no message"]))
-        return Engine(self._module, runtime, engine)
+        return TensorRTEngine(self._module, runtime, engine)
 
 
-class Engine:
+class TensorRTEngine:
     """A loaded engine; makes contexts."""
 
     def __init__(self, module: TensorRTModule, runtime: object, engine: ICudaEngine) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from token2wav_service.errors import CapacityError, EngineUnfitError
 from token2wav_service.graphs.spec import ShapeRange
-from token2wav_service.runtime.tensorrt.api import Context, Engine
+from token2wav_service.runtime.tensorrt.api import Context, TensorRTEngine
 from token2wav_service.runtime.tensorrt.types import Shape
 
 ALIGNMENT_BYTES = 256
@@ -29,7 +29,7 @@ class ContextPool:
     replayed.
     """
 
-    def __init__(self, engine: Engine, size: int, device: torch.device) -> None:
+    def __init__(self, engine: TensorRTEngine, size: int, device: torch.device) -> None:
         """Allocate the activation memory; contexts are made as they are first needed.
 
         Args:
@@ -83,7 +83,7 @@ class ContextPool:
 class BoundContext:
     """A context with everything set; `run` only queues work. It keeps its tensors alive."""
 
-    def __init__(self, engine: Engine, context: Context, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, engine: TensorRTEngine, context: Context, tensors: Mapping[str, Tensor]) -> None:
         """Set profile, shapes and addresses.
 
         Args:
@@ -153,7 +153,7 @@ def _holds(ranges: Mapping[str, ShapeRange], shapes: Mapping[str, Shape]) -> boo
     )
 
 
-def _check_names_and_types(engine: Engine, tensors: Mapping[str, Tensor]) -> None:
+def _check_names_and_types(engine: TensorRTEngine, tensors: Mapping[str, Tensor]) -> None:
     if set(engine.tensors) != set(tensors):
         raise EngineUnfitError(f"the engine has tensors {sorted(engine.tensors)}, expected {sorted(tensors)}")
     for name, value in tensors.items():
@@ -163,7 +163,7 @@ def _check_names_and_types(engine: Engine, tensors: Mapping[str, Tensor]) -> Non
             raise EngineUnfitError(f"{name!r} is not contiguous; TensorRT reads plain memory")
 
 
-def run_once(engine: Engine, inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+def run_once(engine: TensorRTEngine, inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Return the outputs for some inputs.
 
     Args:

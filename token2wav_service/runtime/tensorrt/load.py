@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Buckets:
+class ProgramSizes:
     """Sizes that the runner prepares programs for."""
 
     streams: Sequence[int] = STREAM_BUCKETS
@@ -71,7 +71,7 @@ def load_parts(config: Token2WavConfig, flow: Flow, hift: HiFT, max_prompt_frame
     capability = torch.cuda.get_device_capability(device)
     host = GpuHost(architecture_name(*capability), torch.cuda.get_device_name(device), tensorrt.version)
     with torch.cuda.device(device):
-        return assemble_parts(config, flow, hift, max_prompt_frames, tensorrt, host, Buckets())
+        return assemble_parts(config, flow, hift, max_prompt_frames, tensorrt, host, ProgramSizes())
 
 
 def assemble_parts(
@@ -81,7 +81,7 @@ def assemble_parts(
     max_prompt_frames: int,
     tensorrt: TensorRT,
     host: GpuHost,
-    buckets: Buckets,
+    buckets: ProgramSizes,
 ) -> EngineParts:
     """Load the engines for a host and plan their sizes.
 
@@ -113,7 +113,7 @@ def assemble_parts(
 
 
 def _network(
-    config: Token2WavConfig, flow: Flow, hift: HiFT, tensorrt: TensorRT, host: GpuHost, buckets: Buckets
+    config: Token2WavConfig, flow: Flow, hift: HiFT, tensorrt: TensorRT, host: GpuHost, buckets: ProgramSizes
 ) -> VocoderNetwork | None:
     """Return the vocoder around its engine; None if no engine of it fits."""
     precision = Precision(config.tensorrt_vocoder)
@@ -158,7 +158,7 @@ def _open_engine(
     return opened
 
 
-def _plan(config: Token2WavConfig, stride: int, buckets: Buckets) -> list[EstimatorSizes]:
+def _plan(config: Token2WavConfig, stride: int, buckets: ProgramSizes) -> list[EstimatorSizes]:
     return [
         EstimatorSizes(streams, tokens * stride, prompt, config.synthesis.estimator_recent_frames)
         for streams, tokens in _chunk_sizes(buckets)
@@ -166,7 +166,7 @@ def _plan(config: Token2WavConfig, stride: int, buckets: Buckets) -> list[Estima
     ]
 
 
-def _chunk_sizes(buckets: Buckets) -> Iterator[tuple[int, int]]:
+def _chunk_sizes(buckets: ProgramSizes) -> Iterator[tuple[int, int]]:
     """Yield streams and tokens of every program."""
     for streams in buckets.streams:
         for tokens in buckets.tokens:

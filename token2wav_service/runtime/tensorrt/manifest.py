@@ -84,7 +84,7 @@ class CertifiedCase:
 
 
 @dataclass(frozen=True)
-class Certificate:
+class EngineCertificate:
     """The engine's error against the float32 modules, measured on the machine that built it."""
 
     min_snr_db: float
@@ -113,7 +113,7 @@ class EngineManifest:
     """SHA-256 of the checkpoint's files that the graph was exported from, by name."""
     profiles: tuple[EngineProfile, ...]
     engine_bytes: int
-    certificate: Certificate
+    certificate: EngineCertificate
 
     def engine_path(self, directory: Path) -> Path:
         """Return where the engine lies."""

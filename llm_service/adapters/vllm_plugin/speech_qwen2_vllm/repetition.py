@@ -30,7 +30,7 @@ _GREEDY_BELOW = 1e-5
 """Temperature below which vLLM draws greedily."""
 
 
-class Guard(NamedTuple):
+class GuardParameters(NamedTuple):
     """Which tokens are drawn again: those that hold a share `tau` of the last `window` tokens."""
 
     window: int
@@ -40,7 +40,7 @@ class Guard(NamedTuple):
 class Request(NamedTuple):
     """What the processor keeps of a request."""
 
-    guard: Guard
+    guard: GuardParameters
     seed: int
     top_k: int
     top_p: float
@@ -58,7 +58,7 @@ class RepetitionAwareSampling(LogitsProcessor):  # type: ignore[misc]  # vLLM is
         Raises:
             ValueError: one of them is out of range.
         """
-        _guard_of(sampling_params.extra_args or {}, Guard(DEFAULT_WINDOW, DEFAULT_TAU))
+        _guard_of(sampling_params.extra_args or {}, GuardParameters(DEFAULT_WINDOW, DEFAULT_TAU))
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         """Make the processor of one worker.
@@ -72,7 +72,7 @@ class RepetitionAwareSampling(LogitsProcessor):  # type: ignore[misc]  # vLLM is
         self._first_id, self._rows = int(model.speech_head_first_id), int(model.speech_head_rows)
         self._device = device
         own = vllm_config.additional_config.get(CONFIG_KEY, {})
-        self._guard = _guard_of(own, Guard(DEFAULT_WINDOW, DEFAULT_TAU))
+        self._guard = _guard_of(own, GuardParameters(DEFAULT_WINDOW, DEFAULT_TAU))
         self._requests: dict[int, Request] = {}
         self._is_warned = False
         self._places = torch.empty(0, dtype=torch.int64, device=device)
@@ -150,7 +150,7 @@ class RepetitionAwareSampling(LogitsProcessor):  # type: ignore[misc]  # vLLM is
         return torch.tensor(values, dtype=torch.float64, device=self._device)
 
 
-def _guard_of(given: dict[str, Any], default: Guard) -> Guard:
+def _guard_of(given: dict[str, Any], default: GuardParameters) -> GuardParameters:
     """Return the guard that is asked for.
 
     Raises:
@@ -161,4 +161,4 @@ def _guard_of(given: dict[str, Any], default: Guard) -> Guard:
         raise ValueError(f"{WINDOW_KEY} is {window!r}; expected a whole number of 0..{_MAX_WINDOW}")
     if isinstance(tau, bool) or not isinstance(tau, (int, float)) or not 0.0 < tau <= 1.0:
         raise ValueError(f"{TAU_KEY} is {tau!r}; expected more than 0 and at most 1")
-    return Guard(window, float(tau))
+    return GuardParameters(window, float(tau))
