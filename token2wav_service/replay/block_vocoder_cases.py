@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,8 @@ def load_family_vocoder(folder: VectorFolder) -> HiFT | CausalHiFT:
     """Build the vocoder of a `cosyvoice2_unet` or `cosyvoice3_dit` folder."""
     config = folder.json("config.json")
     sizes, fixed = config["hift"], config["vocoder_fixed"]
-    same = ("upsample_rates", "upsample_kernel_sizes", "resblock_kernel_sizes", "source_resblock_kernel_sizes")
+    names = ("upsample_rates", "upsample_kernel_sizes", "resblock_kernel_sizes", "source_resblock_kernel_sizes")
+    same: dict[str, Any] = {name: tuple(fixed[name]) for name in names}
     dilations = (tuple(fixed["resblock_dilation_sizes"]),) * len(fixed["resblock_kernel_sizes"])
     hift = HiFTConfig(
         base_channels=sizes["base_channels"],
@@ -41,7 +43,7 @@ def load_family_vocoder(folder: VectorFolder) -> HiFT | CausalHiFT:
         resblock_dilation_sizes=dilations,
         source_resblock_dilation_sizes=dilations,
         conv_pre_look_right=fixed.get("conv_pre_look_right", 0),
-        **{name: tuple(fixed[name]) for name in same},
+        **same,
     )
     return folder.load(build_vocoder(hift), "hift_weights.safetensors")
 
