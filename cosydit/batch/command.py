@@ -123,6 +123,7 @@ def run(args: argparse.Namespace, on_report: Callable[[BatchReport], None] | Non
     from cosydit.stack.host import find_host
     from token2wav_service.errors import Token2WavError
 
+    known: tuple[type[Exception], ...] = (*start_errors(), BenchmarkError, Token2WavError)
     signal.signal(signal.SIGTERM, _interrupt)  # so that a service started here is stopped
     try:
         find_checkpoint(args)
@@ -134,7 +135,7 @@ def run(args: argparse.Namespace, on_report: Callable[[BatchReport], None] | Non
         print(summary_text(report, args.output_dir))
         if on_report is not None:
             on_report(report)
-    except (*start_errors(), BenchmarkError, Token2WavError) as error:
+    except known as error:
         print(f"batch: {error}", file=sys.stderr)
         return EXIT_USAGE
     return EXIT_FAILURES if report.failures else 0

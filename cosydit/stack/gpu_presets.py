@@ -1,6 +1,6 @@
 """The settings for each size of GPU memory: one table, read by the run script, `serve`, `say` and `batch`.
 
-Pure data and arithmetic: looks at no GPU. `deploy/make_gpu_files.py` writes the files of Compose and Kubernetes from it.
+Pure data and arithmetic: looks at no GPU. `deploy/make_gpu_files.py` writes files of Compose and Kubernetes from it.
 """
 
 from __future__ import annotations

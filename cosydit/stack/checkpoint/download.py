@@ -94,11 +94,17 @@ class HuggingFaceHub:
 
     def fetch(self, repository: str, revision: str, patterns: Sequence[str], directory: Path) -> None:
         """See `ModelHub`."""
-        where = {"local_dir": directory, "endpoint": self._endpoint, "etag_timeout": ASK_TIMEOUT_S}
         with _asking("huggingface_hub"):
             from huggingface_hub import snapshot_download
 
-            snapshot_download(repository, revision=revision, allow_patterns=list(patterns), **where)
+            snapshot_download(
+                repository,
+                revision=revision,
+                local_dir=directory,
+                allow_patterns=list(patterns),
+                endpoint=self._endpoint,
+                etag_timeout=ASK_TIMEOUT_S,
+            )
 
 
 class ModelScopeHub:
