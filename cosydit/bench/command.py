@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse what can't be combined, before anything is read or sent."""
-    from cosydit.bench.plot import figure_class
+    from cosydit.bench.report import figure_class
     from cosydit.bench.types import BenchmarkError
 
     has_prompts = args.manifest_path or args.huggingface_dataset or args.reference_audio or args.voices_dir
