@@ -60,6 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--format", choices=("wav", "flac"), default="wav", help=form)
     warm_up = "number of rows spoken and dropped before the clock starts (default 0)"
     add("--warm-up", type=zero_or_more, default=0, help=warm_up)
+    parser.add_argument("--num-workers", "--prefetch", type=_refused, help=argparse.SUPPRESS)
 
 
 def _add_input_options(parser: argparse.ArgumentParser) -> None:
@@ -122,6 +123,7 @@ def run(args: argparse.Namespace, on_report: Callable[[BatchReport], None] | Non
     from cosydit.stack.host import find_host
     from token2wav_service.errors import Token2WavError
 
+    known: tuple[type[Exception], ...] = (*start_errors(), BenchmarkError, Token2WavError)
     signal.signal(signal.SIGTERM, _interrupt)  # so that a service started here is stopped
     try:
         find_checkpoint(args)
@@ -133,7 +135,7 @@ def run(args: argparse.Namespace, on_report: Callable[[BatchReport], None] | Non
         print(summary_text(report, args.output_dir))
         if on_report is not None:
             on_report(report)
-    except (*start_errors(), BenchmarkError, Token2WavError) as error:
+    except known as error:
         print(f"batch: {error}", file=sys.stderr)
         return EXIT_USAGE
     return EXIT_FAILURES if report.failures else 0
@@ -297,6 +299,11 @@ def _on_gpu(settings: BatchSettings, host: Machine) -> Iterator[None]:
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
+
+
+def _refused(text: str) -> NoReturn:
+    """Refuse an option of the original runtime."""
+    raise argparse.ArgumentTypeError("means nothing here: stages overlap by themselves; leave it out")
 
 
 def _base_url(text: str) -> str:

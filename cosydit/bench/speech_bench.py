@@ -24,12 +24,12 @@ from cosydit.bench.doors import (
 )
 from cosydit.bench.load import DoorUnderTest, LoadGenerator, LoadPlan
 from cosydit.bench.metrics import summarize
-from cosydit.bench.plot import draw_latencies
 from cosydit.bench.report import (
     PLOT_FILE,
     RESULTS_FILE,
     SAMPLES_FILE,
     TABLE_FILE,
+    draw_latencies,
     summary_json,
     summary_table,
     write_json,

@@ -87,8 +87,7 @@ def check_door(context: CheckContext, found: Findings, name: str) -> None:
     found.tell("seconds spent a second of audio", total_s / seconds)
     if context.plan.is_audible:
         rate = seconds * SPEECH_TOKENS_PER_SECOND / sum(map(str.isalnum, TEXTS[0]))
-        found.tell("tokens a letter", rate, least=LEAST_TOKENS_A_LETTER)
-        found.tell("tokens a letter", rate, most=MOST_TOKENS_A_LETTER)
+        found.tell("tokens a letter", rate, least=LEAST_TOKENS_A_LETTER, most=MOST_TOKENS_A_LETTER)
         silent = loudness(samples, SAMPLE_RATE_HZ, FRAME_SECONDS) < SILENCE_LEVEL
         found.tell("silent share", float(silent.mean()), most=LARGEST_SILENT_SHARE)
 

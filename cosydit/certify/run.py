@@ -120,8 +120,8 @@ def _work(plan: Plan, paths: Sequence[str], connection: Connection[Any, Any]) ->
             logger.info("%s", path)
             outcome = run_here(context, known[path])
             sys.stderr.flush()
-            told = {"reason": _redacted(outcome.reason), "notes": list(map(_redacted, outcome.notes))}
-            connection.send(replace(outcome, **told, log_tail=_tail(log, start)))
+            reason, notes, tail = _redacted(outcome.reason), list(map(_redacted, outcome.notes)), _tail(log, start)
+            connection.send(replace(outcome, reason=reason, notes=notes, log_tail=tail))
 
 
 def _tail(path: Path, start: int) -> str:
