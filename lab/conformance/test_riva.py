@@ -14,9 +14,9 @@ from pathlib import Path
 
 from gateway.audio import AudioFormat, parse_riva_format
 from gateway.voices.registry import NamedVoice
-from tests.conformance.conftest import run_script
-from tests.conformance.openai_door import LONG_TEXT
-from tests.conformance.riva_door import assert_is_the_sound, opened_riva_door
+from lab.conformance.conftest import run_script
+from lab.conformance.openai_door import LONG_TEXT
+from lab.conformance.riva_door import assert_is_the_sound, opened_riva_door
 
 RATES_HZ = {"LINEAR_PCM": 22050, "FLAC": 44100, "OGGOPUS": 22050, "MULAW": 8000, "ALAW": 8000}
 CLIENTS_RATE_HZ = 22050

@@ -10,7 +10,7 @@ import soxr
 from gateway.audio import AudioFormat
 from gateway.host import HostLimits
 from gateway.voices.registry import NamedVoice
-from tests.conformance.openai_door import ScriptedLLM
+from lab.conformance.openai_door import ScriptedLLM
 from tests.gateway.audio.signals import best_lag, decoded
 from tests.gateway.doors.grpc_door import Door, opened_grpc
 from tests.gateway.fakes import speech_deltas

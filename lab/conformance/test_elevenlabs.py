@@ -18,8 +18,8 @@ import pytest
 
 from gateway.audio import AudioFormat
 from gateway.voices.registry import NamedVoice
-from tests.conformance.conftest import run_script
-from tests.conformance.elevenlabs_door import (
+from lab.conformance.conftest import run_script
+from lab.conformance.elevenlabs_door import (
     ONE,
     TWO,
     assert_is_like_the_sound,

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from gateway.voices.registry import NamedVoice
-from tests.conformance.conftest import run_script
-from tests.conformance.openai_door import (
+from lab.conformance.conftest import run_script
+from lab.conformance.openai_door import (
     BREAKING_TEXT,
     FORMATS,
     LONG_TEXT,
