@@ -28,6 +28,7 @@ ODD = "e\u0301\u0302ｶﾞ²³⁵⁻¹`´’\u200b\u200d\u00a0\u3000ﬁ㎡ａ％
         pytest.param("we`re we´re we’re weʼre", "we're we're we're we're", id="apostrophes"),
         pytest.param("‘a’ “b” «c» `d` 他说‘你好’吧", "‘a’ “b” «c» `d` 他说‘你好’吧", id="quotes that are quotes"),
         pytest.param("cafe\u0301, ｶﾞﾊﾟ, 한글", "café, ガパ, 한글", id="decomposed letters"),
+        pytest.param("1ﾞ1", "1\u30991", id="a mark behind no letter"),
         pytest.param("ﬁne o\ufb00er ĳs", "fine offer ijs", id="ligatures"),
         pytest.param("１２：３０，ＡＢＣ（３５％）！", "12：30，ABC（35%）！", id="full width, less Chinese marks"),
         pytest.param("120㎡ 5㎏ ㏒ ㎥", "120m² 5kg log m³", id="squared abbreviations"),
