@@ -35,7 +35,6 @@ _EMBEDDED = frozenset({LLMBackend.EMBEDDED})
 _TRTLLM = frozenset({LLMBackend.TRTLLM})
 _STREAMED = frozenset({LLMBackend.VLLM, LLMBackend.TRTLLM})
 _NAMED = frozenset({LLMBackend.EMBEDDED, LLMBackend.VLLM})
-_GUARDED = frozenset({LLMBackend.EMBEDDED, LLMBackend.VLLM})
 
 
 @dataclass(frozen=True)
@@ -121,17 +120,17 @@ SETTINGS = (
     ),
     LLMSetting(
         "ras_window",
-        "last tokens that repetition-aware sampling checks; 0: off (default 10); vllm: of the converted form",
+        "last tokens that repetition-aware sampling checks; 0: off (default 10)",
         whole(0),
         in_serve=False,
-        backends=_GUARDED,
+        backends=_EMBEDDED,
     ),
     LLMSetting(
         "ras_tau",
         "share of ras_window from which a token is drawn again (default 0.1)",
         number(0.0, 1.0, is_open=True),
         in_serve=False,
-        backends=_GUARDED,
+        backends=_EMBEDDED,
     ),
 )
 LLM = Section("llm", SETTINGS, "llm-")
@@ -188,7 +187,9 @@ class EmbeddedConfig:
         if self.grpc_port is not None:
             _require_range("grpc_port", self.grpc_port, 0, MAX_PORT)
         _require_range("max_queue_size", self.max_queue_size, 0, 1 << 20)
-        _require_guard(self.ras_window, self.ras_tau)
+        _require_range("ras_window", self.ras_window, 0, 1 << 16)
+        if not 0.0 < self.ras_tau <= 1.0:
+            raise LLMConfigError(f"ras_tau is {self.ras_tau}; expected more than 0 and at most 1")
 
     @property
     def has_graphs(self) -> bool:
@@ -199,17 +200,6 @@ class EmbeddedConfig:
     def is_on_gpu(self) -> bool:
         """Tell whether the model runs on a GPU."""
         return _is_gpu(self.device)
-
-
-@dataclass(frozen=True)
-class VllmConfig:
-    """What only vLLM needs."""
-
-    ras_window: int = 10  # tokens
-    ras_tau: float = 0.1  # share of the window
-
-    def __post_init__(self) -> None:
-        _require_guard(self.ras_window, self.ras_tau)
 
 
 def _is_gpu(device: object) -> bool:
@@ -259,17 +249,6 @@ def parse_embedded_config(values: Mapping[str, SettingValue]) -> EmbeddedConfig:
     return EmbeddedConfig(**own)  # type: ignore[arg-type]
 
 
-def parse_vllm_config(values: Mapping[str, SettingValue]) -> VllmConfig:
-    """Make vLLM's own config out of settings that were given.
-
-    Raises:
-        LLMConfigError: a setting is unknown or out of range.
-    """
-    values = _checked(LLMBackend.VLLM, values)
-    own = {name: value for name, value in values.items() if name in VllmConfig.__dataclass_fields__}
-    return VllmConfig(**own)  # type: ignore[arg-type]
-
-
 def _checked(backend: LLMBackend, values: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
     """Return the values, text converted to each setting's type."""
     known = {setting.name: setting for setting in SETTINGS}
@@ -296,9 +275,3 @@ def _converted(setting: LLMSetting, value: SettingValue) -> SettingValue:
 def _require_range(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise LLMConfigError(f"{name} is {value}; expected {low}..{high}")
-
-
-def _require_guard(ras_window: int, ras_tau: float) -> None:
-    _require_range("ras_window", ras_window, 0, 1 << 16)
-    if not 0.0 < ras_tau <= 1.0:
-        raise LLMConfigError(f"ras_tau is {ras_tau}; expected more than 0 and at most 1")

@@ -133,8 +133,12 @@ def changes(text: str, at: int = 0) -> Iterator[Change]:
     """Yield the text from `at` on, part by part: as it is written, and clean."""
     place = None if text.isascii() and not _ASCII_UNCLEAN.search(text) else _NOTABLE.search(text, at)
     while place is not None:
-        start = place.start() - (place[0] in _MARKS and place.start() > at)
-        match, end = _UNCLEAN.match(text, start), place.end()
+        start, end = place.start(), place.end()
+        match = _UNCLEAN.match(text, start - 1) if place[0] in _MARKS and start > at else None
+        if match is not None:
+            start -= 1
+        else:
+            match = _UNCLEAN.match(text, start)
         if match is not None:
             if at < start:
                 yield text[at:start], text[at:start]

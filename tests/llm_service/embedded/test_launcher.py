@@ -24,10 +24,8 @@ from llm_service.config import (
     EmbeddedConfig,
     LLMBackend,
     SettingValue,
-    VllmConfig,
     parse_embedded_config,
     parse_server_config,
-    parse_vllm_config,
 )
 from llm_service.embedded.serve import build_loop
 from llm_service.errors import BackendUnavailableError, CheckpointError, LLMConfigError
@@ -163,12 +161,6 @@ def test_all_interfaces_are_bound_in_a_container_only() -> None:
 def test_bad_settings_are_refused(settings: dict[str, str], message: str) -> None:
     with pytest.raises(LLMConfigError, match=message):
         parse_server_config(LLMBackend.EMBEDDED, settings)
-
-
-def test_vllms_settings_are_read_and_bounded() -> None:
-    assert parse_vllm_config({"model_dir": "m", "ras_window": "4"}) == VllmConfig(ras_window=4)
-    with pytest.raises(LLMConfigError, match="ras_window"):
-        VllmConfig(ras_window=-1)
 
 
 def test_the_embedded_settings_are_read_and_bounded() -> None:
