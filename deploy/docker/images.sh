@@ -31,6 +31,8 @@ make_stand_in() {
   root=$(mktemp -d)
   debootstrap --variant=minbase bookworm "$root" http://deb.debian.org/debian >&2
   rm -rf "$root"/usr/share/{doc,man,locale,info,lintian} "$root"/var/{cache,log}/* "$root"/var/lib/apt/lists/*
+  # As in the image that it stands in for, packages come without their documentation.
+  printf 'path-exclude /usr/share/%s/*\n' doc man locale info >"$root/etc/dpkg/dpkg.cfg.d/docker"
   container=$(buildah from scratch)
   buildah add --quiet "$container" "$root" / >&2
   buildah commit --quiet --rm "$container" "$STAND_IN" >&2
