@@ -41,7 +41,7 @@ test-random:  ## the same, with examples that Hypothesis draws anew
 	$(PYTHON) -m pytest $(FAST) --hypothesis-profile=random
 
 test-clients: $(foreach each,$(CLIENTS),$(TOOLS)/clients/$(firstword $(subst =, ,$(each))))  ## official clients, unmodified
-	COSYDIT_CLIENTS=$(TOOLS)/clients $(PYTHON) -m pytest -n 0 tests/conformance
+	COSYDIT_CLIENTS=$(abspath $(TOOLS))/clients $(PYTHON) -m pytest -c lab/pyproject.toml -n 0 lab/conformance
 
 test-campaigns:  ## the attack and the faults at their whole length, hours; results in build/
 	mkdir -p build

@@ -47,10 +47,6 @@ build() {
     engines) given+=(-f deploy/docker/engines.Dockerfile) ;;
     engines-cpu) given+=(-f deploy/docker/engines.Dockerfile --build-arg COMPUTE=cpu) ;;
     cpu) given+=(-f deploy/docker/engines.Dockerfile --build-arg COMPUTE=cpu --build-arg NAME=cpu) ;;
-    *)
-      sed -n '/^#   /s/^# //p' "$0" >&2
-      exit 2
-      ;;
   esac
   # shellcheck disable=SC2206 # several options, by blanks
   given+=(${BUILD_OPTIONS:-})
@@ -62,5 +58,11 @@ build() {
 }
 
 if [[ $# == 0 ]]; then set -- gateway engines; fi
+for image in "$@"; do
+  if [[ ! $image =~ ^(gateway|engines|engines-cpu|cpu)$ ]]; then
+    echo "error: got image $image, expected gateway, engines, engines-cpu or cpu" >&2
+    exit 2
+  fi
+done
 choose_base
 for image in "$@"; do build "$image"; done
