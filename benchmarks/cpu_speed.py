@@ -30,7 +30,7 @@ from cosydit.bench.report import describe_environment, write_json
 from cosydit.bench.types import count
 from cosydit.certify.recognition import RATE_HZ, SphinxRecogniser, WordErrors, heldout_sentences, word_errors
 from cosydit.stack.process import ServiceProcess, ServiceSpec, ServiceStartError, stopped_by_signals
-from gateway.audio.pcm import PCM16_BYTES
+from gateway.audio.codecs import PCM16_BYTES
 from gateway.client import ClientError, speak_over_http
 from servicekit.clock import SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ

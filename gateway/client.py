@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from gateway.audio.pcm import PCM16_BYTES, to_pcm16
+from gateway.audio.codecs import PCM16_BYTES, to_pcm16
 from gateway.core import FloatArray
 from servicekit.clock import Clock
 from servicekit.timeouts import timeout

@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 
 from cosydit.bench.types import BenchmarkError, SpeechInput
-from gateway.audio.pcm import PCM16_BYTES
+from gateway.audio.codecs import PCM16_BYTES
 from gateway.client import UNLIMITED, drop_in_answers, drop_in_tensors
 from gateway.core import FloatArray
 from token2wav_service.contract import DROP_IN_MODEL, SAMPLE_RATE_HZ

@@ -110,7 +110,7 @@ async def _speak(options: StackOptions, request: SpeechRequest, out: Path) -> Sp
     """Stream the speech into a file; a first, short synthesis warms the services up and is not counted."""
     from cosydit.cli.spoken_file import SpeechProgress, written_whole
     from gateway.app import open_gateway
-    from gateway.audio.pcm import to_pcm16
+    from gateway.audio.codecs import to_pcm16
     from gateway.speech.request import SpeechRequest, SpeechResult
 
     async with open_gateway(_gateway_config(options, request)) as gateway:

@@ -1,4 +1,8 @@
-"""What turns samples into bytes; here those that need nothing but numpy. Knows nothing of rates and speed."""
+"""What turns samples into bytes with numpy alone: 16-bit PCM, WAV, and telephone audio (mu-law, A-law). Pure.
+
+Telephone audio has one byte a sample, a 16-bit amplitude on a logarithmic scale.
+Source: ITU-T G.711; differs in that a sample becomes the byte whose level is nearest.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,88 @@ import struct
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway.audio.pcm import streaming_wav_header, to_pcm16
+import numpy as np
+import numpy.typing as npt
+
 from gateway.core import FloatArray
+
+PCM16_BYTES = 2
+PCM16_FULL_SCALE = 32767
+UNKNOWN_LENGTH = 0xFFFFFFFF
+"""Length in a header whose data is not complete yet; players then read to the end."""
+_FMT_CHUNK_BYTES = 16
+_FORMAT_PCM = 1
+_MONO = 1
+
+
+def to_pcm16(samples: FloatArray) -> bytes:
+    """Convert [N] samples in +-1 to signed 16-bit little endian: clipped, times 32767, truncated."""
+    return (np.clip(samples, -1.0, 1.0) * PCM16_FULL_SCALE).astype("<i2").tobytes()
+
+
+def streaming_wav_header(sample_rate_hz: int) -> bytes:
+    """Return the 44-byte header of a mono 16-bit WAV whose length is not known yet."""
+    fmt = struct.pack(
+        "<4sIHHIIHH",
+        b"fmt ",
+        _FMT_CHUNK_BYTES,
+        _FORMAT_PCM,
+        _MONO,
+        sample_rate_hz,
+        sample_rate_hz * PCM16_BYTES,
+        PCM16_BYTES,
+        PCM16_BYTES * 8,
+    )
+    riff = struct.pack("<4sI4s", b"RIFF", UNKNOWN_LENGTH, b"WAVE")
+    return riff + fmt + struct.pack("<4sI", b"data", UNKNOWN_LENGTH)
+
+
+IntArray = npt.NDArray[np.int32]
+ByteArray = npt.NDArray[np.uint8]
+
+_CODES = np.arange(256, dtype=np.int32)
+_SIGN_BIT = 0x80
+_SEGMENT_SHIFT = 4
+_SEGMENT_MASK = 7
+_STEP_MASK = 15
+# Amplitudes here have 16 bits where the standard's have 14 (mu-law) and 13 (A-law).
+_MULAW_BIAS = 33 << 2
+_ALAW_TOGGLED_BITS = 0x55
+_ALAW_HALF_STEP = 8
+_ALAW_SEGMENT_START = 0x100
+
+
+class G711Quantizer:
+    """Maps samples to the nearest level of a code book."""
+
+    def __init__(self, levels: IntArray) -> None:
+        """Sort the 256 16-bit levels, given in the order of their bytes."""
+        order = np.argsort(levels, kind="stable")
+        self._bytes: ByteArray = order.astype(np.uint8)
+        ascending = levels[order].astype(np.float32) / PCM16_FULL_SCALE
+        self._borders: FloatArray = (ascending[1:] + ascending[:-1]) / 2
+
+    def encode(self, samples: FloatArray) -> bytes:
+        """Convert [N] samples in +-1 to [N] bytes; louder ones become the loudest level."""
+        return self._bytes[np.searchsorted(self._borders, samples, side="right")].tobytes()
+
+
+def mulaw_levels() -> IntArray:
+    """Return the [256] int32 amplitudes, 16-bit scale, that mu-law bytes stand for."""
+    inverted = ~_CODES
+    segment, step = (inverted >> _SEGMENT_SHIFT) & _SEGMENT_MASK, inverted & _STEP_MASK
+    magnitude = (((step << 3) + _MULAW_BIAS) << segment) - _MULAW_BIAS
+    return np.where(_CODES & _SIGN_BIT, magnitude, -magnitude).astype(np.int32)
+
+
+def alaw_levels() -> IntArray:
+    """Return the [256] int32 amplitudes, 16-bit scale, that A-law bytes stand for."""
+    toggled = _CODES ^ _ALAW_TOGGLED_BITS
+    segment, step = (toggled >> _SEGMENT_SHIFT) & _SEGMENT_MASK, toggled & _STEP_MASK
+    linear = (step << 4) + _ALAW_HALF_STEP
+    magnitude = np.where(segment == 0, linear, (linear + _ALAW_SEGMENT_START) << np.maximum(segment - 1, 0))
+    return np.where(_CODES & _SIGN_BIT, magnitude, -magnitude).astype(np.int32)
+
 
 _WAV_HEADER_BYTES = 44
 _RIFF_LENGTH_AT = 4

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from av import AudioFrame
 from av.audio.stream import AudioStream
 
+from gateway.audio.codecs import to_pcm16
 from gateway.audio.formats import AudioFormat, OutputFormat
-from gateway.audio.pcm import to_pcm16
 from gateway.core import FloatArray
 
 _FLOAT_FORMATS = ("flt", "fltp")

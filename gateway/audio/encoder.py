@@ -16,9 +16,17 @@ from typing import ParamSpec, Protocol
 import numpy as np
 import soxr
 
-from gateway.audio.codecs import Codec, StatelessCodec, streaming_wav_codec, with_true_wav_sizes
+from gateway.audio.codecs import (
+    Codec,
+    G711Quantizer,
+    StatelessCodec,
+    alaw_levels,
+    mulaw_levels,
+    streaming_wav_codec,
+    to_pcm16,
+    with_true_wav_sizes,
+)
 from gateway.audio.formats import AudioFormat, OutputFormat
-from gateway.audio.pcm import G711Quantizer, alaw_levels, mulaw_levels, to_pcm16
 from gateway.core import FloatArray
 from gateway.errors import UnsupportedOptionError
 from servicekit.extras import install_command

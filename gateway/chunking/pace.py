@@ -46,7 +46,7 @@ _RATE_WINDOW_S = 1.0
 _RATE_LEARNT_TOKENS = 32
 """Tokens after which a stream's rate is told to the others: early, before a slow caller can hold the LLM back."""
 _RATE_LEARNT_SHARE = 0.2
-_CHOICE_HOLDS_S = 1.0
+_CHOICE_HOLDS_S = 5.0
 """Time for which the length of a first chunk holds for other streams, as long as no crowd comes or goes."""
 
 

@@ -2,24 +2,145 @@
 
 "Hello, how are you?" ─► A: 17 4 4063 ✗            ─► caller
                          B: text + 17 4 4063 as if it had spoken them: 981 22 ... ─► caller
+
+`ContinuedAnswer` keeps the state of one answer: its tokens, and the replicas it lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm.answer import ContinuedAnswer, Ejection
 from gateway.routing.discovery import ReplicaSource
-from gateway.routing.fleet import Fleet, SlotLease
+from gateway.routing.fleet import NOBODY, Fleet, SlotLease
 from gateway.routing.replica import LoadReport
-from gateway.routing.router import Router, give_back
-from gateway.speech.request import HIGHEST_PRIORITY
+from gateway.routing.router import Backoff, Router, give_back, is_replica_fault
+from gateway.routing.settings import RoutingSettings
+from gateway.speech.interleaved import TakenText
+from gateway.speech.request import HIGHEST_PRIORITY, MAX_SEED
 from servicekit.clock import Clock
+from servicekit.timeouts import Timeout, expire, timeout
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class ContinuedAnswer:
+    """What was asked, and the answer so far, by one or more replicas."""
+
+    def __init__(self, utterance: Utterance, seed: int, settings: RoutingSettings) -> None:
+        self._utterance = utterance
+        self._text = None if utterance.coming_text is None else TakenText(utterance.coming_text)
+        self._seed = seed
+        self._spoken: list[int] = []
+        self._fills: list[int] = []
+        self._max_failovers = self._failovers_left = settings.max_failovers
+        self.backoff = Backoff(settings.interval_s)
+        self.avoid = NOBODY
+        self.lost: errors.GatewayError | None = None
+        self.ends_s: float | None = None
+        """Time until which a replica must be found; None while none was lost since the last token."""
+        self.is_looking = False
+        """Whether it was refused and has not begun."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it begins a stream: its caller waits for the first tokens, and nobody has heard anything."""
+        return self._utterance.head_start_tokens > 0 and not (self._spoken or self._utterance.spoken_tokens)
+
+    def rest(self) -> Utterance:
+        """What is still to be spoken."""
+        rest = self._utterance
+        if self._text is not None:
+            rest = replace(rest, coming_text=self._text, taken_text=(*rest.taken_text, *self._text.pieces))
+        if not (self._spoken or self._fills):
+            return rest
+        fills = (*rest.fills, *(len(rest.spoken_tokens) + place for place in self._fills))
+        return replace(rest, spoken_tokens=(*rest.spoken_tokens, *self._spoken), fills=fills)
+
+    def rest_seed(self, continues_exactly: bool) -> int:
+        """Return the seed itself as long as nothing is spoken, so that the answer is the one that was lost.
+
+        Then it is another one, as the same would draw the same random numbers once more; but a replica that continues
+        exactly is told how many were drawn, and needs the same.
+        """
+        if continues_exactly:
+            return self._seed
+        return (self._seed + len(self._spoken)) % (MAX_SEED + 1)
+
+    def note(self, delta: SpeechTokenDelta) -> None:
+        """Note what came; tokens are progress."""
+        self._fills.extend(len(self._spoken) + place for place in delta.fills)
+        if not delta.token_ids:
+            return
+        self._spoken.extend(delta.token_ids)
+        self._failovers_left = self._max_failovers
+        self.backoff.restart()
+        self.avoid = NOBODY
+        self.ends_s = None
+
+    def note_loss(self, error: BaseException, slot: SlotLease, now_s: float, rescue_s: float) -> None:
+        """Decide whether to ask again; raise the error if not."""
+        if not isinstance(error, errors.GatewayError) or not is_replica_fault(error):
+            raise error
+        if self.ends_s is None:
+            self.ends_s = now_s + rescue_s
+        # NOTE: a replica that could not be reached counts as no failover; only the deadline bounds such tries.
+        self._failovers_left -= not isinstance(error, errors.LLMUnavailableError)
+        if self._failovers_left < 0 or now_s >= self.ends_s:
+            raise error
+        logger.warning("asking again for an answer that broke off after %d tokens: %s", len(self._spoken), error)
+        slot.replica.failovers_total += 1
+        self.lost = error
+        self.avoid |= {slot.address}
+
+    def note_refusal(self, slot: SlotLease, ends_s: float, now_s: float) -> bool:
+        """Note that a replica has no room; tells whether to ask on: until `ends_s`, if this is the first refusal."""
+        if self.ends_s is None:
+            self.ends_s = ends_s
+        self.avoid |= {slot.address}
+        self.backoff.restart()
+        return now_s < self.ends_s
+
+
+class Ejection:
+    """Tells whether the LLM replica of one answer is ejected; an answer that gives tokens prevents that."""
+
+    def __init__(self, slot: SlotLease) -> None:
+        """Watch the slot; there is one watcher."""
+        self._slot = slot
+        self._has_happened = False
+        self._limit: Timeout | None = None
+        slot.on_ejected = self._note
+
+    async def unless(self, coming: Awaitable[T]) -> T:
+        """Wait for something of the replica's.
+
+        Raises:
+            LLMUnavailableError: the replica was ejected before that came.
+        """
+        try:
+            async with timeout(0.0 if self._has_happened else None) as self._limit:
+                return await coming
+        except asyncio.TimeoutError as error:
+            if not self._has_happened:
+                raise
+            got = f"the LLM at {self._slot.address} was ejected ({self._slot.replica.last_failure})"
+            raise errors.LLMUnavailableError(f"{got}; see its log") from error
+        finally:
+            self._limit = None
+
+    def _note(self) -> None:
+        self._has_happened = True
+        if self._limit is not None:
+            expire(self._limit)
 
 
 class LLMReplicaClient(Protocol):

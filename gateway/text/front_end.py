@@ -27,8 +27,7 @@ from gateway.text.options import Normalization, TextOptions
 from gateway.text.pauses import check_sum
 from gateway.text.pronunciation.aliases import NO_PHONEMES, Lexicon, apply_lexicons
 from gateway.text.rules import noted
-from gateway.text.segments.breaks import BreakFinder
-from gateway.text.segments.endings import ended
+from gateway.text.segments.breaks import BreakFinder, ended
 from gateway.text.segments.sentences import SentencexRules
 from gateway.text.segments.splitter import IncrementalSplitter, Segment, SplitSettings
 from gateway.text.stretches import BareText, Markup

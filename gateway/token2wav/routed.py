@@ -19,8 +19,7 @@ from gateway.routing.fleet import NOBODY, NOWHERE, Fleet, SlotLease
 from gateway.routing.router import Backoff, Router, failure_of, give_back, is_replica_fault
 from gateway.routing.settings import LOOK_AGAIN_S
 from gateway.token2wav.failover_stream import FailoverStream
-from gateway.token2wav.replica import StreamLease, Token2WavReplica, Token2WavReplicaClient
-from gateway.token2wav.voice_file_cache import VoiceFileCache
+from gateway.token2wav.replica import StreamLease, Token2WavReplica, Token2WavReplicaClient, VoiceFileCache
 from servicekit.clock import Clock
 from token2wav_service.contract import DEFAULT_PRIORITY
 

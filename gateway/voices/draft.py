@@ -13,7 +13,7 @@ import unicodedata
 import wave
 from dataclasses import dataclass, replace
 
-from gateway.audio.pcm import PCM16_BYTES
+from gateway.audio.codecs import PCM16_BYTES
 from gateway.core import InlineVoice
 from gateway.errors import InvalidRequestError, InvalidVoicePromptError, UnsupportedOptionError, UploadTooLargeError
 from gateway.voices.directory import VOICE_ID

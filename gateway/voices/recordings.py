@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from gateway.audio.pcm import PCM16_BYTES
+from gateway.audio.codecs import PCM16_BYTES
 from gateway.errors import InvalidVoicePromptError, UnsupportedOptionError, VoiceStoreError
 from gateway.voices import decoder
 from gateway.voices.draft import wav_of_pcm16

@@ -15,7 +15,7 @@ from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from gateway.audio.pcm import PCM16_BYTES
+from gateway.audio.codecs import PCM16_BYTES
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 _WHO = "fox dog cat hen rat pig ape owl elk cow bat".split()

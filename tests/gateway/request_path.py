@@ -1,11 +1,13 @@
 """Traces one request through the gateway: `python -m tests.gateway.request_path`.
 
 Prints every named function of ours that runs, and counts the files that are entered, from the request's first byte
-until the LLM is asked. The gateway runs with its defaults before services that answer without models.
+until the LLM is asked. What tasks do meanwhile that ran before the request, such as probes, is not the request's. The
+gateway runs with its defaults before services that answer without models.
 """
 
 from __future__ import annotations
 
+import asyncio
 import asyncio.selector_events
 import os
 import signal
@@ -39,18 +41,20 @@ class Trace:
         self.is_on = False
         self.is_complete = threading.Event()
         self.functions: set[tuple[str, str]] = set()
+        self._others: set[asyncio.Task[Any]] = set()
 
     def note(self, frame: FrameType, event: str, _argument: object) -> None:
         """See `sys.setprofile`."""
         if self.is_on and event == "call" and frame.f_code.co_filename.startswith(PACKAGES):
             code = frame.f_code
-            if not code.co_name.startswith("<"):
+            if not code.co_name.startswith("<") and asyncio.current_task() not in self._others:
                 name = f"{code.co_name}:{code.co_firstlineno}"
                 self.functions.add((str(Path(code.co_filename).relative_to(ROOT)), name))
 
     def received(self, data: bytes) -> None:
         """Begin with the traced request's bytes."""
-        self.is_on = self.is_on or MARK in data.lower()
+        if not self.is_on and MARK in data.lower():
+            self._others, self.is_on = asyncio.all_tasks(), True
 
     def sent(self, data: bytes) -> None:
         """End with the request to the LLM."""

@@ -15,7 +15,7 @@ import pytest
 
 from gateway import __main__ as gateway_program
 from gateway import errors, serving
-from gateway.audio.pcm import to_pcm16
+from gateway.audio.codecs import to_pcm16
 from gateway.chunking.policies import DeadlineChunks, ExponentialChunks, TimeBasedChunks
 from gateway.config import parse_args
 from gateway.voices.registry import VoiceAliases

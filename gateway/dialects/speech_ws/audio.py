@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gateway.audio import encode_whole
-from gateway.audio.pcm import PCM16_BYTES
+from gateway.audio.codecs import PCM16_BYTES
 from gateway.core import FloatArray
 from gateway.delivery import TurnEncoder
 from gateway.dialects.common.json_socket import JsonSocket

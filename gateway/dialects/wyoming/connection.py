@@ -24,7 +24,7 @@ from wyoming.info import Info
 from wyoming.ping import Ping, Pong
 from wyoming.tts import SynthesizeStopped
 
-from gateway.audio.pcm import PCM16_BYTES, to_pcm16
+from gateway.audio.codecs import PCM16_BYTES, to_pcm16
 from gateway.core import FloatArray
 from gateway.dialects.wyoming.wire import ClientLeftError, EventStream, SpeechStop, VoiceWish, read_text, read_voice
 from gateway.errors import GatewayError, InvalidRequestError, StalledReaderError, TextTooLongError

@@ -24,8 +24,8 @@ from gateway.text.segments.breaks import (
     NARROW_TERMINATORS,
     WIDE_CLAUSE_MARKS,
     WIDE_TERMINATORS,
+    full_stop,
 )
-from gateway.text.segments.endings import full_stop
 from gateway.text.stretches import Stretch
 from gateway.text.styles import AUDIO_TAGS_FIELD, AudioTag, StyleRule, audio_tag_at
 from gateway.text.tags import InlineTags

@@ -32,8 +32,8 @@ from gateway.text.segments.breaks import (
     NARROW_TERMINATORS,
     WIDE_CLAUSE_MARKS,
     WIDE_TERMINATORS,
+    full_stop,
 )
-from gateway.text.segments.endings import full_stop
 from gateway.text.stretches import Stretch
 from gateway.text.tags import InlineTags
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gateway.audio import AudioFormat, OutputFormat, encode_whole, load_codecs, open_encoder
-from gateway.audio.pcm import to_pcm16
+from gateway.audio.codecs import to_pcm16
 from gateway.errors import UnsupportedOptionError
 from tests.gateway.audio.signals import best_lag, cut, encoded, hard_to_encode, speech_like
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.audio import AudioFormat, OutputFormat, encode_whole, open_encoder
+from gateway.audio.codecs import streaming_wav_header, to_pcm16
 from gateway.audio.encoder import Resampler
-from gateway.audio.pcm import streaming_wav_header, to_pcm16
 from gateway.errors import UnsupportedOptionError
 from tests.gateway.audio.signals import cut, encoded, piece_lengths, snr_db, speech_like
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.audio import AudioFormat
+from gateway.audio.codecs import PCM16_FULL_SCALE, G711Quantizer, IntArray, alaw_levels, mulaw_levels
 from gateway.audio.encoder import Resampler
-from gateway.audio.pcm import PCM16_FULL_SCALE, G711Quantizer, IntArray, alaw_levels, mulaw_levels
 from gateway.core import FloatArray
 from tests.gateway.audio.signals import cut, piece_lengths, snr_db, speech_like, tone
 

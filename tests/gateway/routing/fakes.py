@@ -22,8 +22,8 @@ from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
 from gateway.routing.settings import RoutingSettings
+from gateway.token2wav.replica import VoiceFileCache
 from gateway.token2wav.routed import RoutedToken2Wav
-from gateway.token2wav.voice_file_cache import VoiceFileCache
 from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import ServerStatus
 

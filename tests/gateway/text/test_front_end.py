@@ -22,7 +22,7 @@ from gateway.text import (
 )
 from gateway.text.normalization import wetext_normalizer
 from gateway.text.normalization.language import DeclaredLanguages
-from gateway.text.segments.endings import ended
+from gateway.text.segments.breaks import ended
 from servicekit.checkpoint_file import CheckpointDeclaration
 from tests.gateway.text.builders import SHORT, Shouting, texts_in_pieces
 

@@ -7,8 +7,7 @@ import pytest
 from gateway import errors
 from gateway.routing.replica import LoadReport
 from gateway.token2wav.client import Token2WavClient
-from gateway.token2wav.replica import Token2WavReplica
-from gateway.token2wav.voice_file_cache import VoiceFileCache
+from gateway.token2wav.replica import Token2WavReplica, VoiceFileCache
 from tests.gateway.token2wav.fake_triton import FakeTriton, error, serving
 from token2wav_service.contract import ErrorCode, ServerStatus
 

@@ -19,7 +19,7 @@ import pytest
 import soxr
 from websockets.asyncio.client import ClientConnection, connect
 
-from gateway.audio.pcm import mulaw_levels
+from gateway.audio.codecs import mulaw_levels
 from gateway.voices.registry import NamedVoice
 from tests.docs.pages import DOCS, fences
 from tests.gateway.audio.signals import best_lag

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from gateway.text.segments.breaks import BreakFinder
-from gateway.text.segments.endings import ended, full_stop
+from gateway.text.segments.breaks import BreakFinder, ended, full_stop
 from gateway.text.segments.sentences import SentencexRules
 from gateway.text.segments.splitter import INTERLEAVED_TEXT, LIVE_TEXT, WHOLE_TEXT, CutBounds, SplitSettings, split_text
 from gateway.text.tags import InlineTags
