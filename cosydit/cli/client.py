@@ -108,8 +108,8 @@ def _http_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]
     from gateway.client import speak_over_http
     from servicekit.clock import SystemClock
 
-    last = (SystemClock(), args.timeout_s, args.seed, os.environ.get(API_KEY_VARIABLE))
-    return lambda on_audio: speak_over_http(args.url, args.text, args.voice, on_audio, *last)
+    clock, last = SystemClock(), (args.timeout_s, args.seed, os.environ.get(API_KEY_VARIABLE))
+    return lambda on_audio: speak_over_http(args.url, args.text, args.voice, on_audio, clock, *last)
 
 
 def _triton_speaker(args: argparse.Namespace, is_http: bool = False) -> Callable[[OnAudio], SpeechTiming]:
@@ -118,8 +118,8 @@ def _triton_speaker(args: argparse.Namespace, is_http: bool = False) -> Callable
 
     speak = speak_over_triton_http if is_http else speak_over_grpc
     voice = (None if args.reference_wav is None else _load_reference(args.reference_wav), args.reference_text)
-    last = (SystemClock(), args.timeout_s, args.model_name)
-    return lambda on_audio: speak(args.url, args.text, *voice, on_audio, *last)
+    clock = SystemClock()
+    return lambda on_audio: speak(args.url, args.text, *voice, on_audio, clock, args.timeout_s, args.model_name)
 
 
 def _load_reference(path: Path) -> FloatArray:
