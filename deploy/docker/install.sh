@@ -65,20 +65,20 @@ slim() {
   find "$packages" -name '*.so*' -type f ! -path '*.libs/*' -exec strip --strip-unneeded {} +
 }
 
-# Puts a library with the same functions in a library's place, for FFmpeg asks for all of them when it is loaded. Each
-# returns 0: no encoder, no connection, no sound card.
+# Puts a library with the same functions and versions in a library's place, for FFmpeg asks for all of them when it is
+# loaded. Each returns 0: no encoder, no connection, no sound card.
 put_stand_in() {
-  local library
+  local library source=$1/stand-in
   library=$(find "$1" -name "$2-*")
-  comm -12 <(symbols --defined-only "$library") <(find "$1" "$1/../av" -name '*.so*' ! -path "$library" -exec nm \
-    --dynamic --undefined-only --format=just-symbols {} + 2>/dev/null | sed 's/@.*//' | sort -u) |
-    sed 's/.*/void *&(void) { return 0; }/' >"$1/stand-in.c"
-  cc -shared -fPIC -Wl,-soname,"${library##*/}" -o "$library" "$1/stand-in.c"
-  rm "$1/stand-in.c"
-}
-
-symbols() {
-  nm --dynamic "$1" --format=just-symbols "$2" | sed 's/@.*//' | sort -u
+  find "$1" "$1/../av" -name '*.so*' ! -path "$library" -exec nm --dynamic --undefined-only --format=just-symbols {} + |
+    sort -u |
+    awk -F@ -v code="$source.c" -v versions="$source.map" '
+      NR == FNR { defined[$1]; next }
+      $1 in defined && !seen[$1]++ { print "void *" $1 "(void) { return 0; }" > code; of[$2] = of[$2] $1 "; " }
+      END { for (each in of) print each, "{ global: " of[each] "};" > versions }
+    ' <(nm --dynamic --defined-only --format=just-symbols "$library") -
+  cc -shared -fPIC -Wl,-soname,"${library##*/}" -Wl,--version-script,"$source.map" -o "$library" "$source.c"
+  rm "$source".*
 }
 
 # Of its grammars WeText opens none named prefix, and loads those that make digits of words, and the Chinese ones,
