@@ -31,7 +31,7 @@ from token2wav_service.models.streaming import FlowInput
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 from token2wav_service.replay.report import snr_db
 from token2wav_service.runtime.slots.pool import PoolSizes
-from token2wav_service.runtime.slots.slot_runner import SlotRunner, SlotState
+from token2wav_service.runtime.slots.slot_runner import SlotRunner, StreamSlot
 from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, TOKEN_BUCKETS
 from token2wav_service.runtime.slots.vocoder_network import VocoderNetwork
 from token2wav_service.types import VoiceFeatures
@@ -146,7 +146,7 @@ class _exact:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self._before
 
 
-def _work(state: SlotState, row: int, start: int, tokens: int) -> ChunkWork[SlotState]:
+def _work(state: StreamSlot, row: int, start: int, tokens: int) -> ChunkWork[StreamSlot]:
     return ChunkWork(_window(row, start, tokens), False, row, state)
 
 

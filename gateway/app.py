@@ -20,7 +20,7 @@ from gateway.doors.grpc import GrpcSettings, serving_grpc
 from gateway.doors.wyoming import serving_wyoming
 from gateway.errors import ConfigError
 from gateway.host import Host, HostLimits
-from gateway.lexicons.book import LexiconBook, load_lexicons
+from gateway.lexicons import LexiconBook, load_lexicons
 from gateway.lifecycle.gate import Gate, Routes
 from gateway.lifecycle.readiness import Readiness
 from gateway.lifecycle.rest import return_memory_at_rest

@@ -5,8 +5,9 @@ Each speaks one text, hands every piece of audio on as it comes, and reports whe
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +17,13 @@ import numpy as np
 from gateway.audio.pcm import PCM16_BYTES, to_pcm16
 from gateway.core import FloatArray
 from servicekit.clock import Clock
+from servicekit.timeouts import timeout
 from token2wav_service.contract import DROP_IN_MODEL, SAMPLE_RATE_HZ, decode_error
 
 _HTTP_OK = 200
-_FINAL = "triton_final_response"
-_REPORT_WAIT_S = 1.0
+_FINAL, _ASK_FINAL = "triton_final_response", "triton_enable_empty_final_response"
+UNLIMITED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+"""Options of a channel to Triton: a prompt or a waveform may be longer than gRPC's usual 4 MB."""
 
 OnAudio = Callable[[bytes], None]
 """Takes signed 16-bit little endian mono PCM at 24 kHz."""
@@ -130,20 +133,82 @@ def speak_over_grpc(
     Raises:
         ClientError: refused, failed, broken off, or not reachable.
     """
-    import tritonclient.grpc as triton
+    import grpc
 
     meter = _Meter(clock, on_audio)
-    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
-    with triton.InferenceServerClient(url) as client:
-        client.start_stream(callback=lambda result, error: answers.put((result, error)))
-        is_whole = False
-        try:
-            _send(client, model, _drop_in_inputs(text, reference, reference_text), answers)
-            while not is_whole:
-                is_whole = _hear_answer(url, answers, meter, timeout_s)
-        finally:
-            client.stop_stream(cancel_requests=not is_whole)
+    tensors = drop_in_tensors(text, reference, reference_text)
+
+    async def listen() -> None:
+        async with (
+            grpc.aio.insecure_channel(url, options=UNLIMITED) as channel,
+            aclosing(drop_in_answers(channel, url, model, tensors, timeout_s)) as answers,
+        ):
+            async for samples in answers:
+                meter.hear(to_pcm16(samples))
+
+    asyncio.run(listen())
     return meter.timing()
+
+
+async def drop_in_answers(
+    channel: Any,
+    url: str,
+    model: str,
+    tensors: dict[str, Any],
+    timeout_s: float,
+    request_id: str = "",
+    is_whole: bool = False,
+) -> AsyncGenerator[FloatArray, None]:
+    """Yield the audio [N] of each answer of the drop-in model as it comes, empty if it has none.
+
+    Args:
+        channel: of grpc.aio, to Triton.
+        url: where that is, for messages.
+        model: name of the drop-in.
+        tensors: see `drop_in_tensors`.
+        timeout_s: longest silence of the server.
+        request_id: given to the server.
+        is_whole: the model was assembled with DECOUPLED_MODE=False: one whole waveform comes.
+
+    Raises:
+        ClientError: refused, failed, broken off, or not reachable. Leaving early cancels the request.
+    """
+    import grpc
+    from tritonclient.grpc import InferResult, service_pb2_grpc
+
+    async def in_time(answer: Any) -> Any:
+        try:
+            async with timeout(timeout_s):
+                return await answer
+        except asyncio.TimeoutError as error:
+            raise ClientError(f"{url}: no answer within {timeout_s} s; is Triton overloaded? see its log") from error
+        except grpc.aio.AioRpcError as error:
+            told = f"{error.code().name}: {error.details()}"
+            raise ClientError(f"{url}: {told}; is Triton running there? see its log") from error
+
+    def audio(response: Any) -> FloatArray:
+        samples = InferResult(response).as_numpy("waveform")
+        return np.ascontiguousarray([] if samples is None else samples, dtype=np.float32).ravel()
+
+    stub, request = service_pb2_grpc.GRPCInferenceServiceStub(channel), _infer_request(model, tensors, request_id)
+    call = stub.ModelInfer(request) if is_whole else stub.ModelStreamInfer()
+    try:
+        if is_whole:
+            yield audio(await in_time(call))
+            return
+        await in_time(call.write(request))
+        is_final = False
+        while not is_final:
+            answer = await in_time(call.read())
+            if answer is grpc.aio.EOF:
+                raise ClientError(f"{url}: the server closed the stream before its final response; see its log")
+            if answer.error_message:
+                code, message = decode_error(answer.error_message)
+                raise ClientError(f"{url}: {code.value}: {message}")
+            is_final = answer.infer_response.parameters[_FINAL].bool_param
+            yield audio(answer.infer_response)
+    finally:
+        call.cancel()
 
 
 def speak_over_triton_http(
@@ -165,7 +230,7 @@ def speak_over_triton_http(
     Raises:
         ClientError: refused, failed, broken off, or not reachable; a model that streams takes no plain HTTP.
     """
-    tensors = _drop_in_tensors(text, reference, reference_text)
+    tensors = drop_in_tensors(text, reference, reference_text)
     meter = _Meter(clock, on_audio)
     try:
         with httpx.Client(timeout=timeout_s, trust_env=False) as http:
@@ -200,19 +265,6 @@ def _json_input(name: str, value: Any) -> dict[str, Any]:
     return {"name": name, "shape": list(value.shape), "datatype": kinds[value.dtype.kind], "data": data}
 
 
-def _send(client: Any, model: str, inputs: list[Any], answers: queue.Queue[tuple[Any, Any]]) -> None:
-    from tritonclient.utils import InferenceServerException
-
-    try:
-        client.async_stream_infer(model, inputs, enable_empty_final_response=True)
-    except InferenceServerException as error:
-        # NOTE: tritonclient closes a broken stream a moment before it reports why, and its report says more than this
-        try:
-            answers.put(answers.get(timeout=_REPORT_WAIT_S))
-        except queue.Empty:
-            answers.put((None, error))
-
-
 def _check_http(response: httpx.Response) -> None:
     if response.status_code == _HTTP_OK:
         return
@@ -234,28 +286,8 @@ def _hear_samples(response: httpx.Response, meter: _Meter) -> None:
         rest = pcm[whole:]
 
 
-def _hear_answer(url: str, answers: queue.Queue[tuple[Any, Any]], meter: _Meter, timeout_s: float) -> bool:
-    """Take one answer; return whether it was the last."""
-    try:
-        result, error = answers.get(timeout=timeout_s)
-    except queue.Empty as empty:
-        raise ClientError(f"{url}: no answer within {timeout_s} s; is Triton overloaded? see its log") from empty
-    if error is not None and error.status() is not None:
-        raise ClientError(f"{url}: {error.message()}; is Triton running there? see its log")
-    if error is not None:
-        code, message = decode_error(error.message() or "")
-        raise ClientError(f"{url}: {code.value}: {message}")
-    samples = result.as_numpy("waveform")
-    if samples is not None:
-        meter.hear(to_pcm16(np.ascontiguousarray(samples, dtype=np.float32).ravel()))
-    return bool(result.get_response().parameters[_FINAL].bool_param)
-
-
-def _drop_in_inputs(text: str, reference: FloatArray | None, reference_text: str | None) -> list[Any]:
-    return [_infer_input(name, value) for name, value in _drop_in_tensors(text, reference, reference_text).items()]
-
-
-def _drop_in_tensors(text: str, reference: FloatArray | None, reference_text: str | None) -> dict[str, Any]:
+def drop_in_tensors(text: str, reference: FloatArray | None, reference_text: str | None) -> dict[str, Any]:
+    """Return the original runtime's tensors, batch dimension included; `reference` [N] in +-1 at 16 kHz."""
     tensors: dict[str, Any] = {"target_text": _text_tensor(text)}
     if reference is not None:
         tensors["reference_wav"] = np.ascontiguousarray(reference, dtype=np.float32).reshape(1, -1)
@@ -269,10 +301,15 @@ def _text_tensor(text: str) -> Any:
     return np.array([[text.encode("utf-8")]], dtype=np.object_)
 
 
-def _infer_input(name: str, value: Any) -> Any:
-    import tritonclient.grpc as triton
-    from tritonclient.utils import np_to_triton_dtype
+def _infer_request(model: str, tensors: dict[str, Any], request_id: str) -> Any:
+    """Return a request of tensors that asks for the final flag."""
+    from tritonclient.grpc import service_pb2
+    from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
-    tensor = triton.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
-    tensor.set_data_from_numpy(value)
-    return tensor
+    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    request.parameters[_ASK_FINAL].bool_param = True
+    for name, value in tensors.items():
+        request.inputs.add(name=name, datatype=np_to_triton_dtype(value.dtype), shape=value.shape)
+        raw = serialize_byte_tensor(value).item() if value.dtype == np.object_ else value.tobytes()
+        request.raw_input_contents.append(raw)
+    return request

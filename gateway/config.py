@@ -13,7 +13,7 @@ from gateway.access.settings import AccessSettings, access_settings
 from gateway.chunking.policies import (
     ChunkSettings,
 )
-from gateway.delivery.pacing import DEFAULT_RUN_AHEAD_S
+from gateway.delivery import DEFAULT_RUN_AHEAD_S
 from gateway.dialects.wyoming.settings import WyomingSettings, wyoming_settings
 from gateway.doors.grpc import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
 from gateway.errors import ConfigError
@@ -25,7 +25,7 @@ from gateway.routing.options import sources_of
 from gateway.routing.settings import RoutingSettings
 from gateway.settings import AUTO, GATEWAY
 from gateway.speech.guard import GuardMode
-from gateway.speech.leading_silence import DEFAULT_KEPT_S
+from gateway.speech.pauses import DEFAULT_KEPT_S
 from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS
 from gateway.telemetry.telemetry import TelemetrySettings
 from gateway.token2wav.client import Token2WavDeadlines
@@ -79,7 +79,7 @@ class GatewayConfig:
     wyoming: WyomingSettings | None = None
     """Settings of the Wyoming door; None: no Wyoming door."""
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
-    """Seconds of audio sent ahead, see `gateway.delivery.pacing.Pacer`."""
+    """Seconds of audio sent ahead, see `gateway.delivery.Pacer`."""
     llm_url: str = "http://127.0.0.1:8000"
     """URL of the LLM server; one replica or several, see `gateway.routing.discovery`."""
     llm_backend: LLMBackend = LLMBackend.EMBEDDED

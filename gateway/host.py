@@ -7,8 +7,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from gateway.audio import AudioFormat
-from gateway.delivery.pacing import DEFAULT_RUN_AHEAD_S
-from gateway.lexicons.book import LexiconBook
+from gateway.delivery import DEFAULT_RUN_AHEAD_S
+from gateway.lexicons import LexiconBook
 from gateway.lifecycle.gate import Routes
 from gateway.lifecycle.readiness import Readiness
 from gateway.lifecycle.shutdown import Shutdown

@@ -24,6 +24,7 @@ from llm_service.backends import (
     choose_backend,
     has_gpu,
 )
+from llm_service.backends.vllm import NEWER_RUNNER, RUNNER_VARIABLE
 from llm_service.config import (
     LLM,
     LLMBackend,
@@ -31,7 +32,6 @@ from llm_service.config import (
     SettingValue,
     parse_embedded_config,
     parse_server_config,
-    parse_vllm_config,
 )
 from llm_service.errors import BackendUnavailableError, CheckpointError, LLMServiceError
 from servicekit.file_sums import FileSumsError, check_files
@@ -94,7 +94,7 @@ def _chosen(name: str, options: dict[str, SettingValue]) -> LLMBackend:
 def _backend(name: LLMBackend, options: dict[str, SettingValue]) -> Backend:
     if name is LLMBackend.EMBEDDED:
         return EmbeddedBackend(parse_embedded_config(options))
-    return TrtllmBackend() if name is LLMBackend.TRTLLM else VllmBackend(parse_vllm_config(options))
+    return TrtllmBackend() if name is LLMBackend.TRTLLM else VllmBackend()
 
 
 def _run(backend: Backend, config: ServerConfig) -> None:
@@ -106,8 +106,7 @@ def _run(backend: Backend, config: ServerConfig) -> None:
         return
     _check_weights(config.model_dir)
     if isinstance(backend, VllmBackend):
-        for name, value in backend.environment(config).items():
-            os.environ.setdefault(name, value)
+        os.environ.setdefault(RUNNER_VARIABLE, NEWER_RUNNER)
     command = backend.command(config)
     logging.getLogger(__name__).info("running %s", shlex.join(command))
     os.execvp(command[0], command)

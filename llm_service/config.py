@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from llm_service.errors import ConfigError
+from llm_service.errors import LLMConfigError
 from servicekit.settings import COUNT, PATH, PORT, SWITCH, TEXT, Section, Setting, number, one_of, whole
 
 # In a checkpoint directory: the speech head with its bias, weight [6564, hidden] and bias [6564].
@@ -35,7 +35,6 @@ _EMBEDDED = frozenset({LLMBackend.EMBEDDED})
 _TRTLLM = frozenset({LLMBackend.TRTLLM})
 _STREAMED = frozenset({LLMBackend.VLLM, LLMBackend.TRTLLM})
 _NAMED = frozenset({LLMBackend.EMBEDDED, LLMBackend.VLLM})
-_GUARDED = frozenset({LLMBackend.EMBEDDED, LLMBackend.VLLM})
 
 
 @dataclass(frozen=True)
@@ -121,17 +120,17 @@ SETTINGS = (
     ),
     LLMSetting(
         "ras_window",
-        "last tokens that repetition-aware sampling checks; 0: off (default 10); vllm: of the converted form",
+        "last tokens that repetition-aware sampling checks; 0: off (default 10)",
         whole(0),
         in_serve=False,
-        backends=_GUARDED,
+        backends=_EMBEDDED,
     ),
     LLMSetting(
         "ras_tau",
         "share of ras_window from which a token is drawn again (default 0.1)",
         number(0.0, 1.0, is_open=True),
         in_serve=False,
-        backends=_GUARDED,
+        backends=_EMBEDDED,
     ),
 )
 LLM = Section("llm", SETTINGS, "llm-")
@@ -166,7 +165,7 @@ class ServerConfig:
             _require_range("stream_interval", self.stream_interval, 1, 1 << 10)
         if not 0.0 < self.kv_cache_free_gpu_memory_fraction <= 1.0:
             got = self.kv_cache_free_gpu_memory_fraction
-            raise ConfigError(f"kv_cache_free_gpu_memory_fraction is {got}; expected more than 0 and at most 1")
+            raise LLMConfigError(f"kv_cache_free_gpu_memory_fraction is {got}; expected more than 0 and at most 1")
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,9 @@ class EmbeddedConfig:
         if self.grpc_port is not None:
             _require_range("grpc_port", self.grpc_port, 0, MAX_PORT)
         _require_range("max_queue_size", self.max_queue_size, 0, 1 << 20)
-        _require_guard(self.ras_window, self.ras_tau)
+        _require_range("ras_window", self.ras_window, 0, 1 << 16)
+        if not 0.0 < self.ras_tau <= 1.0:
+            raise LLMConfigError(f"ras_tau is {self.ras_tau}; expected more than 0 and at most 1")
 
     @property
     def has_graphs(self) -> bool:
@@ -199,17 +200,6 @@ class EmbeddedConfig:
     def is_on_gpu(self) -> bool:
         """Tell whether the model runs on a GPU."""
         return _is_gpu(self.device)
-
-
-@dataclass(frozen=True)
-class VllmConfig:
-    """What only vLLM needs."""
-
-    ras_window: int = 10  # tokens
-    ras_tau: float = 0.1  # share of the window
-
-    def __post_init__(self) -> None:
-        _require_guard(self.ras_window, self.ras_tau)
 
 
 def _is_gpu(device: object) -> bool:
@@ -229,11 +219,11 @@ def parse_server_config(backend: LLMBackend, values: Mapping[str, SettingValue])
     """Make the common config out of settings that were given (names as in `SETTINGS`).
 
     Raises:
-        ConfigError: a setting is unknown, means nothing to the backend, is missing or out of range.
+        LLMConfigError: a setting is unknown, means nothing to the backend, is missing or out of range.
     """
     values = _checked(backend, values)
     if "model_dir" not in values:
-        raise ConfigError("model_dir is missing; give the LLM's checkpoint directory")
+        raise LLMConfigError("model_dir is missing; give the LLM's checkpoint directory")
     model_dir = Path(str(values.pop("model_dir")))
     in_container = bool(values.pop("in_container", False))
     values.setdefault("host", ALL_INTERFACES_HOST if in_container else LOOPBACK_HOST)
@@ -242,7 +232,7 @@ def parse_server_config(backend: LLMBackend, values: Mapping[str, SettingValue])
         most = GPU_MAX_BATCH_SIZE if _is_gpu(values.get("device")) else EMBEDDED_MAX_BATCH_SIZE
         values.setdefault("max_batch_size", most)
     if backend is not LLMBackend.EMBEDDED and values.get("port") == 0:
-        raise ConfigError(f"port 0 is possible with the embedded backend only; give {backend.value} a port")
+        raise LLMConfigError(f"port 0 is possible with the embedded backend only; give {backend.value} a port")
     tokenizer_dir = Path(str(values.pop("tokenizer_dir", model_dir)))
     common = {name: value for name, value in values.items() if name in ServerConfig.__dataclass_fields__}
     return ServerConfig(model_dir=model_dir, tokenizer_dir=tokenizer_dir, **common)  # type: ignore[arg-type]
@@ -252,22 +242,11 @@ def parse_embedded_config(values: Mapping[str, SettingValue]) -> EmbeddedConfig:
     """Make the embedded engine's own config out of settings that were given.
 
     Raises:
-        ConfigError: a setting is unknown or out of range.
+        LLMConfigError: a setting is unknown or out of range.
     """
     values = _checked(LLMBackend.EMBEDDED, values)
     own = {name: value for name, value in values.items() if name in EmbeddedConfig.__dataclass_fields__}
     return EmbeddedConfig(**own)  # type: ignore[arg-type]
-
-
-def parse_vllm_config(values: Mapping[str, SettingValue]) -> VllmConfig:
-    """Make vLLM's own config out of settings that were given.
-
-    Raises:
-        ConfigError: a setting is unknown or out of range.
-    """
-    values = _checked(LLMBackend.VLLM, values)
-    own = {name: value for name, value in values.items() if name in VllmConfig.__dataclass_fields__}
-    return VllmConfig(**own)  # type: ignore[arg-type]
 
 
 def _checked(backend: LLMBackend, values: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
@@ -277,10 +256,10 @@ def _checked(backend: LLMBackend, values: Mapping[str, SettingValue]) -> dict[st
     for name, value in values.items():
         setting = known.get(name)
         if setting is None:
-            raise ConfigError(f"unknown setting {name!r}; known: {', '.join(sorted(known))}")
+            raise LLMConfigError(f"unknown setting {name!r}; known: {', '.join(sorted(known))}")
         if backend not in setting.backends:
             usable = ", ".join(sorted(entry.value for entry in setting.backends))
-            raise ConfigError(f"setting {name!r} means nothing to backend {backend.value}; it is for {usable}")
+            raise LLMConfigError(f"setting {name!r} means nothing to backend {backend.value}; it is for {usable}")
         checked[name] = _converted(setting, value)
     return checked
 
@@ -289,16 +268,10 @@ def _converted(setting: LLMSetting, value: SettingValue) -> SettingValue:
     try:
         converted = setting.kind.read(str(value))
     except ValueError as err:
-        raise ConfigError(f"{setting.name} is {value!r}; {err}") from err
+        raise LLMConfigError(f"{setting.name} is {value!r}; {err}") from err
     return converted if isinstance(converted, bool | int | float) else str(converted)
 
 
 def _require_range(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
-        raise ConfigError(f"{name} is {value}; expected {low}..{high}")
-
-
-def _require_guard(ras_window: int, ras_tau: float) -> None:
-    _require_range("ras_window", ras_window, 0, 1 << 16)
-    if not 0.0 < ras_tau <= 1.0:
-        raise ConfigError(f"ras_tau is {ras_tau}; expected more than 0 and at most 1")
+        raise LLMConfigError(f"{name} is {value}; expected {low}..{high}")

@@ -5,8 +5,8 @@ LLMServiceError
  +- PromptError
  |   +- EmptyTextError
  |   +- UnsafeTextError        the text would smuggle control or speech tokens
- |   +- TextTooLongError
- +- ConfigError                a setting is unknown, out of range or unused by the backend
+ |   +- PromptTooLongError
+ +- LLMConfigError                a setting is unknown, out of range or unused by the backend
  +- CheckpointError            a model or tokenizer directory is incomplete or numbered otherwise
  +- BackendUnavailableError    the backend's program is not installed
  +- BuildError                 an engine could not be built, or does not answer as its source does
@@ -14,7 +14,7 @@ LLMServiceError
      +- InvalidGenerationError refused before it took any room
      +- QueueFullError
      +- DeadlineExceededError
-     +- EngineStoppedError
+     +- LLMStoppedError
      +- GenerationFailedError  this request failed while running; others are untouched
 """
 
@@ -41,11 +41,11 @@ class UnsafeTextError(PromptError):
     """The text would put control or speech tokens into the prompt."""
 
 
-class TextTooLongError(PromptError):
+class PromptTooLongError(PromptError):
     """The text needs more speech tokens than one generation may have."""
 
 
-class ConfigError(LLMServiceError):
+class LLMConfigError(LLMServiceError):
     """A setting is unknown, out of range, or has no meaning for the chosen backend."""
 
 
@@ -94,7 +94,7 @@ class DeadlineExceededError(EngineError):
     kind = "deadline_exceeded"
 
 
-class EngineStoppedError(EngineError):
+class LLMStoppedError(EngineError):
     """The engine is not running: shutting down, or failed."""
 
     http_status = 503

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from llm_service.errors import EmptyTextError, PromptError, TextTooLongError, UnsafeTextError
+from llm_service.errors import EmptyTextError, PromptError, PromptTooLongError, UnsafeTextError
 from llm_service.text_encoder import TextEncoder, load_text_encoder
 from llm_service.vocab import (
     COSYVOICE2,
@@ -29,10 +29,10 @@ __all__ = [
     "InterleavedSpeechPrompt",
     "LengthLimits",
     "PromptError",
+    "PromptTooLongError",
     "SpeechPrompt",
     "TextEncoder",
     "TextPieces",
-    "TextTooLongError",
     "UnsafeTextError",
     "build_chat_messages",
     "build_interleaved_prompt",
@@ -236,7 +236,7 @@ def generation_bounds(target_text_tokens: int, limits: LengthLimits | None = Non
 
     Raises:
         EmptyTextError: there are no text tokens.
-        TextTooLongError: the least answer is longer than the cap; split the text.
+        PromptTooLongError: the least answer is longer than the cap; split the text.
     """
     limits = limits or LengthLimits()
     if target_text_tokens < 1:
@@ -244,7 +244,7 @@ def generation_bounds(target_text_tokens: int, limits: LengthLimits | None = Non
     min_tokens = target_text_tokens * limits.min_speech_per_text_token
     if min_tokens > limits.max_speech_tokens:
         seconds = limits.max_speech_tokens / SPEECH_TOKENS_PER_SECOND
-        raise TextTooLongError(
+        raise PromptTooLongError(
             f"{target_text_tokens} text tokens need at least {min_tokens} speech tokens, the limit is "
             f"{limits.max_speech_tokens} ({seconds:.0f} s); split the text"
         )

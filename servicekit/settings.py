@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -117,6 +118,18 @@ def number(least: float = 0.0, most: float = float("inf"), *, is_open: bool = Fa
         return value
 
     return Kind(read, "N")
+
+
+def argument(kind: Kind) -> Callable[[str], Any]:
+    """Return what reads values of a kind for argparse."""
+
+    def read(text: str) -> object:
+        try:
+            return kind.read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"got {text!r}, {error}") from None
+
+    return read
 
 
 def one_of(*names: str) -> Kind:

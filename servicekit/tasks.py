@@ -5,6 +5,7 @@ failed, and Python 3.10's `timeout` takes one that comes with its own end for it
 whoever waits for its end waits for ever. So `stop` cancels again until the task is done, and says what it waits for.
 
     running_meanwhile    a task beside a block of code
+    running_ahead        an asynchronous generator, some items ahead of its reader
     until_first          several at once, until one of them has ended
     stop                 any other task, by its owner; `cancel` where nothing can be awaited
     run_whole            a thread's work that its caller's cancellation must not outrun
@@ -16,9 +17,9 @@ import asyncio
 import logging
 import math
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -136,3 +137,80 @@ def _see(task: asyncio.Future[Any]) -> None:
 def _place(task: asyncio.Future[Any]) -> str:
     frames = task.get_stack(limit=1) if isinstance(task, asyncio.Task) else []
     return ", ".join(f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in frames) or "a place unknown"
+
+
+_TURNS_TO_SEND = 2
+"""Turns of the event loop until a client has made a request and its connection has sent it."""
+
+
+class Ahead(Generic[T]):
+    """The reading end: items in order, then the end or the source's own error."""
+
+    def __init__(self, source: AsyncGenerator[T], most: int, weigh: Callable[[T], int] = lambda item: 1) -> None:
+        """Keep unread items until they weigh `most`; by default each weighs 1."""
+        self._source = source
+        self._most, self._weigh = most, weigh
+        self._items: list[T] = []
+        self._weight = 0
+        self._least = 1
+        self._has_ended = False
+        self._error: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+
+    async def take(self, least: int = 1) -> list[T]:
+        """Wait until the unread items weigh so much, or as much as may be kept, and return them; empty at the end.
+
+        Raises:
+            Exception: the source's own, once all before it is read.
+        """
+        self._least = min(least, self._most)
+        while self._weight < self._least and not self._has_ended:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        if self._error is not None and not self._items:
+            raise self._error
+        items, self._items, self._weight = self._items, [], 0
+        _wake(self._writer)
+        return items
+
+    async def run(self) -> None:
+        """Read the source to its end; it is closed on every way out."""
+        try:
+            async with aclosing(self._source) as items:
+                async for item in items:
+                    while self._weight >= self._most:
+                        self._writer = asyncio.get_running_loop().create_future()
+                        await self._writer
+                    self._items.append(item)
+                    self._weight += self._weigh(item)
+                    if self._weight >= self._least:
+                        _wake(self._reader)
+        except Exception as error:
+            self._error = error
+        # NOTE: one that is cancelled does not end: its reader must not take what came for all.
+        self._has_ended = True
+        _wake(self._reader)
+
+
+def _wake(waiter: asyncio.Future[Any] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
+
+
+@asynccontextmanager
+async def running_ahead(
+    source: AsyncGenerator[T], most: int, weigh: Callable[[T], int] = lambda item: 1
+) -> AsyncIterator[Ahead[T]]:
+    """Read `source`, whose request goes out before the context's own; leaving it waits until the source has closed.
+
+    For the arguments see `Ahead`.
+    """
+    ahead = Ahead(source, most, weigh)
+    task = asyncio.create_task(ahead.run())
+    try:
+        for _ in range(_TURNS_TO_SEND):
+            await asyncio.sleep(0)
+        yield ahead
+    finally:
+        await stop(task)

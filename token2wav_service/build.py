@@ -14,7 +14,7 @@ from token2wav_service.checkpoint.family import open_features, voice_model_versi
 from token2wav_service.checkpoint.loader import LoadedModels, load_models, missing_files
 from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, RunnerKind, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.loop import EngineLoop, OnFatal
+from token2wav_service.engine.loop import OnFatal, ServingLoop
 from token2wav_service.engine.runner import Runner
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import CheckpointError, EngineUnfitError
@@ -264,6 +264,6 @@ def _device_probe(device: str) -> Callable[[], None]:
     return partial(torch.cuda.synchronize, device)
 
 
-def build_engine_loop(config: Token2WavConfig, clock: Clock, on_fatal: OnFatal | None = None) -> EngineLoop:
-    """Return an engine for listeners in a loop that has not been started; `on_fatal`: see `EngineLoop`."""
-    return EngineLoop(build_engine(config, clock, is_realtime=True), on_fatal)
+def build_engine_loop(config: Token2WavConfig, clock: Clock, on_fatal: OnFatal | None = None) -> ServingLoop:
+    """Return an engine for listeners in a loop that has not been started; `on_fatal`: see `ServingLoop`."""
+    return ServingLoop(build_engine(config, clock, is_realtime=True), on_fatal)

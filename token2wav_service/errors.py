@@ -6,7 +6,7 @@ Token2WavError
  |   +- InvalidChunkError
  |   +- InvalidVoiceFileError
  |   +- VoiceModelMismatchError
- +- VoiceNotFoundError
+ +- VoiceNotCachedError
  +- StreamNotFoundError
  +- CapacityError
  +- EngineStoppedError
@@ -64,7 +64,7 @@ class VoiceModelMismatchError(InvalidRequestError):
     code = ErrorCode.VOICE_MODEL_MISMATCH
 
 
-class VoiceNotFoundError(Token2WavError):
+class VoiceNotCachedError(Token2WavError):
     """The voice is not (or no longer) cached; register it again."""
 
     code = ErrorCode.VOICE_NOT_FOUND

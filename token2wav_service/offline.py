@@ -15,7 +15,7 @@ from token2wav_service.build import choose_runner
 from token2wav_service.config import RunnerKind, Token2WavConfig
 from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.errors import CapacityError, InvalidRequestError, Token2WavError, VoiceNotFoundError
+from token2wav_service.errors import CapacityError, InvalidRequestError, Token2WavError, VoiceNotCachedError
 from token2wav_service.types import AudioChunk, FloatArray, StreamOptions, StreamSummary, TokenChunk, VoicePrompt
 
 DEFAULT_CHUNK_TOKENS = 500
@@ -171,7 +171,7 @@ def _open_stream(engine: Token2WavEngine, utterance: OfflineUtterance) -> str:
     if utterance.voice_id is not None:
         try:
             return engine.open_stream(utterance.voice_id, utterance.options)
-        except VoiceNotFoundError:
+        except VoiceNotCachedError:
             pass  # it was evicted
     prompt = utterance.prompt if isinstance(utterance.prompt, VoicePrompt) else utterance.prompt()
     return engine.open_stream(engine.voices.register(prompt).voice_id, utterance.options)

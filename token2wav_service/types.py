@@ -116,7 +116,7 @@ class StreamSummary:
 
 
 @dataclass(frozen=True)
-class EngineStats:
+class ServingStats:
     """A moment's counters; totals count from the start."""
 
     open_streams: int

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.sweep import FinishedRun
-from cosydit.bench.plot import SIZE_INCHES, figure_class, save_figure
+from cosydit.bench.report import SIZE_INCHES, figure_class, save_figure
 
 _MS = 1000
 

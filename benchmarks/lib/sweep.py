@@ -21,7 +21,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.lib.audible import LeadingSilence
-from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor, SpeechJob
+from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor, PreparedRequest
 from cosydit.bench.inputs import read_samples
 from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.metrics import summarize
@@ -129,13 +129,13 @@ def warm_up_bursts(largest: int) -> list[int]:
     return [burst for burst in (*_WARM_UP_BURSTS, *[LEAST_REQUESTS] * 2) if burst <= largest]
 
 
-def warm_up_jobs(bursts: Sequence[int], voices: Sequence[str]) -> list[list[SpeechJob]]:
+def warm_up_jobs(bursts: Sequence[int], voices: Sequence[str]) -> list[list[PreparedRequest]]:
     """Return each burst's jobs, every one in the next voice."""
     sentences, next_voice = unique_sentences("warm-up"), cycle(voices)
     return [[_job(next(sentences), next(next_voice)) for _ in range(burst)] for burst in bursts]
 
 
-def jobs_of(plan: RunPlan) -> list[SpeechJob]:
+def jobs_of(plan: RunPlan) -> list[PreparedRequest]:
     """Return a plan's requests, its warm-up's first; the same plan has the same ones every time."""
     draw = random.Random(plan.name)
     sentences = unique_sentences(plan.name)
@@ -175,7 +175,7 @@ class Sweep:
         return done
 
     async def _run(
-        self, jobs: Sequence[SpeechJob], load: LoadPlan, name: str = "warm-up", is_audible: bool = False
+        self, jobs: Sequence[PreparedRequest], load: LoadPlan, name: str = "warm-up", is_audible: bool = False
     ) -> LoadResult:
         silences: defaultdict[str, LeadingSilence] = defaultdict(partial(LeadingSilence, SAMPLE_RATE_HZ))
         hear = (lambda request_id, samples: silences[request_id].feed(samples)) if is_audible else None
@@ -239,8 +239,8 @@ def read_run(path: Path) -> FinishedRun:
     )
 
 
-def _job(sentence: SpeechInput, voice: str) -> SpeechJob:
-    return SpeechJob(sentence, None, voice)
+def _job(sentence: SpeechInput, voice: str) -> PreparedRequest:
+    return PreparedRequest(sentence, None, voice)
 
 
 def _pack(record: RequestRecord) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from servicekit.gpu_host import DEVICE_VARIABLE, DEVICES, default_device
 
 if TYPE_CHECKING:
     from cosydit.batch.types import BatchReport, BatchSettings
-    from cosydit.stack.host import Host
+    from cosydit.stack.host import Machine
 
 EXIT_FAILURES, EXIT_USAGE = 1, 2
 DEFAULT_BATCH_SIZE = 8
@@ -60,6 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--format", choices=("wav", "flac"), default="wav", help=form)
     warm_up = "number of rows spoken and dropped before the clock starts (default 0)"
     add("--warm-up", type=zero_or_more, default=0, help=warm_up)
+    parser.add_argument("--num-workers", "--prefetch", type=_refused, help=argparse.SUPPRESS)
 
 
 def _add_input_options(parser: argparse.ArgumentParser) -> None:
@@ -122,6 +123,7 @@ def run(args: argparse.Namespace, on_report: Callable[[BatchReport], None] | Non
     from cosydit.stack.host import find_host
     from token2wav_service.errors import Token2WavError
 
+    known: tuple[type[Exception], ...] = (*start_errors(), BenchmarkError, Token2WavError)
     signal.signal(signal.SIGTERM, _interrupt)  # so that a service started here is stopped
     try:
         find_checkpoint(args)
@@ -133,7 +135,7 @@ def run(args: argparse.Namespace, on_report: Callable[[BatchReport], None] | Non
         print(summary_text(report, args.output_dir))
         if on_report is not None:
             on_report(report)
-    except (*start_errors(), BenchmarkError, Token2WavError) as error:
+    except known as error:
         print(f"batch: {error}", file=sys.stderr)
         return EXIT_USAGE
     return EXIT_FAILURES if report.failures else 0
@@ -196,7 +198,7 @@ def read_rows(args: argparse.Namespace) -> list[InputRow]:
     return rows if args.voices_dir is None else with_voices(rows, args.voices_dir, args.voice or DEFAULT_VOICE)
 
 
-def read_settings(args: argparse.Namespace, host: Host) -> BatchSettings:
+def read_settings(args: argparse.Namespace, host: Machine) -> BatchSettings:
     """Make a batch's settings, with what the host chooses for whatever nobody gave.
 
     Raises:
@@ -245,7 +247,7 @@ def _check(args: argparse.Namespace) -> None:
         raise BenchmarkError(f"{got}; download the checkpoint first")
 
 
-def _choose_for_host(args: argparse.Namespace, host: Host) -> None:
+def _choose_for_host(args: argparse.Namespace, host: Machine) -> None:
     """Fill in the LLM's backend, and on a GPU the batch's sizes and the settings of what is started here."""
     from cosydit.stack.gpu_presets import OFFLINE_LLM_SHARE
     from cosydit.stack.host import engine_settings, preset_of
@@ -270,7 +272,7 @@ def _choose_for_host(args: argparse.Namespace, host: Host) -> None:
 
 
 @contextmanager
-def _on_gpu(settings: BatchSettings, host: Host) -> Iterator[None]:
+def _on_gpu(settings: BatchSettings, host: Machine) -> Iterator[None]:
     """Say what was chosen for a GPU, and have MPS while the context lasts if both parts run on it."""
     from cosydit.stack.host import gpu_line
     from cosydit.stack.mps import mps_running
@@ -297,6 +299,11 @@ def _on_gpu(settings: BatchSettings, host: Host) -> Iterator[None]:
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
+
+
+def _refused(text: str) -> NoReturn:
+    """Refuse an option of the original runtime."""
+    raise argparse.ArgumentTypeError("means nothing here: stages overlap by themselves; leave it out")
 
 
 def _base_url(text: str) -> str:

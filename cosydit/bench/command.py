@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from cosydit.bench.types import DEFAULT_SPLIT, count, zero_or_more
+from servicekit.settings import argument, number
 
 if TYPE_CHECKING:
     from cosydit.bench.speech_bench import BenchSettings
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 EXIT_FAILURES, EXIT_USAGE = 1, 2
 _GRPC_PORT, _METRICS_PORT, _HTTP_PORT = 8001, 8002, 8080
 CONNECT_TIMEOUT_S = 5.0
+_POSITIVE = argument(number(is_open=True))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     statistics = "with --door http: gRPC port of Triton's statistics; 0: no statistics (default %(default)s)"
     add("--triton-port", type=int, default=_GRPC_PORT, help=statistics)
     silence = "longest silence of the server in seconds (default %(default)s)"
-    add("--timeout-s", type=_positive, default=120.0, help=silence)
+    add("--timeout-s", type=_POSITIVE, default=120.0, help=silence)
     group = parser.add_argument_group("what to say (default: bundled English sentences)")
     source = group.add_mutually_exclusive_group()
     source.add_argument("--manifest-path", type=Path, help="file with lines of utt|prompt_text|prompt_wav|text")
@@ -61,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--num-tasks", type=count, default=1, help="number of concurrent callers (default %(default)s)")
     add("--num-requests", type=count, help="number of measured requests (default: each text once)")
     add("--warm-up", type=zero_or_more, help="number of requests before, not measured (default: --num-tasks)")
-    add("--request-rate", type=_positive, help="open loop: requests a second, at random times")
+    add("--request-rate", type=_POSITIVE, help="open loop: requests a second, at random times")
     add("--seed", type=int, default=0, help="seed of the random times (default %(default)s)")
     add = parser.add_argument_group("output").add_argument
     log_dir = "directory for the results (default %(default)s)"
@@ -109,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse what can't be combined, before anything is read or sent."""
-    from cosydit.bench.plot import figure_class
+    from cosydit.bench.report import figure_class
     from cosydit.bench.types import BenchmarkError
 
     has_prompts = args.manifest_path or args.huggingface_dataset or args.reference_audio or args.voices_dir
@@ -194,13 +196,6 @@ def _require_services(settings: BenchSettings) -> None:
             f"{name} does not answer at {settings.url} ({error.strerror or error}); start the services with "
             "`cosydit serve` in another shell, or say where they are: --server-addr HOST --server-port PORT"
         ) from error
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"got {value}, expected more than 0")
-    return value
 
 
 def _boolean(text: str) -> bool:

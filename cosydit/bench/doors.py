@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 import grpc
 import numpy as np
-from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
-from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from cosydit.bench.types import BenchmarkError, SpeechInput
 from gateway.audio.pcm import PCM16_BYTES
+from gateway.client import UNLIMITED, drop_in_answers, drop_in_tensors
 from gateway.core import FloatArray
-from servicekit.timeouts import timeout
 from token2wav_service.contract import DROP_IN_MODEL, SAMPLE_RATE_HZ
 
-_FINAL = "triton_final_response"
-_ASK_FINAL = "triton_enable_empty_final_response"
 _HTTP_OK = 200
 _PCM16_SCALE = 32768.0
 PIECES_OF_A_CHUNK_S = 0.005
@@ -34,7 +30,7 @@ OnSamples = Callable[[str, FloatArray], None]
 
 
 @dataclass(frozen=True)
-class SpeechJob:
+class PreparedRequest:
     """One request, ready to be sent."""
 
     input: SpeechInput
@@ -74,51 +70,23 @@ class TritonDoor:
         self._options = options
         self._model = model
         self._is_whole = is_whole
-        unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-        self._channel = grpc.aio.insecure_channel(options.url, options=unlimited)
+        self._channel = grpc.aio.insecure_channel(options.url, options=UNLIMITED)
 
     async def close(self) -> None:
         """Drop the connection."""
         await self._channel.close()
 
-    async def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
+    async def speak(self, job: PreparedRequest, request_id: str) -> AsyncGenerator[float, None]:
         """Send the original's tensors; leaving early cancels the request.
 
         Raises:
-            BenchmarkError: an error response, no answer in time, or the connection broke.
+            ClientError: an error response, no answer in time, or the connection broke.
         """
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        request, is_final = drop_in_request(self._model, job, request_id), False
-        call = stub.ModelInfer(request) if self._is_whole else stub.ModelStreamInfer()
-        try:
-            if self._is_whole:
-                yield self._hear(await self._in_time(call), request_id)
-                return
-            await self._in_time(call.write(request))
-            while not is_final:
-                answer = await self._in_time(call.read())
-                if answer is grpc.aio.EOF:
-                    raise BenchmarkError("the server closed the stream before its final response; see its log")
-                if answer.error_message:
-                    raise BenchmarkError(answer.error_message)
-                is_final = answer.infer_response.parameters[_FINAL].bool_param
-                yield self._hear(answer.infer_response, request_id)
-        finally:
-            call.cancel()
-
-    def _hear(self, response: Any, request_id: str) -> float:
-        samples = InferResult(response).as_numpy("waveform")
-        return 0.0 if samples is None else _hear(samples, request_id, self._options)
-
-    async def _in_time(self, answer: Any) -> Any:
-        url, timeout_s = self._options.url, self._options.timeout_s
-        try:
-            async with timeout(timeout_s):
-                return await answer
-        except asyncio.TimeoutError as error:
-            raise BenchmarkError(f"{url}: no answer within {timeout_s} s; is it overloaded?") from error
-        except grpc.aio.AioRpcError as error:
-            raise BenchmarkError(f"{url}: {error.code().name}: {error.details()}") from error
+        tensors = drop_in_tensors(job.input.text, job.reference, job.input.prompt_text)
+        where = (self._channel, self._options.url, self._model, tensors, self._options.timeout_s)
+        async with aclosing(drop_in_answers(*where, request_id, self._is_whole)) as answers:
+            async for samples in answers:
+                yield _hear(samples, request_id, self._options)
 
 
 class HttpDoor:
@@ -135,7 +103,7 @@ class HttpDoor:
         if self._session is not None:
             await self._session.close()
 
-    async def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
+    async def speak(self, job: PreparedRequest, request_id: str) -> AsyncGenerator[float, None]:
         """Send one text; the pieces are the network's, see `PIECES_OF_A_CHUNK_S`.
 
         Raises:
@@ -168,23 +136,6 @@ class HttpDoor:
         return self._session
 
 
-def drop_in_request(model: str, job: SpeechJob, request_id: str) -> Any:
-    """Return a request with the original runtime's tensors, batch dimension included, that asks for the final flag."""
-    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
-    request.parameters[_ASK_FINAL].bool_param = True
-    tensors: dict[str, Any] = {"target_text": _text_tensor(job.input.text)}
-    if job.reference is not None:
-        tensors["reference_wav"] = np.ascontiguousarray(job.reference, dtype=np.float32).reshape(1, -1)
-        tensors["reference_wav_len"] = np.array([[job.reference.size]], np.int32)
-    if job.input.prompt_text is not None:
-        tensors["reference_text"] = _text_tensor(job.input.prompt_text)
-    for name, value in tensors.items():
-        request.inputs.add(name=name, datatype=np_to_triton_dtype(value.dtype), shape=value.shape)
-        raw = serialize_byte_tensor(value).item() if value.dtype == np.object_ else value.tobytes()
-        request.raw_input_contents.append(raw)
-    return request
-
-
 async def _whole_samples(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Pass pieces on in whole samples, however the network cut them."""
     rest = b""
@@ -195,13 +146,8 @@ async def _whole_samples(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, 
         yield pcm[:whole]
 
 
-def _hear(samples: Any, request_id: str, options: DoorOptions) -> float:
+def _hear(samples: FloatArray, request_id: str, options: DoorOptions) -> float:
     """Return the duration of a piece of audio in seconds."""
-    flat = np.ascontiguousarray(samples, dtype=np.float32).ravel()
-    if options.on_samples is not None and flat.size:
-        options.on_samples(request_id, flat)
-    return float(flat.size / SAMPLE_RATE_HZ)
-
-
-def _text_tensor(text: str) -> Any:
-    return np.array([[text.encode("utf-8")]], dtype=np.object_)
+    if options.on_samples is not None and samples.size:
+        options.on_samples(request_id, samples)
+    return float(samples.size / SAMPLE_RATE_HZ)

@@ -19,7 +19,7 @@ JobT = TypeVar("JobT")
 Keep = Callable[[RequestRecord], None]
 
 
-class Speaker(Protocol[Job]):
+class DoorUnderTest(Protocol[Job]):
     """One door of the system under test."""
 
     def speak(self, job: Job, request_id: str) -> AsyncGenerator[float, None]:
@@ -51,7 +51,7 @@ class LoadGenerator(Generic[JobT]):
     """Sends every request of a plan and records what became of it."""
 
     def __init__(
-        self, speaker: Speaker[JobT], name_of: Callable[[JobT], str], clock: Clock, same_chunk_s: float = 0.0
+        self, speaker: DoorUnderTest[JobT], name_of: Callable[[JobT], str], clock: Clock, same_chunk_s: float = 0.0
     ) -> None:
         """Keep the parts.
 

@@ -19,17 +19,17 @@ from cosydit.bench.doors import (
     DoorOptions,
     HttpDoor,
     OnSamples,
-    SpeechJob,
+    PreparedRequest,
     TritonDoor,
 )
-from cosydit.bench.load import LoadGenerator, LoadPlan, Speaker
+from cosydit.bench.load import DoorUnderTest, LoadGenerator, LoadPlan
 from cosydit.bench.metrics import summarize
-from cosydit.bench.plot import draw_latencies
 from cosydit.bench.report import (
     PLOT_FILE,
     RESULTS_FILE,
     SAMPLES_FILE,
     TABLE_FILE,
+    draw_latencies,
     summary_json,
     summary_table,
     write_json,
@@ -98,17 +98,19 @@ class BenchOutcome:
         return sum(1 for record in (*self.result.records, *self.result.warm_up) if not record.is_ok)
 
 
-def prepare_jobs(inputs: Sequence[SpeechInput]) -> list[SpeechJob]:
+def prepare_jobs(inputs: Sequence[SpeechInput]) -> list[PreparedRequest]:
     """Decode every prompt before anything is measured; equal prompts are decoded once.
 
     Raises:
         BenchmarkError: a prompt can't be read or used.
     """
     cache: dict[Path | bytes, FloatArray] = {}
-    return [SpeechJob(each, None if each.prompt is None else _reference(each, cache)) for each in inputs]
+    return [PreparedRequest(each, None if each.prompt is None else _reference(each, cache)) for each in inputs]
 
 
-async def run_bench(settings: BenchSettings, jobs: Sequence[SpeechJob], environment: dict[str, Any]) -> BenchOutcome:
+async def run_bench(
+    settings: BenchSettings, jobs: Sequence[PreparedRequest], environment: dict[str, Any]
+) -> BenchOutcome:
     """Measure, and write results, raw samples, table, plot and (if asked for) audio under the log directory.
 
     Failed requests are counted, never raised.
@@ -160,7 +162,9 @@ def _title(settings: BenchSettings) -> str:
 
 
 @asynccontextmanager
-async def _open_door(settings: BenchSettings, on_samples: OnSamples | None) -> AsyncIterator[Speaker[SpeechJob]]:
+async def _open_door(
+    settings: BenchSettings, on_samples: OnSamples | None
+) -> AsyncIterator[DoorUnderTest[PreparedRequest]]:
     options = DoorOptions(settings.url, settings.timeout_s, on_samples)
     door: HttpDoor | TritonDoor
     if settings.door is DoorName.HTTP:

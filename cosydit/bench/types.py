@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from servicekit.settings import argument, whole
 
 DEFAULT_SPLIT = "wenetspeech4tts"
 """Split of a Hugging Face dataset that is taken if none is named."""
@@ -108,17 +109,5 @@ class LoadResult:
     """Seconds from the first request sent to the last one ended, warm-up excluded."""
 
 
-def count(text: str) -> int:
-    """Read an integer of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {value}, expected at least 1")
-    return value
-
-
-def zero_or_more(text: str) -> int:
-    """Read an integer of at least 0."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"got {value}, expected 0 or more")
-    return value
+count, zero_or_more = argument(whole(1)), argument(whole(0))
+"""Types of arguments."""

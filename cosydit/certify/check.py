@@ -103,7 +103,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """The outcome of one check, as the certificate has it."""
 
     check: str
@@ -119,7 +119,7 @@ class Outcome:
     log_tail: str = ""
 
     @classmethod
-    def from_json(cls, entry: dict[str, Any]) -> Outcome:
+    def from_json(cls, entry: dict[str, Any]) -> CheckOutcome:
         """Read an outcome of a certificate; fields of older ones are left out.
 
         Raises:
@@ -161,7 +161,7 @@ class Plan:
 
 
 @dataclass
-class Certificate:
+class CheckpointCertificate:
     """One run and its outcomes, by the checks' paths."""
 
     gpu: str
@@ -169,7 +169,7 @@ class Certificate:
     weights: str
     settings: dict[str, Any]
     environment: dict[str, Any]
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    outcomes: dict[str, CheckOutcome] = field(default_factory=dict)
 
     @property
     def result(self) -> Result:
@@ -182,7 +182,7 @@ class Certificate:
         results = [outcome.result for outcome in self.outcomes.values()]
         return ", ".join(f"{results.count(each)} {each.value}" for each in Result)
 
-    def add(self, outcome: Outcome, paths: Sequence[str], out_dir: Path) -> None:
+    def add(self, outcome: CheckOutcome, paths: Sequence[str], out_dir: Path) -> None:
         """Keep an outcome, all of them in the order of the checks' paths, and write the file, whole or not at all."""
         told = {**self.outcomes, outcome.check: outcome}
         self.outcomes = {path: told[path] for path in paths if path in told}
@@ -203,7 +203,7 @@ class Certificate:
         advice = "leave --resume out, or give another --out"
         try:
             earlier = json.loads(path.read_text("utf-8"))
-            outcomes = [Outcome.from_json(entry) for entry in earlier["checks"]]
+            outcomes = [CheckOutcome.from_json(entry) for entry in earlier["checks"]]
             differing = [name for name in _SAME if earlier[name] != getattr(self, name)]
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(f"{path} can't be read ({error!r}); {advice}") from error
@@ -213,14 +213,14 @@ class Certificate:
         return [outcome.check for outcome in outcomes if outcome.result is Result.PASS]
 
 
-def write_page(certificate: Certificate, out_dir: Path) -> Path:
+def write_page(certificate: CheckpointCertificate, out_dir: Path) -> Path:
     """Write the page whole."""
     path = out_dir / PAGE_FILE
     write_text(path, "\n".join(_page(certificate)))
     return path
 
 
-def _page(certificate: Certificate) -> Iterator[str]:
+def _page(certificate: CheckpointCertificate) -> Iterator[str]:
     title = escape(f"cosydit on {certificate.gpu}, {certificate.weights}: {certificate.result.value}")
     yield f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style>"
     yield f"<h1>{title}</h1><p>{certificate.counts()}. Commit {escape(str(certificate.commit))}.</p>"
@@ -232,7 +232,7 @@ def _page(certificate: Certificate) -> Iterator[str]:
     yield "</html>"
 
 
-def _check(outcome: Outcome) -> Iterator[str]:
+def _check(outcome: CheckOutcome) -> Iterator[str]:
     verdict = f"<span class='{outcome.result.value}'>{outcome.result.value}</span>"
     yield f"<h3>{escape(outcome.check)}: {verdict}, {outcome.seconds:.1f} s</h3><p>{escape(outcome.reason)}</p>"
     if outcome.result is Result.FAIL:

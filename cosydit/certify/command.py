@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from servicekit.gpu_host import CPU, CUDA, DEVICES, default_device
 
 if TYPE_CHECKING:
-    from cosydit.certify.check import Certificate, Check, Outcome, Plan
+    from cosydit.certify.check import Check, CheckOutcome, CheckpointCertificate, Plan
 
 PASSED, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
 NO_GPU = "cpu"
@@ -107,10 +107,10 @@ def make_plan(args: argparse.Namespace) -> Plan:
     )
 
 
-def _begin(plan: Plan, args: argparse.Namespace) -> Certificate:
+def _begin(plan: Plan, args: argparse.Namespace) -> CheckpointCertificate:
     """Describe the machine, the weights and the plan."""
     from cosydit.bench.report import describe_environment
-    from cosydit.certify.check import Certificate
+    from cosydit.certify.check import CheckpointCertificate
     from servicekit.checkpoint_file import CheckpointFileError, find_declaration
 
     environment = describe_environment({}, args.commit)
@@ -123,17 +123,19 @@ def _begin(plan: Plan, args: argparse.Namespace) -> Certificate:
     settings = {**plan.settings, "load_s": plan.load_s, "load_streams": plan.load_streams, "device": plan.device}
     settings["manifest"] = args.manifest.name if args.manifest else "none"
     gpu = ", ".join(dict.fromkeys(names)) or NO_GPU
-    return Certificate(gpu, environment["git_commit"], weights or plan.checkpoint_dir.name, settings, environment)
+    return CheckpointCertificate(
+        gpu, environment["git_commit"], weights or plan.checkpoint_dir.name, settings, environment
+    )
 
 
-def _run(plan: Plan, left: Sequence[Check], certificate: Certificate) -> None:
+def _run(plan: Plan, left: Sequence[Check], certificate: CheckpointCertificate) -> None:
     """Run what is left, a line for each check, the certificate written behind each."""
     from cosydit.certify.run import run_checks
     from cosydit.certify.table import all_checks
 
     paths = [check.path for check in all_checks(plan)]
 
-    def keep(outcome: Outcome) -> None:
+    def keep(outcome: CheckOutcome) -> None:
         certificate.add(outcome, paths, plan.out_dir)
         print(outcome.describe(), flush=True)
 

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 
-from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor, SpeechJob
+from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor, PreparedRequest
 from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.metrics import summarize
 from cosydit.bench.types import LoadResult, SpeechInput
@@ -45,7 +45,7 @@ ROUND = 4
 """Requests of each listener between two looks at the time."""
 PAUSE_S = 1.0
 """Pause after a failure: services that are gone refuse at once."""
-_JOBS = [SpeechJob(SpeechInput(f"text-{number}", text), None) for number, text in enumerate(TEXTS)]
+_JOBS = [PreparedRequest(SpeechInput(f"text-{number}", text), None) for number, text in enumerate(TEXTS)]
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,7 @@ def check_door(context: CheckContext, found: Findings, name: str) -> None:
     found.tell("seconds spent a second of audio", total_s / seconds)
     if context.plan.is_audible:
         rate = seconds * SPEECH_TOKENS_PER_SECOND / sum(map(str.isalnum, TEXTS[0]))
-        found.tell("tokens a letter", rate, least=LEAST_TOKENS_A_LETTER)
-        found.tell("tokens a letter", rate, most=MOST_TOKENS_A_LETTER)
+        found.tell("tokens a letter", rate, least=LEAST_TOKENS_A_LETTER, most=MOST_TOKENS_A_LETTER)
         silent = loudness(samples, SAMPLE_RATE_HZ, FRAME_SECONDS) < SILENCE_LEVEL
         found.tell("silent share", float(silent.mean()), most=LARGEST_SILENT_SHARE)
 

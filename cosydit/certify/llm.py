@@ -76,7 +76,8 @@ class Server:
         """Return the ids that the server finds likeliest after a prompt, of these rows of the head if any are given."""
         if rows and self.backend is LLMBackend.TRTLLM:
             raise NotRunError("trtllm-serve takes no allowed_token_ids, so that two tokens can't be compared")
-        one = {"temperature": 0.0, "repetition_penalty": LITTLE_PENALTY, "max_tokens": count, "min_tokens": count - 1}
+        one: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": LITTLE_PENALTY}
+        one |= {"max_tokens": count, "min_tokens": count - 1}
         if rows:
             one["allowed_token_ids"] = [self.vocabulary.first_id + row for row in rows]
         return self.ids(self.body(TEXTS[0], **{**one, **fields}) | {"prompt": list(question.prompt)})[0]
@@ -154,6 +155,8 @@ def _clearest(lead: FloatArray, swing: FloatArray) -> tuple[int, float]:
 
 def check_repetition(context: CheckContext, found: Findings, backend: str) -> None:
     """Sampling is repetition-aware: of two possible tokens, the one just drawn is not drawn again."""
+    if backend != LLMBackend.EMBEDDED.value:
+        raise NotRunError(f"{backend} has no repetition-aware sampling")
     asked = server(context, backend)
     questions = _questions(context, asked)
     repeated = 0
@@ -167,7 +170,7 @@ def check_repetition(context: CheckContext, found: Findings, backend: str) -> No
     if repeated:
         raise CheckFailedError(
             f"{repeated} of {len(questions)} answers repeat a token where another is possible: the sampler is not "
-            "repetition-aware; the LLM service's log says why, --ras-window 0 switches it off"
+            "repetition-aware; --ras-window 0 switches it off"
         )
 
 
@@ -219,7 +222,8 @@ def _ask(asked: Server, texts: Sequence[str], seed: int) -> list[tuple[list[int]
 
     async def answer(client: SpeechLMClient, text: str, seed: int) -> tuple[list[int], str, float]:
         utterance = Utterance(text, asked.voice.reference_text, asked.voice.reference_tokens)
-        ids, reason, first_s, began = [], "", 0.0, time.perf_counter()
+        ids: list[int] = []
+        reason, first_s, began = "", 0.0, time.perf_counter()
         async for delta in client.generate(utterance, Sampling(), seed):
             first_s = first_s or time.perf_counter() - began
             ids += delta.token_ids

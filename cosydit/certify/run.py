@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from cosydit.certify.check import Check, Findings, NotRunError, Outcome, Plan, Result
+from cosydit.certify.check import Check, CheckOutcome, Findings, NotRunError, Plan, Result
 from cosydit.certify.context import CheckContext
 from cosydit.certify.table import all_checks
 from servicekit.extras import missing_extra
@@ -33,7 +33,7 @@ STOP_TIMEOUT_S = 60.0
 """Seconds in which the process of the checks must stop its services."""
 
 
-def run_checks(plan: Plan, checks: Sequence[Check], on_outcome: Callable[[Outcome], None]) -> None:
+def run_checks(plan: Plan, checks: Sequence[Check], on_outcome: Callable[[CheckOutcome], None]) -> None:
     """Run checks in their order; `on_outcome` gets each one's outcome once, whatever happens to its process.
 
     Args:
@@ -51,7 +51,7 @@ def run_checks(plan: Plan, checks: Sequence[Check], on_outcome: Callable[[Outcom
             on_outcome(outcome)
 
 
-def run_here(context: CheckContext, check: Check) -> Outcome:
+def run_here(context: CheckContext, check: Check) -> CheckOutcome:
     """Run one check in this process; an error of it is its outcome."""
     found, began_s = Findings(), time.perf_counter()
     result, reason = Result.PASS, ""
@@ -66,10 +66,10 @@ def run_here(context: CheckContext, check: Check) -> Outcome:
         hint = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
         result, reason = (Result.NOT_RUN, hint) if hint else (Result.FAIL, f"{type(error).__name__}: {error}")
     seconds = round(time.perf_counter() - began_s, 3)
-    return Outcome(check.path, result, seconds, reason, check.page, found.figures, found.notes, found.audio)
+    return CheckOutcome(check.path, result, seconds, reason, check.page, found.figures, found.notes, found.audio)
 
 
-def _outcomes(plan: Plan, group: Sequence[Check]) -> Iterator[Outcome]:
+def _outcomes(plan: Plan, group: Sequence[Check]) -> Iterator[CheckOutcome]:
     """Yield the outcomes of a group's checks, which another process runs; if that dies, only those up to its end."""
     log, spawn = plan.out_dir / LOG_FILE, multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe(duplex=False)
@@ -88,7 +88,7 @@ def _outcomes(plan: Plan, group: Sequence[Check]) -> Iterator[Outcome]:
             if outcome is None:
                 seconds, tail = time.perf_counter() - began_s, _tail(log, start)
                 process.terminate()
-                yield Outcome(check.path, Result.FAIL, seconds, reason, check.page, log_tail=tail)
+                yield CheckOutcome(check.path, Result.FAIL, seconds, reason, check.page, log_tail=tail)
                 return
             yield outcome
     finally:
@@ -120,8 +120,8 @@ def _work(plan: Plan, paths: Sequence[str], connection: Connection[Any, Any]) ->
             logger.info("%s", path)
             outcome = run_here(context, known[path])
             sys.stderr.flush()
-            told = {"reason": _redacted(outcome.reason), "notes": list(map(_redacted, outcome.notes))}
-            connection.send(replace(outcome, **told, log_tail=_tail(log, start)))
+            reason, notes, tail = _redacted(outcome.reason), list(map(_redacted, outcome.notes)), _tail(log, start)
+            connection.send(replace(outcome, reason=reason, notes=notes, log_tail=tail))
 
 
 def _tail(path: Path, start: int) -> str:

@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 from servicekit.file_sums import SUMS_FILE, write_sums
+from servicekit.settings import argument, whole
+
+_SEED = argument(whole(0))
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -17,7 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     make = actions.add_parser("make-random", help="write a complete random checkpoint; it speaks noise")
     make.add_argument("directory", type=Path, help="directory to write token2wav/, llm/ and voices/ into")
-    make.add_argument("--seed", type=_seed, default=0, help="equal seeds give equal files (default %(default)s)")
+    make.add_argument("--seed", type=_SEED, default=0, help="equal seeds give equal files (default %(default)s)")
     make.add_argument(
         "--size",
         choices=("small", "official"),
@@ -27,7 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_family(make, "step_audio2", "of the models (default %(default)s)")
     make.add_argument(
         "--numbered-voices",
-        type=_seed,
+        type=_SEED,
         default=0,
         metavar="N",
         help="number of further voices, named voice-000 and so on",
@@ -165,10 +168,3 @@ def _verify(args: argparse.Namespace) -> int:
     failed = sum(report.problem is not None for report in reports)
     print(f"{len(reports)} parts, {failed} with problems")
     return 1 if failed else 0
-
-
-def _seed(text: str) -> int:
-    seed = int(text)
-    if seed < 0:
-        raise argparse.ArgumentTypeError(f"got {seed}, expected 0 or more")
-    return seed

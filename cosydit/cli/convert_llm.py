@@ -13,7 +13,7 @@ from pathlib import Path
 from llm_service.config import LLMBackend
 from llm_service.errors import LLMServiceError
 from llm_service.export.convert import DTYPES, Origin, build_trtllm, convert_huggingface, convert_trtllm
-from llm_service.export.trtllm_build import EngineLimits
+from llm_service.export.trtllm_build import BuildLimits
 from servicekit.extras import install_command
 
 TEST_TEXTS = 4
@@ -59,7 +59,7 @@ def _add_trtllm(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _add_build(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    limits = EngineLimits()
+    limits = BuildLimits()
     parser = actions.add_parser("build", help="build an engine from a TensorRT-LLM checkpoint with trtllm-build")
     parser.add_argument("checkpoint", type=Path, help="directory that `trtllm` wrote")
     parser.add_argument("directory", type=Path, help="directory for the engine")
@@ -111,7 +111,7 @@ def _trtllm(args: argparse.Namespace) -> int:
 
 def _build(args: argparse.Namespace) -> int:
     logging.getLogger("llm_service").setLevel(logging.INFO)
-    limits = EngineLimits(args.max_batch_size, args.max_num_tokens, args.max_seq_len)
+    limits = BuildLimits(args.max_batch_size, args.max_num_tokens, args.max_seq_len)
     return _report(args.directory, build_trtllm(args.checkpoint, args.directory, limits))
 
 

@@ -57,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _update_lock(family: str, lock_path: Path | None) -> None:
-    from cosydit.stack.checkpoint.download import lock_file_of, official_models, update_lock
-    from cosydit.stack.checkpoint.hubs import public_hubs
+    from cosydit.stack.checkpoint.download import lock_file_of, official_models, public_hubs, update_lock
 
     lock_path = lock_path or LOCK_FOLDER / lock_file_of(family)
     for name, locked in update_lock(lock_path, public_hubs(), official_models(family)).items():
@@ -67,14 +66,13 @@ def _update_lock(family: str, lock_path: Path | None) -> None:
 
 
 def _download(family: str, directory: Path, committed: Path | None, own: Path | None, is_offline: bool) -> None:
-    from cosydit.stack.checkpoint.download import download_models, first_lock, lock_file_of, official_models, read_lock
-    from cosydit.stack.checkpoint.hubs import public_hubs
+    from cosydit.stack.checkpoint import download
     from cosydit.stack.stack import default_work_dir
 
-    hubs, models, name = public_hubs(), official_models(family), lock_file_of(family)
+    hubs, models, name = download.public_hubs(), download.official_models(family), download.lock_file_of(family)
     committed, own = committed or LOCK_FOLDER / name, own or default_work_dir() / name
-    lock_path = first_lock(committed, own, hubs, is_offline=is_offline, models=models)
-    fetched = download_models(directory, read_lock(lock_path, models), hubs, is_offline=is_offline, models=models)
+    lock = download.read_lock(download.first_lock(committed, own, hubs, is_offline=is_offline, models=models), models)
+    fetched = download.download_models(directory, lock, hubs, is_offline=is_offline, models=models)
     print(f"{directory}: fetched {', '.join(fetched)}" if fetched else f"{directory}: complete at the locked commits")
     _ensure_voices(directory / "voices")
     _ensure_declaration(directory)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from token2wav_service.export.compare import Executor
     from token2wav_service.export.directory import ExportDirectory, ExportOptions, ExportTask
     from token2wav_service.graphs.spec import GraphSpec
-    from token2wav_service.runtime.tensorrt.manifest import Certificate
+    from token2wav_service.runtime.tensorrt.manifest import EngineCertificate
 
-    Compared = tuple[GraphSpec, Executor, Certificate]
+    Compared = tuple[GraphSpec, Executor, EngineCertificate]
 
 DEFAULT_CHECK_LIMIT = 3200
 PRECISIONS = ("float32", "float16")

@@ -23,7 +23,7 @@ from servicekit.gpu_host import AUTO
 from servicekit.settings import Given, Section
 
 if TYPE_CHECKING:
-    from cosydit.stack.host import Host
+    from cosydit.stack.host import Machine
     from cosydit.stack.stack import StackOptions
     from gateway.config import GatewayConfig
     from gateway.dialects.wyoming.settings import WyomingSettings
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         return complain("serve", err)
 
 
-def _with_gateway(options: StackOptions, host: Host) -> StackOptions:
+def _with_gateway(options: StackOptions, host: Machine) -> StackOptions:
     """Fill in what nobody gave of the gateway's settings."""
     from cosydit.stack.host import gateway_processes
     from gateway.access.settings import is_loopback

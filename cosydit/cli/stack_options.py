@@ -33,7 +33,7 @@ from servicekit.tracing import ENDPOINT_VARIABLE
 from token2wav_service.serving.settings import TOKEN2WAV
 
 if TYPE_CHECKING:
-    from cosydit.stack.host import Host
+    from cosydit.stack.host import Machine
     from cosydit.stack.mps import MpsUse
     from cosydit.stack.stack import StackOptions
 
@@ -150,7 +150,7 @@ def _of_the_service(given: Given) -> dict[str, str]:
 
 
 @contextmanager
-def gpu_shared(options: StackOptions, host: Host) -> Iterator[MpsUse | None]:
+def gpu_shared(options: StackOptions, host: Machine) -> Iterator[MpsUse | None]:
     """Have MPS while the context lasts, if services of these options share a GPU; yields None if they don't."""
     from cosydit.stack.host import wants_mps
     from cosydit.stack.mps import mps_running
@@ -162,7 +162,7 @@ def gpu_shared(options: StackOptions, host: Host) -> Iterator[MpsUse | None]:
         yield use
 
 
-def choice_lines(options: StackOptions, host: Host, mps: MpsUse | None) -> list[str]:
+def choice_lines(options: StackOptions, host: Machine, mps: MpsUse | None) -> list[str]:
     """Return what was chosen for this host, a line each."""
     from cosydit.stack.host import describe_choice
 

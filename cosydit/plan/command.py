@@ -29,7 +29,7 @@ _PREFIX, _SUFFIX = "capacity_", ".json"
 _POINT = ("listeners", "ttfa_p95_ms", "underrun_ratio", "is_held")
 
 
-class CapacityError(Exception):
+class PlanError(Exception):
     """No plan can be made; the message says what to change."""
 
 
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         curves = read_curves(args.gpu, args.family)
         proposals = propose(curves, demand)
-    except CapacityError as error:
+    except PlanError as error:
         print(f"cosydit plan: {error}", file=sys.stderr)
         return 2
     print("\n".join(describe(curves, demand, proposals)))
@@ -183,15 +183,15 @@ def read_curves(gpu: str, family: str = DEFAULT_FAMILY) -> Curves:
     """Read the points of a GPU kind.
 
     Raises:
-        CapacityError: there are none.
+        PlanError: there are none.
     """
     known = known_gpus(family)
     if not known:
         got = f"got family {family}, whose listeners were measured on no GPU"
-        raise CapacityError(f"{got}; bash benchmarks/gpu.sh families measures it, and docs/capacity.md says what next")
+        raise PlanError(f"{got}; bash benchmarks/gpu.sh families measures it, and docs/capacity.md says what next")
     if gpu not in known:
         got = f"got GPU {gpu!r}, expected one of {', '.join(known)}: no other was measured"
-        raise CapacityError(f"{got}; bash benchmarks/gpu.sh measures one, and docs/capacity.md says what next")
+        raise PlanError(f"{got}; bash benchmarks/gpu.sh measures one, and docs/capacity.md says what next")
     return _curves(json.loads((_FILES / points_file(gpu, family)).read_text("utf-8")))
 
 
@@ -199,7 +199,7 @@ def propose(curves: Curves, demand: Demand) -> list[Proposal]:
     """Return what each arrangement needs, the fewest GPUs first.
 
     Raises:
-        CapacityError: a demand that makes no sense, or that no arrangement meets at any load.
+        PlanError: a demand that makes no sense, or that no arrangement meets at any load.
     """
     _check(demand)
     proposals = []
@@ -210,7 +210,7 @@ def propose(curves: Curves, demand: Demand) -> list[Proposal]:
     if not proposals:
         least_ms = min(point.ttfa_p95_ms for each in curves.arrangements for point in each.points)
         got = f"got a p95 of {demand.p95_ms:g} ms, but at its lightest load one {curves.gpu} took {least_ms:.0f} ms"
-        raise CapacityError(f"{got}; ask for more, or shorten what is spoken first")
+        raise PlanError(f"{got}; ask for more, or shorten what is spoken first")
     return sorted(proposals, key=lambda proposal: proposal.units * proposal.arrangement.gpus)
 
 
@@ -246,11 +246,11 @@ def _units(demand: Demand, capacity: float) -> int:
 
 def _check(demand: Demand) -> None:
     if demand.listeners < 1:
-        raise CapacityError(f"got {demand.listeners} listeners, expected at least 1")
+        raise PlanError(f"got {demand.listeners} listeners, expected at least 1")
     if not (math.isfinite(demand.p95_ms) and demand.p95_ms > 0):
-        raise CapacityError(f"got a p95 of {demand.p95_ms:g} ms, expected a finite number above 0")
+        raise PlanError(f"got a p95 of {demand.p95_ms:g} ms, expected a finite number above 0")
     if not 0 <= demand.headroom < 1:
-        raise CapacityError(f"got a headroom of {demand.headroom:g}, expected 0 or more and less than 1")
+        raise PlanError(f"got a headroom of {demand.headroom:g}, expected 0 or more and less than 1")
 
 
 def _curves(content: dict[str, Any]) -> Curves:

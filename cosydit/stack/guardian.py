@@ -64,7 +64,7 @@ def kill_service(group: int, mark: str) -> None:
             _send(pid, signal.SIGKILL)
 
 
-class Guard:
+class GuardianClient:
     """A process's side of its guardian, which is started with the first service."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class Guard:
         self._write("".join(f"{mark} {group}\n" for mark, group in self._watched.items()))
 
 
-guard = Guard()
+guard = GuardianClient()
 """Of this process."""
 
 

@@ -40,7 +40,7 @@ ChooseBackend = Callable[[Path, bool], LLMBackend]
 
 
 @dataclass(frozen=True)
-class Host:
+class Machine:
     """The host that settings are chosen for."""
 
     gpus: tuple[GpuFacts, ...] = ()
@@ -49,7 +49,7 @@ class Host:
     """Chooses the backend for `auto`, from the LLM's directory and whether there is a GPU."""
 
 
-def find_host(device: str) -> Host:
+def find_host(device: str) -> Machine:
     """Look at this host.
 
     Args:
@@ -61,15 +61,15 @@ def find_host(device: str) -> Host:
     if device not in DEVICES:
         raise ValueError(f"got device {device!r}, expected one of {', '.join(DEVICES)}")
     if device == CPU or (device == AUTO and not has_gpu()):
-        return Host()
+        return Machine()
     gpus = read_gpus()
     if not gpus and device == CUDA:
         look = own_command("doctor")
         raise ValueError(f"device is cuda, but nvidia-smi lists no GPU that this process may use; run: {look}")
-    return Host(gpus)
+    return Machine(gpus)
 
 
-def for_host(options: StackOptions, host: Host, one_stream: bool = False) -> StackOptions:
+def for_host(options: StackOptions, host: Machine, one_stream: bool = False) -> StackOptions:
     """Choose the settings that the user did not give: the LLM's backend, and on a GPU those of both services.
 
     Args:
@@ -91,12 +91,12 @@ def for_host(options: StackOptions, host: Host, one_stream: bool = False) -> Sta
     return dataclasses.replace(options, settings={**chosen, **options.settings}, llm={**llm, **options.llm})
 
 
-def gateway_processes(host: Host) -> Given:
+def gateway_processes(host: Machine) -> Given:
     """Return how many processes the gateway has: where there is a GPU, as many as its cores allow."""
     return {"processes": AUTO} if host.gpus else {}
 
 
-def preset_of(host: Host) -> GpuPreset:
+def preset_of(host: Machine) -> GpuPreset:
     """Return the settings for the GPU with the least memory; for what is free of it, if another program uses it."""
     smallest = min(host.gpus, key=_usable_mib)
     return preset_for(_usable_mib(smallest))
@@ -153,7 +153,7 @@ def shares_gpu(options: StackOptions) -> bool:
     return options.llm_gpu is None or not options.token2wav_gpus or options.llm_gpu in options.token2wav_gpus
 
 
-def wants_mps(options: StackOptions, host: Host) -> bool:
+def wants_mps(options: StackOptions, host: Machine) -> bool:
     """Tell whether several processes share a GPU."""
     return bool(host.gpus) and (shares_gpu(options) or _servers_a_gpu(options) > 1)
 
@@ -188,7 +188,7 @@ def served_form(llm_dir: Path, backend: str, work_dir: Path) -> Path:
     return directory
 
 
-def describe_choice(options: StackOptions, host: Host) -> list[str]:
+def describe_choice(options: StackOptions, host: Machine) -> list[str]:
     """Return what was chosen for this host and where to change it, a line each; nothing on a CPU."""
     if not host.gpus:
         return []
@@ -201,7 +201,7 @@ def describe_choice(options: StackOptions, host: Host) -> list[str]:
     ]
 
 
-def gpu_line(host: Host) -> str:
+def gpu_line(host: Machine) -> str:
     """Say which GPU settings were chosen for, and which ones."""
     gpu, preset = min(host.gpus, key=_usable_mib), preset_of(host)
     memory = f"{gpu.memory_mib / 1024:.0f} GiB" + (" slice" if gpu.is_slice else "")
@@ -245,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def script_lines(options: StackOptions, asked: StackOptions, host: Host) -> list[str]:
+def script_lines(options: StackOptions, asked: StackOptions, host: Machine) -> list[str]:
     """Return what the run script reads: see `main`."""
     lines = [f"llm_backend {options.llm_backend}", *(f"llm_option {word}" for word in as_options(options.llm))]
     lines += [f"gateway_option {word}" for word in as_options(gateway_processes(host))]

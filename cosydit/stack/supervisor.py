@@ -28,7 +28,7 @@ FAILURES_TO_END = 3
 """Number of questions in a row that a service does not answer, after which it hangs."""
 
 
-class Service(Protocol):
+class SupervisedService(Protocol):
     """What the supervisor needs of `ServiceProcess`."""
 
     @property
@@ -75,7 +75,7 @@ class Supervisor:
 
     def __init__(
         self,
-        kinds: Mapping[str, Sequence[Service]],
+        kinds: Mapping[str, Sequence[SupervisedService]],
         policy: RestartPolicy | None = None,
         clock: Clock | None = None,
         is_ready: Callable[[str], bool] = answers_ok,
@@ -114,7 +114,9 @@ class Supervisor:
 class _Watched:
     """One service and where it is between an end and its next readiness."""
 
-    def __init__(self, service: Service, policy: RestartPolicy, clock: Clock, is_ready: Callable[[str], bool]) -> None:
+    def __init__(
+        self, service: SupervisedService, policy: RestartPolicy, clock: Clock, is_ready: Callable[[str], bool]
+    ) -> None:
         self._service = service
         self._policy = policy
         self._clock = clock

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from servicekit.settings import argument, number
 
 DEFAULT_INTERVAL_S = 1.0
 DEFAULT_WINDOW_S = 30.0
@@ -27,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ("--interval-s", DEFAULT_INTERVAL_S, "seconds between two updates (default %(default)s)"),
         ("--window-s", DEFAULT_WINDOW_S, "seconds over which rates are taken (default %(default)s)"),
     ):
-        parser.add_argument(option, type=_duration, metavar="SECONDS", default=default, help=text)
+        parser.add_argument(option, type=argument(number(is_open=True)), metavar="SECONDS", default=default, help=text)
     parser.add_argument("--work-dir", type=Path, help="work directory of the running serve (default: ~/.cache/cosydit)")
     parser.add_argument("--once", action="store_true", help="show the figures since the services' start once, and stop")
     parser.set_defaults(run=run)
@@ -86,18 +87,3 @@ def _is_http_url(text: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # brackets or a port that are none
         return False
-
-
-def _duration(text: str) -> float:
-    """Return seconds.
-
-    Raises:
-        ArgumentTypeError: it is no number above 0.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected seconds above 0")
-    return value

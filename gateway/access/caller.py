@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -46,9 +46,8 @@ OURSELVES = Caller("(gateway)")
 _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
-def current_caller() -> Caller | None:
-    """Return on whose behalf this runs; None: the gateway's own."""
-    return _caller.get()
+current_caller: Callable[[], Caller | None] = _caller.get
+"""Returns on whose behalf this runs; None: the gateway's own."""
 
 
 @contextmanager

@@ -7,6 +7,7 @@ machine can reach. It tells the page's origin then; programs that are no browser
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from gateway.errors import ConfigError, ForeignHostError, ForeignOriginError
@@ -100,6 +101,7 @@ def _is_origin(text: str) -> bool:
     return _split(text) is not None and text == text.lower() and text.count("/") == len("//")
 
 
+@lru_cache(maxsize=256)
 def _split(origin: str) -> tuple[str, int] | None:
     """Return host and port; None if there are none."""
     try:
@@ -110,6 +112,7 @@ def _split(origin: str) -> tuple[str, int] | None:
     return (parts.hostname, port) if parts.hostname else None
 
 
+@lru_cache(maxsize=256)
 def _is_fixed(host: str) -> bool:
     """Whether a host's address is in its name."""
     try:

@@ -1,6 +1,6 @@
 """From the pipeline's samples to the bytes that a caller asked for: formats, sample rates, speed; incremental."""
 
-from gateway.audio.encoder import AudioEncoder, encode_whole, load_codecs, open_encoder
+from gateway.audio.encoder import AsyncEncoder, AudioEncoder, encode_whole, load_codecs, open_encoder
 from gateway.audio.formats import (
     DEFAULT_ELEVENLABS_FORMAT,
     AudioFormat,
@@ -9,7 +9,6 @@ from gateway.audio.formats import (
     parse_openai_format,
     parse_riva_format,
 )
-from gateway.audio.worker import AsyncEncoder
 
 __all__ = [
     "DEFAULT_ELEVENLABS_FORMAT",

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from gateway.errors import UnsupportedOptionError
 from token2wav_service.contract import SAMPLE_RATE_HZ
@@ -172,6 +173,7 @@ _ELEVENLABS_WITH_BIT_RATE = {"mp3": AudioFormat.MP3, "opus": AudioFormat.OPUS}
 _ELEVENLABS_NAME = re.compile(r"(?P<codec>[a-z0-9]+)_(?P<rate>[0-9]{4,5})(?:_(?P<kbps>[0-9]{1,3}))?", re.ASCII)
 
 
+@lru_cache(maxsize=64)
 def parse_openai_format(response_format: str, sample_rate_hz: int | None = None) -> OutputFormat:
     """Read `response_format`.
 

@@ -174,7 +174,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             f"{_ELEVENLABS}{below}",
             Door.ELEVENLABS,
             summary,
-            body=elevenlabs_http.SpeechBody,
+            body=elevenlabs_http.ElevenLabsSpeechBody,
             query=_SPEECH_QUERY,
             media_types=media_types,
             example=_TIMED if media_types == ("application/json",) else None,

@@ -88,6 +88,30 @@ async def serving_wyoming(
             await server.wait_closed()
 
 
+class _LateStart(asyncio.StreamReaderProtocol):
+    """Serves a connection from its first bytes on: hundreds that say nothing cost the event loop little when they end.
+
+    One that says nothing for `ConnectionLimits.head_s` is dropped.
+    """
+
+    _silent: asyncio.BaseTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._silent = transport
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._silent is not None:
+            super().connection_made(self._silent)
+            self._silent = None
+        super().data_received(data)
+
+    def eof_received(self) -> bool:
+        """See `asyncio.Protocol`."""
+        return self._silent is None and bool(super().eof_received())
+
+
 class _Door:
     """The connections that are open."""
 
@@ -108,7 +132,8 @@ class _Door:
 
     def protocol(self) -> asyncio.StreamReaderProtocol:
         """Make the protocol of one connection."""
-        return asyncio.StreamReaderProtocol(CountedReader(self._settings.max_event_bytes), self._serve)
+        reader, is_full = CountedReader(self._settings.max_event_bytes), self._connections.is_full(NAME)
+        return (asyncio.StreamReaderProtocol if is_full else _LateStart)(reader, self._serve)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection; what fails in it ends nothing else."""

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Answer:
+class ContinuedAnswer:
     """What was asked, and the answer so far, by one or more replicas."""
 
     def __init__(self, utterance: Utterance, seed: int, settings: RoutingSettings) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gateway.text.segments.breaks import spoken_length
 
@@ -48,6 +49,8 @@ _SPELLED = re.compile(r"[A-Z]{2,}")
 _SPELLED_LETTERS = 2
 _PAUSE = re.compile(r"[.,;:!?…—–\n]+|[、。，；：！？]+")
 _PAUSE_LETTERS = 6
+_VOICES_KEPT = 64
+"""Voices whose pace is kept: each segment asks for it."""
 
 
 _SPOKEN = re.compile(r"\w")
@@ -82,11 +85,12 @@ def usual_speech(
         silent_tokens: those of 6561 that sound as silence; empty: not known, so neither is what others there are, nor
             how evenly the voice speaks.
     """
-    pace = _pace(reference_text, reference_tokens)
+    prompt = tuple(reference_tokens)
+    pace = _pace(reference_text, prompt)
     letters = _spoken_letters(text)
     shortest = int(_LEAST_SHARE * pace * letters) - _END_TOKENS
     usual = int(_END_TOKENS + pace * spoken_length(text.strip()))
-    sounding = int(_least_sounding(reference_text, reference_tokens, silent_tokens) * letters)
+    sounding = int(_least_sounding(reference_text, prompt, frozenset(silent_tokens)) * letters)
     whole = pace * _letters(text)
     slowest = int(_SLOWEST_TOKENS + whole) if silent_tokens else None
     return SpeechLength(max(0, shortest), usual, int(_LONG_TOKENS + _MARGIN * whole), sounding, slowest)
@@ -100,7 +104,7 @@ def longest_speech(text: str, reference_text: str, reference_tokens: Sequence[in
         reference_text: what the voice's prompt says; empty if unknown.
         reference_tokens: its speech tokens.
     """
-    return int(_START_TOKENS + _MARGIN * _pace(reference_text, reference_tokens) * _letters(text))
+    return int(_START_TOKENS + _MARGIN * _pace(reference_text, tuple(reference_tokens)) * _letters(text))
 
 
 def speech_of_any_pace(text: str) -> tuple[int, int]:
@@ -109,14 +113,16 @@ def speech_of_any_pace(text: str) -> tuple[int, int]:
     return max(fewest, 0), int(_SLOWEST * _letters(text)) + _PROMPT_EDGE_TOKENS
 
 
-def _pace(reference_text: str, reference_tokens: Sequence[int]) -> float:
+@lru_cache(maxsize=_VOICES_KEPT)
+def _pace(reference_text: str, reference_tokens: tuple[int, ...]) -> float:
     letters = spoken_length(reference_text.strip())
     if not letters or not reference_tokens:
         return _SLOWEST / 2
     return min(max(len(reference_tokens) / letters, _FASTEST), _SLOWEST)
 
 
-def _least_sounding(reference_text: str, reference_tokens: Sequence[int], silent_tokens: Set[int]) -> float:
+@lru_cache(maxsize=_VOICES_KEPT)
+def _least_sounding(reference_text: str, reference_tokens: tuple[int, ...], silent_tokens: frozenset[int]) -> float:
     """Return the sounding tokens that a letter takes at least."""
     letters = _spoken_letters(reference_text)
     if not letters or not silent_tokens:

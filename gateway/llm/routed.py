@@ -13,7 +13,7 @@ from typing import Protocol
 
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm.answer import Answer, Ejection
+from gateway.llm.answer import ContinuedAnswer, Ejection
 from gateway.routing.discovery import ReplicaSource
 from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.replica import LoadReport
@@ -76,7 +76,7 @@ class RoutedSpeechLM(Router[LLMReplica]):
         """
         if not self.caller_has_share():
             utterance = replace(utterance, priority=HIGHEST_PRIORITY)
-        answer = Answer(utterance, seed, self.fleet.settings)
+        answer = ContinuedAnswer(utterance, seed, self.fleet.settings)
         try:
             while True:
                 slot = await self._wait_for_slot(answer)
@@ -90,7 +90,7 @@ class RoutedSpeechLM(Router[LLMReplica]):
 
     @asynccontextmanager
     async def _attempt(
-        self, slot: SlotLease, answer: Answer, sampling: Sampling
+        self, slot: SlotLease, answer: ContinuedAnswer, sampling: Sampling
     ) -> AsyncIterator[AsyncGenerator[SpeechTokenDelta]]:
         """Ask one replica for the rest of an answer; its loss is swallowed if another replica may go on."""
         try:
@@ -107,7 +107,9 @@ class RoutedSpeechLM(Router[LLMReplica]):
         else:
             give_back(slot, None, is_begun=True)
 
-    async def _deltas(self, slot: SlotLease, answer: Answer, sampling: Sampling) -> AsyncGenerator[SpeechTokenDelta]:
+    async def _deltas(
+        self, slot: SlotLease, answer: ContinuedAnswer, sampling: Sampling
+    ) -> AsyncGenerator[SpeechTokenDelta]:
         client = self.client(slot.address).client
         ejection = Ejection(slot)
         async with aclosing(
@@ -120,7 +122,7 @@ class RoutedSpeechLM(Router[LLMReplica]):
                     slot.replica.succeeded()
                 yield delta
 
-    def _note_refusal(self, answer: Answer, slot: SlotLease, error: errors.LLMBusyError) -> None:
+    def _note_refusal(self, answer: ContinuedAnswer, slot: SlotLease, error: errors.LLMBusyError) -> None:
         """Note that a replica has no room for a new answer.
 
         Raises:
@@ -131,12 +133,12 @@ class RoutedSpeechLM(Router[LLMReplica]):
         if not answer.note_refusal(slot, now_s + self.fleet.settings.admission_wait_s, now_s):
             raise self.fleet.overloaded() from error
 
-    def _set_looking(self, answer: Answer, is_looking: bool) -> None:
+    def _set_looking(self, answer: ContinuedAnswer, is_looking: bool) -> None:
         """Note whether an answer was refused and has not begun: nobody else is admitted before it."""
         self.fleet.looking += is_looking - answer.is_looking
         answer.is_looking = is_looking
 
-    async def _wait_for_slot(self, answer: Answer) -> SlotLease:
+    async def _wait_for_slot(self, answer: ContinuedAnswer) -> SlotLease:
         settings = self.fleet.settings
         wait_s = settings.failover_s if answer.ends_s is None else max(0.0, answer.ends_s - self._clock.now())
         try:

@@ -23,9 +23,9 @@ from llm_service.prompt import (
     InterleavedSpeechPrompt,
     LengthLimits,
     PromptError,
+    PromptTooLongError,
     TextEncoder,
     TextPieces,
-    TextTooLongError,
     build_chat_messages,
     build_interleaved_prompt,
     build_prompt,
@@ -171,7 +171,7 @@ class LLMWire:
             bounds = self._bounds(prompt.target_text_tokens, utterance)
         except EmptyTextError as error:
             raise errors.InvalidTextError(str(error), param="input") from error
-        except TextTooLongError as error:
+        except PromptTooLongError as error:
             raise errors.TextTooLongError(str(error), param="input") from error
         except PromptError as error:
             raise errors.InvalidTextError(str(error), param="input") from error

@@ -253,7 +253,7 @@ class Fleet:
         Those who are refused together come back at moments spread over the time in which all who wait find slots.
         """
         least_s, all_s = self.settings.interval_s, self.next_end_s() * (waiting + 1)
-        retry_s = self._draw.uniform(least_s, min(max(least_s, all_s), self.settings.restart_wait_s))
+        retry_s = self._draw.uniform(least_s, min(max(least_s, all_s), 2 * self.settings.failover_s))
         got = f"the {self.service} replicas serve as many streams as they can in time, and {waiting} requests wait"
         return OverloadedError(f"{got}; try again in {retry_s:.0f} s, or add replicas", retry_after_s=retry_s)
 

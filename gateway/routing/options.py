@@ -30,8 +30,7 @@ def sources_of(service: str, text: str, settings: RoutingSettings) -> list[Repli
     for part in parts:
         if part.startswith(_DNS):
             name, found_scheme = _split_scheme(part.removeprefix(_DNS), scheme)
-            host, port = _host_and_port(name, "dns:HOST:PORT")
-            sources.append(DnsReplicas(host, port, found_scheme, settings.interval_s))
+            sources.append(DnsReplicas(*_host_and_port(name, "dns:HOST:PORT"), found_scheme, settings.interval_s))
         elif part.startswith(_KUBERNETES):
             name, found_scheme = _split_scheme(part.removeprefix(_KUBERNETES), scheme)
             where = _service(name)

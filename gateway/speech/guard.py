@@ -93,7 +93,7 @@ def repeats_in(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TroubleFound:
     """A trouble, and up to where the answer is good."""
 
     trouble: Trouble
@@ -131,12 +131,12 @@ class AnswerGuard:
         self.length = length
         self._most_grams = max(LOOP_COUNT, 2 * repeats_in(text))
 
-    def push(self, token_id: int) -> Verdict | None:
+    def push(self, token_id: int) -> TroubleFound | None:
         """Take the next token (0..6560); return the trouble that it shows, if any."""
         self.tokens.append(token_id)
         return self._silence_verdict(token_id) or self._loop_verdict() or self._length_verdict() or self._missed(False)
 
-    def end(self, finish_reason: str) -> Verdict | None:
+    def end(self, finish_reason: str) -> TroubleFound | None:
         """Take the end (`stop` or `length`); return the trouble with it, if any."""
         if self.length is None:
             return None  # no room for the rest of the text, which is no fault of the speech
@@ -144,35 +144,35 @@ class AnswerGuard:
             return self._long(self.length)
         count, sounding = len(self.tokens), sum(token_id not in self._silent for token_id in self.tokens)
         if count < self.length.shortest or sounding < self.length.least_sounding:
-            return Verdict(Trouble.SHORT, count)
+            return TroubleFound(Trouble.SHORT, count)
         slowest = self.length.slowest
-        return Verdict(Trouble.LONG, count) if slowest is not None and count > slowest else self._missed(True)
+        return TroubleFound(Trouble.LONG, count) if slowest is not None and count > slowest else self._missed(True)
 
-    def _silence_verdict(self, token_id: int) -> Verdict | None:
+    def _silence_verdict(self, token_id: int) -> TroubleFound | None:
         self._silence = self._silence + 1 if token_id in self._silent else 0
         if self._silence <= SILENCE_TOKENS:
             return None
-        return Verdict(Trouble.SILENCE, len(self.tokens) - self._silence + _KEPT_SILENCE_TOKENS)
+        return TroubleFound(Trouble.SILENCE, len(self.tokens) - self._silence + _KEPT_SILENCE_TOKENS)
 
-    def _loop_verdict(self) -> Verdict | None:
+    def _loop_verdict(self) -> TroubleFound | None:
         gram = tuple(self.tokens[-LOOP_GRAM_TOKENS:])
         if len(gram) < LOOP_GRAM_TOKENS or self._silence:
             return None
         found = self._grams.setdefault(gram, [])
         found.append(len(self.tokens))
-        return Verdict(Trouble.LOOP, found[0]) if len(found) > self._most_grams else None
+        return TroubleFound(Trouble.LOOP, found[0]) if len(found) > self._most_grams else None
 
-    def _length_verdict(self) -> Verdict | None:
+    def _length_verdict(self) -> TroubleFound | None:
         length = self.length
         return None if length is None or len(self.tokens) <= length.longest else self._long(length)
 
-    def _long(self, length: SpeechLength) -> Verdict:
+    def _long(self, length: SpeechLength) -> TroubleFound:
         """Judge an answer that did not end: most likely its text ends in the pause next to the usual length."""
         usual = min(length.usual, len(self.tokens))
         pauses = (at for at in range(usual, len(self.tokens)) if self.tokens[at] in self._silent)
         end = next(pauses, usual)
-        return Verdict(Trouble.LONG, end if end <= usual + SILENCE_TOKENS else usual)
+        return TroubleFound(Trouble.LONG, end if end <= usual + SILENCE_TOKENS else usual)
 
-    def _missed(self, is_over: bool) -> Verdict | None:
+    def _missed(self, is_over: bool) -> TroubleFound | None:
         missed = None if self._words is None else self._words.missed(self.tokens, self.given, is_over)
-        return None if missed is None else Verdict(Trouble.WORD, missed)
+        return None if missed is None else TroubleFound(Trouble.WORD, missed)

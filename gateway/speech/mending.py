@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from gateway.core import Sampling, SpeechLM, SpeechTokenDelta, Utterance
 from gateway.llm.length import SpeechLength, usual_speech
-from gateway.speech.guard import LONG_FINISH, AnswerGuard, GuardMode, GuardSettings, Trouble, Verdict, free_tokens
+from gateway.speech.guard import LONG_FINISH, AnswerGuard, GuardMode, GuardSettings, Trouble, TroubleFound, free_tokens
 from gateway.speech.interleaved import TakenText
 from gateway.speech.request import MAX_SEED, STOP_FINISH, GuardNote, GuardOutcome
 
@@ -82,9 +82,12 @@ class _Mending:
         self._llm, self._ask, self._settings = llm, ask, settings
         coming = ask.utterance.coming_text
         self._coming = None if coming is None else TakenText(coming)
-        self._guard = AnswerGuard(*self._text(), settings)
+        self._kept: list[int] = []
+        """Tokens that were given out before the latest answer."""
+        self._guard: AnswerGuard | None = None
+        """Of the latest answer; made when its first tokens are here, as the LLM need not wait for it."""
         self._fills: list[int] = []
-        self._verdict: Verdict | None = None
+        self._verdict: TroubleFound | None = None
         """Of the latest answer; None: it is good."""
         self._finish_reason = STOP_FINISH
         self._misses_word = False
@@ -92,7 +95,7 @@ class _Mending:
 
     async def answers(self, on_note: OnNote) -> AsyncGenerator[SpeechTokenDelta]:
         """Yield what may be spoken of one answer after the other, until one is good."""
-        first: Verdict | None = None
+        first: TroubleFound | None = None
         for redraw in range(self._settings.redraws + 1):
             async with aclosing(self._answer(redraw)) as deltas:
                 async for delta in deltas:
@@ -107,9 +110,10 @@ class _Mending:
 
     async def _answer(self, redraw: int) -> AsyncGenerator[SpeechTokenDelta]:
         """Ask once for what was not given out yet; yield what may be given out, up to the first trouble."""
-        kept = self._guard.tokens[: self._guard.given]
-        self._guard, self._verdict = AnswerGuard(*self._text(), self._settings, kept), None
-        self._fills = [place for place in self._fills if place < len(kept)]
+        if self._guard is not None:
+            self._kept = self._guard.tokens[: self._guard.given]
+        self._guard, self._verdict = None, None
+        self._fills = [place for place in self._fills if place < len(self._kept)]
         seed = redraw_seed(self._ask.seed, redraw)
         async with aclosing(self._llm.generate(self._asked(), self._ask.sampling, seed)) as deltas:
             async for delta in deltas:
@@ -120,7 +124,8 @@ class _Mending:
 
     def _take(self, delta: SpeechTokenDelta, redraw: int) -> tuple[int, ...]:
         """Look at what came, up to the first trouble; return what may be spoken now."""
-        guard, since = self._guard, self._guard.given
+        guard = self._watching()
+        since = guard.given
         if self._coming is not None:
             guard.grow(*self._text())
         self._fills += [len(guard.tokens) + place for place in delta.fills]
@@ -133,7 +138,12 @@ class _Mending:
             self._judge(guard.end(delta.finish_reason), redraw)
         return tuple(guard.tokens[since : guard.given])
 
-    def _judge(self, verdict: Verdict | None, redraw: int) -> bool:
+    def _watching(self) -> AnswerGuard:
+        if self._guard is None:
+            self._guard = AnswerGuard(*self._text(), self._settings, self._kept)
+        return self._guard
+
+    def _judge(self, verdict: TroubleFound | None, redraw: int) -> bool:
         """Tell whether the answer is over; the last one goes on behind a missed word, so as not to lose more."""
         if verdict is not None and verdict.trouble is Trouble.WORD and redraw == self._settings.redraws:
             self._misses_word, verdict = True, None
@@ -142,7 +152,8 @@ class _Mending:
 
     def _end(self) -> tuple[GuardOutcome, SpeechTokenDelta]:
         """Return what became of the trouble, if there was one, and the last delta."""
-        tokens, given, verdict = self._guard.tokens, self._guard.given, self._verdict
+        guard, verdict = self._watching(), self._verdict
+        tokens, given = guard.tokens, guard.given
         if verdict is None:
             outcome = GuardOutcome.HEARD if self._misses_word else GuardOutcome.MENDED
             return outcome, SpeechTokenDelta(tuple(tokens[given:]), self._finish_reason)
@@ -162,7 +173,7 @@ class _Mending:
     def _asked(self) -> Utterance:
         """Return what the LLM is to speak, behind the tokens that were given out."""
         asked = self._ask.utterance
-        spoken, fills = (*asked.spoken_tokens, *self._guard.tokens), (*asked.fills, *self._fills)
+        spoken, fills = (*asked.spoken_tokens, *self._kept), (*asked.fills, *self._fills)
         asked = replace(asked, spoken_tokens=spoken, fills=fills)
         if self._coming is None:
             return asked

@@ -20,7 +20,7 @@ from gateway.access.access import Access, Account
 from gateway.access.caller import OURSELVES, CallerLimits, current_caller
 from gateway.chunking.chunker import Chunker
 from gateway.chunking.pace import PaceBook
-from gateway.chunking.policies import ChunkPolicy, DeadlineChunks, awaited_tokens, first_chunk_tokens
+from gateway.chunking.policies import ChunkPolicy, DeadlineChunks, first_chunk_tokens
 from gateway.core import (
     Admission,
     AudioChunk,
@@ -46,13 +46,13 @@ from gateway.speech.request import (
     check_options,
     check_request,
 )
-from gateway.speech.running_ahead import Ahead, running_ahead
 from gateway.speech.speech_job import Push, SpeechJob
 from gateway.text import WHOLE_TEXT, SpokenSegment, TextFrontEnd, TextStream, plain_front_end
 from gateway.text.markup.ssml import check_ssml
 from gateway.voices.registry import ReadyVoice, VoiceRegistry
 from llm_service.aligner import Aligner
 from servicekit.clock import Clock, SystemClock
+from servicekit.tasks import Ahead, running_ahead
 
 Segments = AsyncGenerator[SpokenSegment]
 
@@ -164,7 +164,8 @@ class Speaker:
                 )
             if self.settings.refuses_foreign:
                 await self._check_languages(request)
-            self.front_end.check_audio_tags(request.text, options)
+            if options.has_audio_tags:
+                self.front_end.check_audio_tags(request.text, options)
             text = self.front_end.open(options, WHOLE_TEXT, request.text)
         async with aclosing(self.speak(request, _whole_text(text, request.text), result)) as audio:
             async for chunk in audio:
@@ -238,14 +239,14 @@ class Speaker:
             voice = await self._voices.resolve(request.voice)
             job.use(voice)
             policy = request.chunk_policy or self.settings.chunk_policy
-            first_tokens = awaited_tokens(policy, job.pace)
+            first_tokens = job.first_tokens(policy)
             spoken = self._tokens(job, first, segments, policy, first_tokens)
             async with (
                 # The LLM begins while token2wav leases the stream.
                 running_ahead(spoken, self.settings.tokens_ahead, lambda delta: len(delta.token_ids)) as tokens,
                 self._opened(job, voice) as stream,
                 running_ahead(
-                    self._pushes(job, tokens, stream, Chunker(policy, stream.hop_multiple, first_tokens)),
+                    self._pushes(job, tokens, stream, policy, first_tokens),
                     self.settings.pushes_ahead,
                 ) as pushes,
             ):
@@ -354,17 +355,23 @@ class Speaker:
                     yield delta
 
     async def _pushes(
-        self, job: SpeechJob, tokens: Ahead[SpeechTokenDelta], stream: Token2WavStream, chunker: Chunker
+        self,
+        job: SpeechJob,
+        tokens: Ahead[SpeechTokenDelta],
+        stream: Token2WavStream,
+        policy: ChunkPolicy,
+        first_tokens: int,
     ) -> AsyncGenerator[Push]:
         """Cut tokens into chunks and send each as soon as it is complete."""
+        chunker = Chunker(policy, stream.hop_multiple, first_tokens)
         while deltas := await tokens.take(chunker.missing):
             chunker.add(job.count(deltas))
             while (chunk := chunker.next_chunk(job.elapsed_s, job.pace)) is not None:
-                yield job.send(stream.push(chunk), chunk)
+                yield job.send(stream.push(chunk), chunk, policy)
         if not chunker.tokens_received:
             raise EmptySpeechError("not a single speech token came for the text; try another text, seed or voice")
         last = chunker.flush()
-        yield job.send(stream.push(last), last)
+        yield job.send(stream.push(last), last, policy)
 
 
 class _NoHold:

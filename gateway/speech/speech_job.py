@@ -11,12 +11,12 @@ from types import TracebackType
 from gateway.access.access import Account
 from gateway.chunking.chunker import TokenChunk
 from gateway.chunking.pace import Pace, PaceBook, PaceMeter
+from gateway.chunking.policies import ChunkPolicy, awaited_tokens
 from gateway.core import AudioChunk, SpeechTokenDelta, Utterance
 from gateway.errors import AudioLimitError
-from gateway.speech.leading_silence import LeadingSilence
 from gateway.speech.letter_times import LetterTimes
 from gateway.speech.observer import StreamObserver
-from gateway.speech.pauses import PauseWeaver
+from gateway.speech.pauses import LeadingSilence, PauseWeaver
 from gateway.speech.prosody_carry import ProsodyCarry
 from gateway.speech.request import MAX_SEED, STOP_FINISH, GuardNote, SpeechRequest, SpeechResult, SpokenSpan, draw_seed
 from gateway.text import SpokenSegment
@@ -118,6 +118,15 @@ class SpeechJob:
     def pace(self) -> Pace:
         return self._meter.read()
 
+    def first_tokens(self, policy: ChunkPolicy) -> int:
+        """Return the tokens that the listener waits for."""
+        now_s = self._clock.now()
+        tokens = self._book.first_chunk(policy, now_s)
+        if tokens is None:
+            tokens = awaited_tokens(policy, self.pace)
+            self._book.note_first_chunk(policy, tokens, now_s)
+        return tokens
+
     def open(self, stream_id: str, hop_multiple: int) -> None:
         self.result.stream_id = stream_id
         self._book.hop_multiple = hop_multiple
@@ -198,7 +207,9 @@ class SpeechJob:
         self._meter.received([len(delta.token_ids) for delta in deltas])
         return new_tokens
 
-    def send(self, push: Push, chunk: TokenChunk) -> Push:
+    def send(self, push: Push, chunk: TokenChunk, policy: ChunkPolicy) -> Push:
+        if not (self.result.chunk_schedule or chunk.is_last):
+            self._book.note_first_chunk(policy, len(chunk.token_ids), self._clock.now(), is_open=True)
         self.result.chunk_schedule.append(len(chunk.token_ids))
         self._meter.sent(len(chunk.token_ids))
         self.observer.sent(chunk.index, len(chunk.token_ids))

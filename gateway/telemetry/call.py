@@ -5,7 +5,7 @@ in tasks started there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -30,9 +30,8 @@ class Call:
 _call: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
-def current_call() -> Call | None:
-    """Return the call on whose behalf this runs; None: the gateway's own warm-up."""
-    return _call.get()
+current_call: Callable[[], Call | None] = _call.get
+"""Returns the call on whose behalf this runs; None: the gateway's own warm-up."""
 
 
 class CallFilter(logging.Filter):

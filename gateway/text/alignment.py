@@ -1,4 +1,4 @@
-"""Which part of a text became which part of its normalised form, to tell positions of the one in the other.
+"""Texts and their normalised forms: which part became which, to tell positions of the one in the other.
 
     source   It costs | $3.50                    | today.
     spoken   It costs | three point five dollars | today.
@@ -14,13 +14,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
+from typing import Protocol
 
 # Words with the blank space behind them, and single characters where there are no words.
 _TOKEN = re.compile(r"(?:[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|\d+|\S)\s*|\s+")
 
 
 @dataclass(frozen=True)
-class Span:
+class SpokenStretch:
     """A stretch of the source and what is spoken for it; either may be empty."""
 
     source_length: int
@@ -31,12 +32,12 @@ class Span:
 class Alignment:
     """The spans of two texts, in order, together covering both."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[SpokenStretch, ...]
 
     @classmethod
     def identity(cls, length: int) -> Alignment:
         """Align a text of `length` characters with itself."""
-        return cls((Span(length, length),) if length else ())
+        return cls((SpokenStretch(length, length),) if length else ())
 
     @classmethod
     def joined(cls, parts: Iterable[Alignment]) -> Alignment:
@@ -51,7 +52,9 @@ class Alignment:
         steps = zip(sources, sources[1:], results, results[1:], strict=False)
         return Alignment(
             tuple(
-                Span(until - since, end - start) for since, until, start, end in steps if until > since or end > start
+                SpokenStretch(until - since, end - start)
+                for since, until, start, end in steps
+                if until > since or end > start
             )
         )
 
@@ -98,7 +101,7 @@ def align(source: str, spoken: str) -> Alignment:
     matcher = SequenceMatcher(None, tokens, words, autojunk=False)
     return Alignment(
         tuple(
-            Span(_length(tokens[from_token:to_token]), _length(words[from_word:to_word]))
+            SpokenStretch(_length(tokens[from_token:to_token]), _length(words[from_word:to_word]))
             for _, from_token, to_token, from_word, to_word in matcher.get_opcodes()
         )
     )
@@ -124,3 +127,29 @@ def _mapped(position: int, starts: list[int], other_starts: list[int]) -> int:
     index = bisect_right(starts, position) - 1
     length, other_length = starts[index + 1] - starts[index], other_starts[index + 1] - other_starts[index]
     return other_starts[index] + (position - starts[index]) * other_length // length
+
+
+@dataclass(frozen=True)
+class NormalizedText:
+    """A text as it is to be spoken."""
+
+    text: str
+    alignment: Alignment
+    """How positions in the written text (source) and `text` (spoken) correspond."""
+
+
+class Normalizer(Protocol):
+    """Normalises one language. Pure: the same text always gives the same words."""
+
+    def normalize(self, text: str) -> NormalizedText:
+        """Write out numbers, dates, units and the like; never fails, what it can't read stays as it is.
+
+        Args:
+            text: at most a segment, without tags. Blank space at its ends stays.
+        """
+        ...
+
+
+def unchanged(text: str) -> NormalizedText:
+    """Return a text as it is."""
+    return NormalizedText(text, Alignment.identity(len(text)))

@@ -15,6 +15,7 @@ import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from gateway.errors import InvalidRequestError
 from gateway.text.stretches import Stretch, TextReader
@@ -132,8 +133,12 @@ def changes(text: str, at: int = 0) -> Iterator[Change]:
     """Yield the text from `at` on, part by part: as it is written, and clean."""
     place = None if text.isascii() and not _ASCII_UNCLEAN.search(text) else _NOTABLE.search(text, at)
     while place is not None:
-        start = place.start() - (place[0] in _MARKS and place.start() > at)
-        match, end = _UNCLEAN.match(text, start), place.end()
+        start, end = place.start(), place.end()
+        match = _UNCLEAN.match(text, start - 1) if place[0] in _MARKS and start > at else None
+        if match is not None:
+            start -= 1
+        else:
+            match = _UNCLEAN.match(text, start)
         if match is not None:
             if at < start:
                 yield text[at:start], text[at:start]
@@ -155,8 +160,9 @@ def _certain(found: list[Change]) -> list[Change]:
     return [*before, (written[: tail.start()],) * 2] if tail.start() else before
 
 
+@lru_cache(maxsize=64)
 def cleaned(text: str) -> str:
-    """Return a whole text clean."""
+    """Return a whole text clean, such as the transcript of a voice, which each request in it asks for."""
     return "".join(clean for _, clean in changes(text))
 
 

@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gateway.errors import LexiconNotFoundError, UnsupportedOptionError
-from gateway.text.alignment import Alignment, Span
+from gateway.text.alignment import Alignment, NormalizedText, Normalizer, SpokenStretch, unchanged
 from gateway.text.cleaning import CleaningReader
 from gateway.text.english import is_plain
 from gateway.text.markup.markdown import MarkupReader
 from gateway.text.markup.ssml import SsmlReader
 from gateway.text.normalization.addresses import spoken_addresses
 from gateway.text.normalization.language import DeclaredLanguages, LanguageGuesser, language_runs
-from gateway.text.normalization.normalizer import NormalizedText, Normalizer, clauses, unchanged
-from gateway.text.normalization.wetext_normalizer import load_normalizers
+from gateway.text.normalization.wetext_normalizer import clauses, load_normalizers
 from gateway.text.options import Normalization, TextOptions
 from gateway.text.pauses import check_sum
 from gateway.text.pronunciation.aliases import NO_PHONEMES, Lexicon, apply_lexicons
@@ -219,7 +218,7 @@ class TextFrontEnd:
         style = options.style.words if options.style is not None else None
         if segment.manner is not None:
             style = segment.manner.style or style
-        return instruction_of(style, language) if style and self._styles.is_declared else ""
+        return instruction_of(style, language) if style else ""
 
     def _in_words(self, text: str, language: str) -> str:
         normalizer = self._normalizers.get(language)
@@ -270,7 +269,7 @@ class TextFrontEnd:
             spoken = _after(spoken, ended(spoken.text, language, is_last=is_whole), "end of the segment")
         is_speakable = self._tags.is_speakable(spoken.text)
         foreign = self.foreign(bare, options) if is_speakable else None
-        instruction = self._instruction(segment, options, language)
+        instruction = self._instruction(segment, options, language) if self._styles.is_declared else ""
         return SpokenSegment(segment, spoken.text, spoken.alignment, language, is_speakable, foreign, instruction)
 
     @property
@@ -329,7 +328,7 @@ class TextFrontEnd:
 
     def _normalized_part(self, part: TextPart, normalizer: Normalizer | None) -> NormalizedText:
         if part.is_tag and part.text in self._silent_tags:
-            return NormalizedText("", Alignment((Span(len(part.text), 0),)))
+            return NormalizedText("", Alignment((SpokenStretch(len(part.text), 0),)))
         return unchanged(part.text) if part.is_tag or normalizer is None else normalizer.normalize(part.text)
 
 
@@ -394,7 +393,7 @@ class TextStream:
     def finishing(self, *, goes_on: bool = False) -> Iterator[Segment | None]:
         """Do what `flush` does in small steps, to the end; see `cutting`."""
         segments = list[Segment]()
-        for step in self._finishing():
+        for step in self._splitter.finishing() if self._markup is None else self._finishing(self._markup):
             yield None
             segments += [step] if step is not None else []
         if self._markup is not None:
@@ -404,12 +403,9 @@ class TextStream:
         yield from segments[:-1]
         yield from (replace(last, is_last=not goes_on) for last in segments[-1:])
 
-    def _finishing(self) -> Iterator[Segment | None]:
-        if self._markup is not None:
-            yield from self._cutting(self._markup, self._markup.finishing())
-            yield from self._as_written(self._markup, self._splitter.finishing())
-        else:
-            yield from self._splitter.finishing()
+    def _finishing(self, markup: Markup) -> Iterator[Segment | None]:
+        yield from self._cutting(markup, markup.finishing())
+        yield from self._as_written(markup, self._splitter.finishing())
 
     def _cutting(self, markup: Markup, parts: Iterator[BareText]) -> Iterator[Segment | None]:
         """Cut text without markup; a break ends a segment wherever it comes."""

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gateway.errors import InvalidRequestError
-from gateway.text.alignment import Alignment, Span
+from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, unchanged
 from gateway.text.manner import Manner
-from gateway.text.normalization.normalizer import NormalizedText, unchanged
 from gateway.text.pauses import Pause
 from gateway.text.segments.splitter import Segment
 
@@ -107,7 +106,7 @@ class Markup:
         written = "".join(stretch.written for stretch in self._stretches)
         self._stretches.clear()
         self._start += len(written)
-        alignment = Alignment((*bare.alignment.spans, Span(len(written), 0)))
+        alignment = Alignment((*bare.alignment.spans, SpokenStretch(len(written), 0)))
         return [*before, replace(last, text=last.text + written, bare=NormalizedText(bare.text, alignment))]
 
     def with_pause(self, segments: list[Segment]) -> list[Segment]:
@@ -117,7 +116,7 @@ class Markup:
             taken.append(self._stretches.popleft())
         *before, last = segments or [Segment("", self._start, unchanged(""))]
         behind = self._segment(taken)
-        spans = (*(last.bare or unchanged(last.text)).alignment.spans, Span(len(behind.text), 0))
+        spans = (*(last.bare or unchanged(last.text)).alignment.spans, SpokenStretch(len(behind.text), 0))
         bare = NormalizedText((last.bare or unchanged(last.text)).text, Alignment(spans))
         pause = taken[-1].pause
         return [*before, replace(last, text=last.text + behind.text, bare=bare, pause=pause, pause_from=len(last.text))]
@@ -128,7 +127,7 @@ class Markup:
         start, self._start = self._start, self._start + len(written)
         if manner is None and all(stretch.written == stretch.spoken for stretch in taken):
             return Segment(written, start)
-        spans = tuple(Span(len(stretch.written), len(stretch.spoken)) for stretch in taken)
+        spans = tuple(SpokenStretch(len(stretch.written), len(stretch.spoken)) for stretch in taken)
         bare = "".join(stretch.spoken for stretch in taken)
         return Segment(written, start, NormalizedText(bare, Alignment(spans)), manner=manner)
 

@@ -19,13 +19,14 @@ from typing import Any
 
 import grpc
 import numpy as np
-import tritonclient.grpc.aio as triton
-from tritonclient.utils import InferenceServerException
+import numpy.typing as npt
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc import service_pb2_grpc as stubs
 
 from gateway import errors
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
-from gateway.token2wav.triton_call import TritonCall, bytes_tensor, text_of
+from gateway.token2wav.triton_call import Tensors, TritonCall, bytes_tensor, text_of
 from servicekit.tasks import stop
 from servicekit.timeouts import LoopLag, Patience
 from token2wav_service.contract import CALLER_HAS_SHARE, DEFAULT_PRIORITY, TOKEN2WAV_MODEL, Operation, ServerStatus
@@ -79,15 +80,14 @@ class Token2WavClient:
         """Drop the connection; open streams end."""
         await self._retire()
         while self._retired:
-            await self._retired.pop().client.close()
+            await self._retired.pop().channel.close()
 
     async def is_ready(self) -> bool:
         """Tell whether the server answers and has the model."""
         try:
-            return bool(
-                await self._connection().client.is_model_ready(self._model, client_timeout=self._deadlines.ready_s)
-            )
-        except (InferenceServerException, grpc.RpcError):
+            asked = messages.ModelReadyRequest(name=self._model)
+            return bool((await self._connection().stub.ModelReady(asked, timeout=self._deadlines.ready_s)).ready)
+        except grpc.RpcError:
             return False
 
     async def status(self) -> ServerStatus:
@@ -135,8 +135,8 @@ class Token2WavClient:
             priority: 1 (first) to 10.
             caller_has_share: it gets none of the room that the server keeps for callers with few streams.
         """
-        async with self._in_use() as client:
-            call = TritonCall(client, self._model, self._url)
+        async with self._in_use() as stub:
+            call = TritonCall(stub, self._model, self._url)
             try:
                 async with self._told_apart():
                     stream = await self._open(call, voice_id, seed, priority, caller_has_share)
@@ -161,11 +161,11 @@ class Token2WavClient:
 
     async def _ask(
         self, operation: Operation, tensors: dict[str, Any], answer: str, limit_s: float | None = None
-    ) -> Any:
-        """Send one operation that is no stream's and return the result that has the tensor `answer`."""
+    ) -> Tensors:
+        """Send one operation that is no stream's and return the tensors of the response that has `answer`."""
         limit_s = self._deadlines.register_s if limit_s is None else limit_s
-        async with self._in_use() as client:
-            call = TritonCall(client, self._model, self._url, limit_s)
+        async with self._in_use() as stub:
+            call = TritonCall(stub, self._model, self._url, limit_s)
             try:
                 async with self._told_apart():
                     call.send(operation, operation.value, tensors)
@@ -193,7 +193,8 @@ class Token2WavClient:
 
     def _connection(self) -> _Connection:
         if self._connected is None:
-            self._connected = _Connection(triton.InferenceServerClient(self._url, channel_args=list(_CHANNEL)))
+            channel = grpc.aio.insecure_channel(self._url, options=_CHANNEL)
+            self._connected = _Connection(channel, stubs.GRPCInferenceServiceStub(channel))
         return self._connected
 
     async def _retire(self) -> None:
@@ -205,27 +206,28 @@ class Token2WavClient:
         if connection is not None and connection.calls:
             self._retired.add(connection)
         elif connection is not None:
-            await connection.client.close()
+            await connection.channel.close()
 
     @asynccontextmanager
     async def _in_use(self) -> AsyncIterator[Any]:
-        """Yield the connection's client; one that was retired closes with its last call."""
+        """Yield the connection's stub; a connection that was retired closes with its last call."""
         connection = self._connection()
         connection.calls += 1
         try:
-            yield connection.client
+            yield connection.stub
         finally:
             connection.calls -= 1
             if not connection.calls and connection in self._retired:
                 self._retired.discard(connection)
-                await connection.client.close()
+                await connection.channel.close()
 
 
 @dataclass(eq=False)
 class _Connection:
     """A connection, and how many calls travel on it."""
 
-    client: Any
+    channel: Any
+    stub: Any
     calls: int = 0
 
 
@@ -286,7 +288,7 @@ class Token2WavCallStream:
     async def _read(self) -> None:
         try:
             while (result := await self._call.next_result()) is not None:
-                self._deliver(result)
+                self._deliver(*result)
             self._fail(self._call.interrupted("the server closed the stream before its audio was complete"))
         except errors.GatewayError as error:
             self._fail(error)
@@ -294,15 +296,15 @@ class Token2WavCallStream:
             logger.exception("stream %s: unreadable answer from token2wav", self._stream_id)
             self._fail(errors.Token2WavProtocolError(f"token2wav sent what can't be read ({error}); see the log"))
 
-    def _deliver(self, result: Any) -> None:
-        summary = result.as_numpy("stream_summary")
+    def _deliver(self, request_id: str, tensors: Tensors) -> None:
+        summary = tensors.get("stream_summary")
         if summary is not None and summary.size:
             self._summary = json.loads(text_of(summary))
-        samples = result.as_numpy("waveform")
+        samples = tensors.get("waveform")
         if samples is None:
             return
         finite = self._finite(samples)
-        if (push := self._waiting.pop(result.get_response().id, None)) is not None:
+        if (push := self._waiting.pop(request_id, None)) is not None:
             self._patience.progressed()
             push.succeed(finite)
 
@@ -370,9 +372,9 @@ def _prompt_tensor(audio: bytes | FloatArray) -> dict[str, Any]:
     return {"reference_wav": np.ascontiguousarray(audio, dtype=np.float32).ravel()}
 
 
-def _voice_of(result: Any) -> RegisteredVoice:
+def _voice_of(result: Tensors) -> RegisteredVoice:
     tokens = tuple(int(token) for token in _required(result, "prompt_speech_tokens").ravel())
-    cut_s = result.as_numpy("silence_cut_s")  # that of an import, and of a server before this tensor, is not told
+    cut_s = result.get("silence_cut_s")  # that of an import, and of a server before this tensor, is not told
     return RegisteredVoice(text_of(_required(result, "voice_id")), tokens, 0.0 if cut_s is None else float(cut_s[0]))
 
 
@@ -385,8 +387,8 @@ def _chunk_tensors(stream_id: str, chunk: TokenChunk) -> dict[str, Any]:
     }
 
 
-def _required(result: Any, name: str) -> Any:
-    value = result.as_numpy(name)
+def _required(result: Tensors, name: str) -> npt.NDArray[Any]:
+    value = result.get(name)
     if value is None:
         raise errors.Token2WavProtocolError(f"token2wav's answer has no {name!r}; its version differs from ours")
     return value

@@ -35,7 +35,7 @@ _REPLAYED_AT_ONCE = 3
 """Chunks on their way in a replay: one runs, one waits, one travels."""
 
 
-class StreamState(Enum):
+class FailoverState(Enum):
     """What becomes of a chunk that is pushed."""
 
     STREAMING = "streaming"
@@ -76,7 +76,7 @@ class FailoverStream:
         self._chunks: list[TokenChunk] = []
         self._waiting: dict[int, asyncio.Future[AudioChunk]] = {}
         self._delivered_samples = 0
-        self._state = StreamState.STREAMING
+        self._state = FailoverState.STREAMING
         self._failure: GatewayError | None = None
         """The error that ended the stream; set in state FAILED."""
         self._recovery: asyncio.Task[None] | None = None
@@ -100,7 +100,7 @@ class FailoverStream:
             return _failed(future, self._failure)
         self._waiting[len(self._chunks)] = future
         self._chunks.append(chunk)
-        if self._state is StreamState.STREAMING:
+        if self._state is FailoverState.STREAMING:
             self._send_next(self._current)
         return future
 
@@ -154,16 +154,16 @@ class FailoverStream:
 
     def _lose(self, at_replica: _ReplicaStream, error: GatewayError) -> None:
         """Note that a replica is lost for this stream, once; go on elsewhere if that may help."""
-        if at_replica.error is not None or at_replica is not self._current or self._state is StreamState.FAILED:
+        if at_replica.error is not None or at_replica is not self._current or self._state is FailoverState.FAILED:
             return
         at_replica.error = error
         at_replica.progress.set()
-        if self._state is StreamState.MOVING:
+        if self._state is FailoverState.MOVING:
             return  # NOTE: the recovery under way sees the error
         if not is_replica_fault(error):
             self._fail(error)
             return
-        self._state = StreamState.MOVING
+        self._state = FailoverState.MOVING
         self._recovery = asyncio.create_task(self._recover(), name=f"failover-{self.stream_id}")
 
     async def _recover(self) -> None:
@@ -172,8 +172,8 @@ class FailoverStream:
             while (error := self._current.error) is not None:
                 await self._move(error)
             self._recovery = None
-            if self._state is StreamState.MOVING:
-                self._state = StreamState.STREAMING
+            if self._state is FailoverState.MOVING:
+                self._state = FailoverState.STREAMING
         except GatewayError as error:
             self._fail(error)
         except Exception as error:
@@ -209,7 +209,7 @@ class FailoverStream:
             await at_replica.progress.wait()
 
     def _fail(self, error: GatewayError) -> None:
-        self._state = StreamState.FAILED
+        self._state = FailoverState.FAILED
         self._failure = self._failure or error
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():

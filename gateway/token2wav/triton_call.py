@@ -1,12 +1,14 @@
-"""One bidirectional call to a Triton model: requests out of a queue, responses as results or typed errors.
+"""One bidirectional call to a Triton model: requests out of a queue, responses as tensors or typed errors.
 
-Knows how tensors and errors travel, nothing of voices or streams.
+Writes and reads Triton's messages itself: its client makes several objects for each tensor of each chunk. Knows how
+tensors and errors travel, nothing of voices or streams.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 import traceback
 from collections.abc import AsyncIterator, Iterator, Mapping
 from types import MappingProxyType
@@ -14,8 +16,8 @@ from typing import Any
 
 import grpc
 import numpy as np
-import tritonclient.grpc.aio as triton
-from tritonclient.utils import np_to_triton_dtype
+import numpy.typing as npt
+from tritonclient.grpc import service_pb2 as messages
 
 from gateway import errors
 from servicekit.tasks import cancel, raise_if_cancelled
@@ -23,15 +25,22 @@ from servicekit.timeouts import Patience, patient_timeout, timeout
 from servicekit.tracing import trace_headers
 from token2wav_service.contract import ErrorCode, Operation, decode_error
 
+Tensors = dict[str, npt.NDArray[Any]]
+"""Tensors by name; BYTES are object arrays of bytes."""
+_DTYPES: dict[str, type[np.generic]] = {"FP32": np.float32, "INT32": np.int32, "INT64": np.int64, "BOOL": np.bool_}
+_NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
+_BYTES = "BYTES"
+_LENGTH = struct.Struct("<I")
+
 
 class TritonCall:
     """A call that lives until it is cancelled, broken or ended by the server."""
 
-    def __init__(self, client: Any, model: str, url: str, timeout_s: float | None = None) -> None:
+    def __init__(self, stub: Any, model: str, url: str, timeout_s: float | None = None) -> None:
         """Begin the call.
 
         Args:
-            client: a `tritonclient.grpc.aio.InferenceServerClient`.
+            stub: a `GRPCInferenceServiceStub`.
             model: the model's name.
             url: for messages only.
             timeout_s: from now to the call's end; None: as long as it takes, which is right for a stream, because a
@@ -39,14 +48,14 @@ class TritonCall:
         """
         self._model = model
         self._url = url
-        self._outbox: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._outbox: asyncio.Queue[Any] = asyncio.Queue()
         self._is_answered = False
         self._sender: asyncio.Task[Any] | None = None
         """gRPC's task that takes the requests; it would wait for the next one though the call has failed."""
         # In the call's metadata for Triton's own spans, with the request that opens a stream for token2wav's.
         self._trace = trace_headers()
-        self._responses: Any = client.stream_infer(
-            self._requests(), stream_timeout=timeout_s, headers=self._trace or None
+        self._responses: Any = stub.ModelStreamInfer(
+            self._requests(), timeout=timeout_s, metadata=tuple(self._trace.items())
         )
 
     def send(
@@ -57,12 +66,13 @@ class TritonCall:
         parameters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Queue a request; `tensors` maps input names to numpy arrays."""
-        named = {"operation": bytes_tensor(operation.value.encode()), **tensors}
-        inputs = [_infer_input(name, value) for name, value in named.items()]
-        request: dict[str, Any] = {"model_name": self._model, "inputs": inputs, "request_id": request_id}
+        request = messages.ModelInferRequest(model_name=self._model, id=request_id)
+        _add(request, "operation", bytes_tensor(operation.value.encode()))
+        for name, value in tensors.items():
+            _add(request, name, value)
         trace = self._trace if operation is Operation.OPEN else {}
-        if trace or parameters:
-            request["parameters"] = {**trace, **parameters}
+        for key, text in {**trace, **parameters}.items():
+            request.parameters[key].string_param = text
         self._outbox.put_nowait(request)
 
     def end_requests(self) -> None:
@@ -100,8 +110,8 @@ class TritonCall:
             cancel(self._sender)
         self._responses = self._sender = None
 
-    async def next_result(self) -> Any | None:
-        """Return the next `InferResult`, or None when the server has ended the call.
+    async def next_result(self) -> tuple[str, Tensors] | None:
+        """Return the next response's id and tensors, or None when the server has ended the call.
 
         Raises:
             GatewayError: an error response, or the call broke.
@@ -110,20 +120,21 @@ class TritonCall:
             return None
         try:
             with _without_frames():
-                result, error = await self._responses.__anext__()
+                # NOTE: of a call that was cancelled `read` raises a cancellation, which is nobody's.
+                response = await anext(aiter(self._responses))
         except StopAsyncIteration:
             return None
         except grpc.RpcError as rpc_error:
             # gRPC answers a cancellation of the reader with this error too, if the call has failed before.
             raise_if_cancelled()
             raise self._from_rpc(rpc_error) from rpc_error
-        if error is not None:
-            raise _from_wire(error.message() or "")
+        if response.error_message:
+            raise _from_wire(response.error_message)
         self._is_answered = True
-        return result
+        return response.infer_response.id, _tensors(response.infer_response)
 
-    async def first_result(self, tensor: str, deadline_s: float, patience: Patience) -> Any:
-        """Return the first result that has `tensor`; `patience` is that with the server.
+    async def first_result(self, tensor: str, deadline_s: float, patience: Patience) -> Tensors:
+        """Return the tensors of the first response that has `tensor`; `patience` is that with the server.
 
         Raises:
             Token2WavDeadlineError: it did not come in time; the call is cancelled.
@@ -144,10 +155,10 @@ class TritonCall:
         while await self.next_result() is not None:
             pass
 
-    async def _first_with(self, tensor: str) -> Any:
+    async def _first_with(self, tensor: str) -> Tensors:
         while (result := await self.next_result()) is not None:
-            if result.as_numpy(tensor) is not None:
-                return result
+            if tensor in result[1]:
+                return result[1]
         raise errors.Token2WavProtocolError(
             f"token2wav at {self._url} ended without {tensor!r}; gateway and server are of different versions"
         )
@@ -163,7 +174,7 @@ class TritonCall:
             return self.interrupted(f"the connection broke in mid-stream ({details})")
         return errors.Token2WavFailedError(f"token2wav at {self._url} failed: {code.name}: {details}")
 
-    async def _requests(self) -> AsyncIterator[dict[str, Any]]:
+    async def _requests(self) -> AsyncIterator[Any]:
         self._sender = asyncio.current_task()
         while (request := await self._outbox.get()) is not None:
             yield request
@@ -209,7 +220,30 @@ def _from_wire(text: str) -> errors.GatewayError:
     return _ERROR_CLASSES[code](f"token2wav: {message}")
 
 
-def _infer_input(name: str, value: Any) -> Any:
-    tensor = triton.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
-    tensor.set_data_from_numpy(value)
-    return tensor
+def _add(request: Any, name: str, value: npt.NDArray[Any]) -> None:
+    """Add an input: numbers, or BYTES of one element."""
+    if value.dtype == np.object_:
+        datatype, raw = _BYTES, _LENGTH.pack(len(value[0])) + value[0]
+    else:
+        datatype, raw = _NAMES[value.dtype], value.tobytes()
+    request.inputs.add(name=name, datatype=datatype, shape=value.shape)
+    request.raw_input_contents.append(raw)
+
+
+def _tensors(response: Any) -> Tensors:
+    """Return the outputs of a ModelInferResponse with raw contents, every one in its shape."""
+    tensors: Tensors = {}
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
+        if output.datatype == _BYTES:
+            tensors[output.name] = np.array(list(_texts(raw)), np.object_).reshape(tuple(output.shape))
+        else:
+            tensors[output.name] = np.frombuffer(raw, _DTYPES[output.datatype]).reshape(tuple(output.shape))
+    return tensors
+
+
+def _texts(raw: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(raw):
+        (length,) = _LENGTH.unpack_from(raw, at)
+        at += _LENGTH.size + length
+        yield raw[at - length : at]

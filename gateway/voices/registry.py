@@ -30,12 +30,11 @@ from gateway.errors import (
 )
 from gateway.voices.directory import EVERYBODY, OPERATOR, StoredVoice, Viewer
 from gateway.voices.draft import VoiceDraft
-from gateway.voices.inline_budget import InlineVoiceBudget
-from gateway.voices.known import KnownVoices
+from gateway.voices.known import InlineVoiceBudget, KnownVoices
 from gateway.voices.names import ReservedNames
 from gateway.voices.profile import DEFAULT_VOICE, NO_ALIASES, NO_PROFILE, VoiceAliases, VoiceProfile, read_profile
 from gateway.voices.recordings import readable
-from gateway.voices.store import VoiceStore
+from gateway.voices.store import CreatedVoices
 from gateway.voices.transcripts import TranscriptCheck
 
 logger = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ class VoiceRegistry:
         self,
         token2wav: Token2Wav,
         voices: list[NamedVoice] | None = None,
-        store: VoiceStore | None = None,
+        store: CreatedVoices | None = None,
         aliases: VoiceAliases = NO_ALIASES,
         viewer: Callable[[], Viewer] = lambda: EVERYBODY,
         budget: InlineVoiceBudget | None = None,
@@ -207,7 +206,7 @@ class VoiceRegistry:
 
         Raises:
             UnsupportedOptionError: voices can't be created here.
-            VoiceStoreError: too many, or too fast; see `VoiceStore.admit`.
+            VoiceStoreError: too many, or too fast; see `CreatedVoices.admit`.
         """
         self._creating().admit(caller, self._viewer())
 
@@ -216,7 +215,7 @@ class VoiceRegistry:
 
         Raises:
             UnsupportedOptionError: voices can't be created here.
-            GatewayError: see `VoiceStore.create`.
+            GatewayError: see `CreatedVoices.create`.
         """
         voice, registered = await self._creating().create(draft, self._reserved, self._viewer())
         self._known.registered(_key(voice), registered)
@@ -255,7 +254,7 @@ class VoiceRegistry:
             raise VoiceProtectedError(f"{got}; only its owner or the operator can change it", param="voice")
         return voice
 
-    def _creating(self) -> VoiceStore:
+    def _creating(self) -> CreatedVoices:
         if self._store is None:
             raise UnsupportedOptionError("voices can't be created here; start the gateway with --created-voices-dir")
         return self._store

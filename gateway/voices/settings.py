@@ -11,11 +11,10 @@ from gateway.core import VoiceService
 from gateway.errors import ConfigError
 from gateway.ledger import CallerLedger
 from gateway.voices.directory import Viewer, VoiceDirectory
-from gateway.voices.inline_budget import InlineVoiceBudget, InlineVoiceLimits
-from gateway.voices.known import KnownVoices
+from gateway.voices.known import InlineVoiceBudget, InlineVoiceLimits, KnownVoices
 from gateway.voices.profile import VoiceAliases
 from gateway.voices.registry import VoiceRegistry, load_voices
-from gateway.voices.store import VoiceLimits, VoiceStore
+from gateway.voices.store import CreatedVoices, VoiceLimits
 from gateway.voices.transcripts import TranscriptCheck
 
 
@@ -60,7 +59,7 @@ def open_registry(
     store = None
     if settings.created_dir is not None:
         directory = VoiceDirectory(settings.created_dir)
-        store = VoiceStore(directory, token2wav, settings.limits, ledger, transcripts=transcripts)
+        store = CreatedVoices(directory, token2wav, settings.limits, ledger, transcripts=transcripts)
     budget = InlineVoiceBudget(settings.inline, ledger)
 
     def viewer() -> Viewer:

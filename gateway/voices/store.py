@@ -52,7 +52,7 @@ class VoiceLimits:
     """Most attempts of one caller in a minute."""
 
 
-class VoiceStore:
+class CreatedVoices:
     """The created voices of one directory; lives in one event loop."""
 
     def __init__(

@@ -22,11 +22,10 @@ from typing import Any
 import httpx
 
 from benchmarks.failover import stack_options
-from cosydit.bench.plot import SIZE_INCHES, figure_class, save_figure
-from cosydit.bench.report import aligned_table, describe_environment, write_json
+from cosydit.bench.report import SIZE_INCHES, aligned_table, describe_environment, figure_class, save_figure, write_json
 from cosydit.bench.types import BenchmarkError
 from cosydit.cli.stack_options import gpu_shared
-from cosydit.stack.host import Host, find_host, for_host, gateway_processes
+from cosydit.stack.host import Machine, find_host, for_host, gateway_processes
 from cosydit.stack.process import stopped_by_signals
 from cosydit.stack.stack import LocalStack, StackOptions
 from gateway.lifecycle import rest
@@ -103,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(not is_well(found))
 
 
-def _options(args: argparse.Namespace, work_dir: Path, host: Host) -> StackOptions:
+def _options(args: argparse.Namespace, work_dir: Path, host: Machine) -> StackOptions:
     options = stack_options(args.checkpoint, work_dir, 1)
     created = work_dir / "created"
     created.mkdir(parents=True, exist_ok=True)

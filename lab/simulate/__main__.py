@@ -28,8 +28,7 @@ from benchmarks.figures import read_runs
 from benchmarks.lib.points import LISTENERS_A_GATEWAY, GPUs, measured_json, unit_json
 from benchmarks.lib.sweep import FinishedRun, RunPlan, SweepLoad
 from cosydit.bench.load import LoadPlan
-from cosydit.bench.plot import figure_class
-from cosydit.bench.report import aligned_table, describe_environment, write_json
+from cosydit.bench.report import aligned_table, describe_environment, figure_class, write_json
 from cosydit.bench.types import BenchmarkError
 from lab.simulate.admission import simulate_admission
 from lab.simulate.compare import (

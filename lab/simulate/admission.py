@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from random import Random
 
 from benchmarks.lib.sweep import jobs_of, open_run, warm_up_bursts, warm_up_jobs
-from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, SpeechJob
+from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, PreparedRequest
 from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.metrics import percentile, playback_underrun
 from cosydit.bench.types import RequestRecord
@@ -166,7 +166,7 @@ class _Host:
             await process.close()
         self.server.kill()
 
-    async def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
+    async def speak(self, job: PreparedRequest, request_id: str) -> AsyncGenerator[float, None]:
         """Speak one text; yields seconds of audio."""
         async with aclosing(self._draw.choice(self._processes).door.speak(job, request_id)) as audio:
             async for audio_s in audio:
@@ -201,7 +201,9 @@ async def _run(costs: CostModel, requests_per_s: float, seconds: float, clock: V
     return _heard(records, seconds, host.most_streams, recovered)
 
 
-async def _load(host: _Host, jobs: Sequence[SpeechJob], load: LoadPlan, clock: VirtualClock) -> list[RequestRecord]:
+async def _load(
+    host: _Host, jobs: Sequence[PreparedRequest], load: LoadPlan, clock: VirtualClock
+) -> list[RequestRecord]:
     generator = LoadGenerator(host, lambda job: f"{job.utt}|{job.voice}", clock, PIECES_OF_A_CHUNK_S)
     return (await generator.run(jobs, load, lambda record: None)).records
 

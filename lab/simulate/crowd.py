@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
-from cosydit.bench.doors import SpeechJob
+from cosydit.bench.doors import PreparedRequest
 from cosydit.bench.metrics import playback_underrun
 from cosydit.bench.types import AudioArrival, RequestRecord, SpeechInput
 from gateway.errors import LimitError, OverloadedError
@@ -22,7 +22,7 @@ _LETTER_WORD = "word "
 class Door(Protocol):
     """One gateway."""
 
-    def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
+    def speak(self, job: PreparedRequest, request_id: str) -> AsyncGenerator[float, None]:
         """Speak one text; yields seconds of audio."""
         ...
 
@@ -99,7 +99,7 @@ class Crowd:
         while self._now_s() < self._plan.seconds:
             await self._hear(door, self._job(draw, number, next(turns)))
 
-    async def _hear(self, door: Door, job: SpeechJob) -> None:
+    async def _hear(self, door: Door, job: PreparedRequest) -> None:
         sent_s = self._clock.now()
         record = RequestRecord(job.utt, job.utt, self._now_s())
         try:
@@ -123,11 +123,11 @@ class Crowd:
         played_s = record.arrivals[0].at_s + record.audio_s + playback_underrun(record.arrivals, 0.0).short_s
         return max(played_s - record.total_s, 0.0)
 
-    def _job(self, draw: random.Random, number: int, turn: int) -> SpeechJob:
+    def _job(self, draw: random.Random, number: int, turn: int) -> PreparedRequest:
         letters = draw.randint(self._plan.least_letters, self._plan.most_letters)
         text = (_LETTER_WORD * letters)[: letters - 1].strip() + "."
         voice = draw.choice(self._plan.voice_names)
-        return SpeechJob(SpeechInput(f"listener-{number}-{turn}", text.capitalize()), None, voice)
+        return PreparedRequest(SpeechInput(f"listener-{number}-{turn}", text.capitalize()), None, voice)
 
     def _now_s(self) -> float:
         return self._clock.now() - self._began_s

@@ -18,7 +18,7 @@ from lab.simulate.costs import TOKEN2WAV, Token2WavCost
 from servicekit.clock import Clock
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.loop import EngineLoop, OnResult
+from token2wav_service.engine.loop import OnResult, ServingLoop
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.errors import CapacityError
 from token2wav_service.features.extractor import voice_id_of
@@ -122,7 +122,7 @@ def _spoken(chunk: TokenChunk | ChunkWork[ModelledState]) -> int:
     return len(chunk.token_ids) - (0 if chunk.is_last else LOOKAHEAD_TOKENS)
 
 
-class VirtualEngineLoop(EngineLoop):
+class VirtualEngineLoop(ServingLoop):
     """Runs the real engine; a step takes what the cost model says."""
 
     def __init__(
@@ -161,7 +161,7 @@ class VirtualEngineLoop(EngineLoop):
         self._voice_workers.shutdown()
 
     def push(self, chunk: TokenChunk, on_result: OnResult) -> None:
-        """Queue a chunk; see `EngineLoop.push`."""
+        """Queue a chunk; see `ServingLoop.push`."""
         super().push(chunk, on_result)
         self._work.set()
 

@@ -14,7 +14,7 @@ from itertools import count
 from random import Random
 
 from benchmarks.lib.sweep import FinishedRun, RunPlan, jobs_of, warm_up_bursts, warm_up_jobs
-from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, SpeechJob
+from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, PreparedRequest
 from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.types import LoadResult
 from gateway.chunking.policies import ChunkSettings
@@ -45,7 +45,7 @@ class PipelineDoor:
         self._cost = costs.gateway
         self._numbers = count()
 
-    async def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
+    async def speak(self, job: PreparedRequest, request_id: str) -> AsyncGenerator[float, None]:
         """Speak one text; yields seconds of audio."""
         await asyncio.sleep(self._cost.latency_s)
         await self._gateway.use(self._cost.request_s)
@@ -103,7 +103,7 @@ async def _sweep(
     return finished
 
 
-async def _run(door: PipelineDoor, jobs: Sequence[SpeechJob], load: LoadPlan, clock: VirtualClock) -> LoadResult:
+async def _run(door: PipelineDoor, jobs: Sequence[PreparedRequest], load: LoadPlan, clock: VirtualClock) -> LoadResult:
     generator = LoadGenerator(door, lambda job: f"{job.utt}|{job.voice}", clock, PIECES_OF_A_CHUNK_S)
     return await generator.run(jobs, load, lambda record: None)
 

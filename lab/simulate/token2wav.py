@@ -165,7 +165,7 @@ class ModelledToken2Wav:
         try:
             with self.engine.voices.cache.pinned(voice_id_of(prompt.samples)):
                 return True
-        except engine_errors.VoiceNotFoundError:
+        except engine_errors.VoiceNotCachedError:
             return False
 
     def _check_up(self) -> None:
@@ -249,7 +249,7 @@ def _gateway_error(error: engine_errors.Token2WavError) -> errors.GatewayError:
     """Return what the real client raises for an engine's error."""
     if isinstance(error, engine_errors.CapacityError):
         return errors.Token2WavBusyError(f"token2wav: {error}")
-    if isinstance(error, engine_errors.VoiceNotFoundError):
+    if isinstance(error, engine_errors.VoiceNotCachedError):
         return errors.VoiceEvictedError(f"token2wav: {error}")
     if isinstance(error, engine_errors.EngineStoppedError):
         return errors.Token2WavUnavailableError(f"token2wav: {error}")

@@ -18,11 +18,6 @@ TRANSFORMERS_AUTO_MAP = {"AutoModelForCausalLM": "modeling_speech_qwen2.SpeechQw
 # Put on vLLM's PYTHONPATH: vLLM finds the plugin by its entry point.
 VLLM_PLUGIN_DIR = _HERE / "vllm_plugin"
 
-# Given to `vllm serve --logits-processors`, which needs the plugin on its PYTHONPATH.
-VLLM_REPETITION_PROCESSOR = "speech_qwen2_vllm.repetition:RepetitionAwareSampling"
-# Given to it in `vllm serve --additional-config`, as a key of this name.
-VLLM_REPETITION_CONFIG = "repetition_aware_sampling"
-
 # Given to `trtllm-serve --custom_module_dirs` (PyTorch backend).
 TRTLLM_MODULE_DIR = _HERE / "speech_qwen2_trtllm"
 

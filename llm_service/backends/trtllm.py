@@ -16,7 +16,7 @@ from llm_service.backends.base import (
     require_served_form,
 )
 from llm_service.config import LLMBackend, ServerConfig
-from llm_service.errors import ConfigError
+from llm_service.errors import LLMConfigError
 from llm_service.huggingface_layout import has_speech_form
 
 PROGRAM = "trtllm-serve"
@@ -67,9 +67,11 @@ class TrtllmBackend:
         require_directories(config)
         is_tensorrt = config.engine_backend == TENSORRT or is_engine(config.model_dir)
         if is_tensorrt and config.stream_interval not in (None, 1):
-            raise ConfigError("stream_interval is for trtllm's pytorch backend; an engine streams every token: give 1")
+            raise LLMConfigError(
+                "stream_interval is for trtllm's pytorch backend; an engine streams every token: give 1"
+            )
         if config.engine_backend == TENSORRT and has_speech_form(config.model_dir):
-            raise ConfigError(
+            raise LLMConfigError(
                 f"{config.model_dir} is no engine; build one with cosydit convert-llm trtllm and build, or leave "
                 "engine_backend to pytorch"
             )

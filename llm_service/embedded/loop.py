@@ -19,7 +19,7 @@ from llm_service.embedded.types import (
     GenerationOutput,
     GenerationRequest,
 )
-from llm_service.errors import EngineError, EngineStoppedError, InvalidGenerationError, QueueFullError
+from llm_service.errors import EngineError, InvalidGenerationError, LLMStoppedError, QueueFullError
 from llm_service.vocab import SPEECH_TOKENS_PER_SECOND
 from servicekit.clock import Clock
 from servicekit.stream_limit import (
@@ -133,7 +133,7 @@ class EngineLoop:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread; requests in flight get `EngineStoppedError`. May be called twice."""
+        """Stop the thread; requests in flight get `LLMStoppedError`. May be called twice."""
         with self._condition:
             self._inbox.is_stopping = True
             self._condition.notify()
@@ -190,12 +190,12 @@ class EngineLoop:
         Raises:
             InvalidGenerationError: it can never run here.
             QueueFullError: too many requests are in flight; retry later.
-            EngineStoppedError: the engine isn't running.
+            LLMStoppedError: the engine isn't running.
         """
         self._engine.validate(request)
         with self._condition:
             if not self._is_running or self._inbox.is_stopping:
-                raise EngineStoppedError("the engine is not running; see the server's log")
+                raise LLMStoppedError("the engine is not running; see the server's log")
             most = self._most_in_flight(request)
             if len(self._entries) >= most:
                 retry_s = self._limit.next_end_s(len(self._entries))
@@ -229,13 +229,13 @@ class EngineLoop:
                 self._condition.notify()
 
     def _run(self) -> None:
-        error = EngineStoppedError("the engine was stopped")
+        error = LLMStoppedError("the engine was stopped")
         try:
             while self._turn():
                 pass
         except Exception as err:
             logger.exception("the engine failed")
-            error = EngineStoppedError(f"the engine failed: {err}; restart the server")
+            error = LLMStoppedError(f"the engine failed: {err}; restart the server")
         finally:
             self._fail_all(error)
 
@@ -325,7 +325,7 @@ class EngineLoop:
             extra={"request_id": request_id, "trace_id": entry.request.trace_id},
         )
 
-    def _fail_all(self, error: EngineStoppedError) -> None:
+    def _fail_all(self, error: LLMStoppedError) -> None:
         with self._condition:
             self._is_running = False
             entries = list(self._entries.values())

@@ -15,7 +15,7 @@ from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from llm_service.embedded.generation import GenerationTrace, OutputRelay
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest
-from llm_service.errors import DeadlineExceededError, EngineError, EngineStoppedError, InvalidGenerationError
+from llm_service.errors import DeadlineExceededError, EngineError, InvalidGenerationError, LLMStoppedError
 from servicekit.tracing import Span
 
 REASONS = {
@@ -88,7 +88,7 @@ class ManyAnswers:
         number = asked.number
         try:
             if self._takes_no_more:
-                raise EngineStoppedError("the server is stopping; ask another one")
+                raise LLMStoppedError("the server is stopping; ask another one")
             if number in self._answers:
                 raise InvalidGenerationError(f"number {number} is in use; numbers must be new")
             request, span = self._read_request(asked)

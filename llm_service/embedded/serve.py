@@ -30,7 +30,7 @@ from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.schema import PromptReader
 from llm_service.embedded.token_stream import SpeechTokenServicer, serving_tokens
 from llm_service.embedded.types import GenerationOutput, GenerationRequest, SamplingParams
-from llm_service.errors import BackendUnavailableError, CheckpointError, ConfigError, EngineStoppedError
+from llm_service.errors import BackendUnavailableError, CheckpointError, LLMConfigError, LLMStoppedError
 from llm_service.gpu.schedule import SchedulePolicy
 from servicekit.clock import Clock, SystemClock
 from servicekit.process import StartFailure, exempt_startup_objects, failing_plainly, take_turns_often
@@ -52,14 +52,14 @@ def serve(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> None:
     """Serve until stopped by a signal.
 
     Raises:
-        ConfigError: the device is missing or the cache does not fit.
+        LLMConfigError: the device is missing or the cache does not fit.
         CheckpointError: the model or tokenizer directory is incomplete.
     """
     app = build_app(server_config, embedded_config, SystemClock())
     exempt_startup_objects()
     server = uvicorn.Server(
         uvicorn.Config(
-            failing_plainly(app, ConfigError, on_failed=StartFailure(), is_serving=lambda: server.started),
+            failing_plainly(app, LLMConfigError, on_failed=StartFailure(), is_serving=lambda: server.started),
             host=server_config.host,
             port=server_config.port,
             log_config=None,
@@ -76,7 +76,7 @@ def build_app(server_config: ServerConfig, embedded_config: EmbeddedConfig, cloc
     """Load the model, warm it up and return the app; its shutdown stops the engine.
 
     Raises:
-        ConfigError: the device is missing or the cache does not fit.
+        LLMConfigError: the device is missing or the cache does not fit.
         CheckpointError: the model or tokenizer directory is incomplete.
     """
     tracer = _open_tracer()
@@ -99,13 +99,13 @@ def build_loop(server_config: ServerConfig, embedded_config: EmbeddedConfig, clo
 
     Raises:
         BackendUnavailableError: what the engine needs is not installed.
-        ConfigError: the device is missing or the cache does not fit.
+        LLMConfigError: the device is missing or the cache does not fit.
         CheckpointError: the checkpoint is incomplete, or made for shorter sequences.
     """
     if embedded_config.num_threads is not None:
         torch.set_num_threads(embedded_config.num_threads)
     if embedded_config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device is {embedded_config.device}, but torch sees no GPU; use --device cpu")
+        raise LLMConfigError(f"device is {embedded_config.device}, but torch sees no GPU; use --device cpu")
     guard = RepetitionGuard(embedded_config.ras_window, embedded_config.ras_tau)
     make = _graphs_engine if embedded_config.has_graphs else _eager_engine
     loop = EngineLoop(make(server_config, embedded_config, guard, clock), embedded_config.max_queue_size, clock)
@@ -171,7 +171,7 @@ def warm_up(loop: EngineLoop) -> None:
         try:
             output = outputs.get(timeout=WARM_UP_TIMEOUT_S)
         except queue.Empty as err:
-            raise EngineStoppedError(f"the warm-up gave nothing for {WARM_UP_TIMEOUT_S:.0f} s") from err
+            raise LLMStoppedError(f"the warm-up gave nothing for {WARM_UP_TIMEOUT_S:.0f} s") from err
         if output.error is not None:
             raise output.error
         if output.is_last:
@@ -182,12 +182,12 @@ def _open_tracer() -> Tracer:
     """Trace as the environment says.
 
     Raises:
-        ConfigError: OpenTelemetry is not installed.
+        LLMConfigError: OpenTelemetry is not installed.
     """
     try:
         return open_tracer(TRACE_SERVICE, endpoint_of())
     except TracingUnavailableError as err:
-        raise ConfigError(str(err)) from err
+        raise LLMConfigError(str(err)) from err
 
 
 def _slots_that_fit(model: SpeechLanguageModel, config: ServerConfig, max_seq_len: int, device: str) -> int:
@@ -196,7 +196,7 @@ def _slots_that_fit(model: SpeechLanguageModel, config: ServerConfig, max_seq_le
     share_bytes = int(_free_memory_bytes(device) * config.kv_cache_free_gpu_memory_fraction)
     slots = min(config.max_batch_size, share_bytes // slot_bytes)
     if slots < 1:
-        raise ConfigError(
+        raise LLMConfigError(
             f"one slot of {max_seq_len} tokens takes {slot_bytes} bytes, the share of free memory is {share_bytes}; "
             "lower max_seq_len or raise kv_cache_free_gpu_memory_fraction"
         )

@@ -28,11 +28,11 @@ from llm_service.embedded.many_answers import REASONS, ManyAnswers, speech_ids
 from llm_service.embedded.schema import MIN_REPETITION_PENALTY
 from llm_service.embedded.types import DEFAULT_PRIORITY, GenerationRequest, SamplingParams
 from llm_service.errors import (
-    ConfigError,
     DeadlineExceededError,
     EngineError,
-    EngineStoppedError,
     InvalidGenerationError,
+    LLMConfigError,
+    LLMStoppedError,
     QueueFullError,
 )
 from servicekit.clock import Clock
@@ -60,7 +60,7 @@ _add: Callable[[Any, Any], None] = stubs.add_SpeechTokenServiceServicer_to_serve
 _STATUS = (
     (InvalidGenerationError, grpc.StatusCode.INVALID_ARGUMENT),
     (QueueFullError, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (EngineStoppedError, grpc.StatusCode.UNAVAILABLE),
+    (LLMStoppedError, grpc.StatusCode.UNAVAILABLE),
     (DeadlineExceededError, grpc.StatusCode.DEADLINE_EXCEEDED),
     (EngineError, grpc.StatusCode.INTERNAL),
 )
@@ -239,7 +239,7 @@ async def serving_tokens(servicer: SpeechTokenServicer, host: str, port: int) ->
         port: 0 takes any that is free.
 
     Raises:
-        ConfigError: the port can't be had.
+        LLMConfigError: the port can't be had.
     """
     options = (
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -258,7 +258,7 @@ async def serving_tokens(servicer: SpeechTokenServicer, host: str, port: int) ->
         bound = int(server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
     except RuntimeError as err:
         got = f"the stream of tokens can't listen on {host}:{port} ({err})"
-        raise ConfigError(f"{got}; stop what listens there, or give another --grpc-port") from err
+        raise LLMConfigError(f"{got}; stop what listens there, or give another --grpc-port") from err
     for name in ("", SERVICE_NAME):
         await health.set(name, health_pb2.HealthCheckResponse.SERVING)
     await server.start()

@@ -38,7 +38,7 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class Certificate:
+class ServerFindings:
     """What was found."""
 
     questions: int
@@ -59,7 +59,7 @@ class Question:
 
 def certify(
     base_url: str, capabilities: Capabilities, source_dir: Path, texts: Sequence[str], expectation: Expectation
-) -> Certificate:
+) -> ServerFindings:
     """Ask the server at `base_url` about every text.
 
     Args:
@@ -149,7 +149,7 @@ def _judge(
     free: Sequence[list[int]],
     expectation: Expectation,
     vocabulary: SpeechVocabulary,
-) -> Certificate:
+) -> ServerFindings:
     said = [token_id for answer in (*choices, *free) for token_id in answer]
     first_id, rows = vocabulary.first_id, vocabulary.head_rows
     foreign = sorted({token_id for token_id in said if not 0 <= token_id - first_id < rows})
@@ -158,7 +158,7 @@ def _judge(
     is_close = max(gaps) <= expectation.tolerance and equal >= expectation.least_equal * len(gaps)
     spoken = sum(len(answer) for answer in free)
     passed = is_close and not foreign and spoken > 0
-    return Certificate(len(gaps), equal, max(gaps), tuple(foreign), spoken, passed)
+    return ServerFindings(len(gaps), equal, max(gaps), tuple(foreign), spoken, passed)
 
 
 def gap_below_best(question: Question, choice: Sequence[int], vocabulary: SpeechVocabulary) -> float:

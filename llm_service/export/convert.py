@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_service.errors import CheckpointError, ConfigError
+from llm_service.errors import CheckpointError, LLMConfigError
 from llm_service.export.manifest import Recipe, is_up_to_date, new_directory
-from llm_service.export.trtllm_build import EngineLimits, build_command, build_engine
+from llm_service.export.trtllm_build import BuildLimits, build_command, build_engine
 from servicekit.checkpoint_file import CheckpointDeclaration, CheckpointFileError, find_declaration, write_declaration
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def convert_huggingface(origin: Origin, directory: Path, dtype: str) -> bool:
     """Write the converted Hugging Face form; return False if it is there already.
 
     Raises:
-        ConfigError: the dtype is unknown.
+        LLMConfigError: the dtype is unknown.
         CheckpointError: the source is damaged or numbered otherwise, or `directory` holds something else.
     """
     _check_dtype(dtype)
@@ -68,7 +68,7 @@ def convert_trtllm(origin: Origin, directory: Path, dtype: str) -> bool:
     """Write a TensorRT-LLM checkpoint for one GPU; return False if it is there already.
 
     Raises:
-        ConfigError: the dtype is unknown.
+        LLMConfigError: the dtype is unknown.
         CheckpointError: the source is damaged or numbered otherwise, or `directory` holds something else.
     """
     _check_dtype(dtype)
@@ -85,10 +85,10 @@ def convert_trtllm(origin: Origin, directory: Path, dtype: str) -> bool:
 
 def _check_dtype(dtype: str) -> None:
     if dtype not in DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
+        raise LLMConfigError(f"dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
 
 
-def build_trtllm(checkpoint_dir: Path, directory: Path, limits: EngineLimits) -> bool:
+def build_trtllm(checkpoint_dir: Path, directory: Path, limits: BuildLimits) -> bool:
     """Build the engine; return False if it is there already, built here by this version of TensorRT-LLM.
 
     Raises:

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from llm_service.adapters import TRTLLM_ENGINE_CLASS, TRTLLM_ENGINE_FILE
 from llm_service.backends.base import require_program
-from llm_service.errors import BuildError, CheckpointError, ConfigError
+from llm_service.errors import BuildError, CheckpointError, LLMConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ SHOWN_CHARACTERS = 70  # of the latest line, beside the progress
 
 
 @dataclass(frozen=True)
-class EngineLimits:
+class BuildLimits:
     """What an engine is built for."""
 
     max_batch_size: int = 64  # requests
@@ -41,10 +41,10 @@ class EngineLimits:
 
     def __post_init__(self) -> None:
         if self.max_batch_size < 1 or self.max_num_tokens < self.max_batch_size:
-            raise ConfigError(f"got {self}; expected max_batch_size of 1 or more and max_num_tokens no less than it")
+            raise LLMConfigError(f"got {self}; expected max_batch_size of 1 or more and max_num_tokens no less than it")
 
 
-def build_command(checkpoint_dir: Path, engine_dir: Path, limits: EngineLimits) -> list[str]:
+def build_command(checkpoint_dir: Path, engine_dir: Path, limits: BuildLimits) -> list[str]:
     """Return the command line. Ranks are built one after another: `--workers` can't pass on a model class.
 
     Raises:
@@ -59,7 +59,7 @@ def build_command(checkpoint_dir: Path, engine_dir: Path, limits: EngineLimits) 
     return command
 
 
-def build_engine(checkpoint_dir: Path, engine_dir: Path, limits: EngineLimits, log_path: Path) -> None:
+def build_engine(checkpoint_dir: Path, engine_dir: Path, limits: BuildLimits, log_path: Path) -> None:
     """Build an engine into an empty directory; a log keeps what the builder said.
 
     Raises:

@@ -14,9 +14,9 @@ import torch
 
 from llm_service.embedded.engine import EngineLimits
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.errors import CheckpointError, ConfigError
+from llm_service.errors import CheckpointError, LLMConfigError
 from llm_service.gpu.answer import EventPacking
-from llm_service.gpu.decoder import Decoder
+from llm_service.gpu.decoder import SlotDecoder
 from llm_service.gpu.engine import MAX_WINDOW_TOKENS, GpuEngine
 from llm_service.gpu.schedule import SchedulePolicy
 from llm_service.gpu.slot_state import PAGE_TOKENS, SlotState, StateSizes, page_bytes, pages_for
@@ -54,7 +54,7 @@ def build_gpu_engine(model_dir: Path, options: GpuEngineOptions, clock: Clock) -
 
     Raises:
         CheckpointError: the checkpoint is incomplete, or made for shorter sequences.
-        ConfigError: memory does not hold a single answer, or a setting is out of this engine's range.
+        LLMConfigError: memory does not hold a single answer, or a setting is out of this engine's range.
     """
     weights = load_weights(model_dir, options.device, options.dtype)
     if options.max_sequence_tokens > weights.shape.max_positions:
@@ -67,7 +67,7 @@ def engine_of(weights: Weights, options: GpuEngineOptions, clock: Clock) -> GpuE
     """Make an engine of weights that are on the device already; see `build_gpu_engine`."""
     window = options.guard.window_tokens
     if window > MAX_WINDOW_TOKENS:
-        raise ConfigError(f"ras_window is {window}; the GPU engine takes at most {MAX_WINDOW_TOKENS}")
+        raise LLMConfigError(f"ras_window is {window}; the GPU engine takes at most {MAX_WINDOW_TOKENS}")
     pages = _pages_that_fit(weights, options)
     positions = options.max_sequence_tokens
     recent = 1 << (max(window, LEAST_RECENT) - 1).bit_length()
@@ -75,7 +75,7 @@ def engine_of(weights: Weights, options: GpuEngineOptions, clock: Clock) -> GpuE
     state = SlotState(StateSizes(options.slots, pages, positions, weights.ids.rows, recent), options.device)
     with torch.inference_mode():
         max_draws = max(sizes.max_draws, *(sizes.draws_of(rows) for rows in sizes.prompt_rows))
-        runner = StepRunner(Decoder(weights, state, sizes.max_rows, max_draws, options.interprets), sizes)
+        runner = StepRunner(SlotDecoder(weights, state, sizes.max_rows, max_draws, options.interprets), sizes)
         runner.warm_up()
     limits = EngineLimits(options.slots, positions, max_step_tokens=sizes.max_rows)
     shared = (weights.ids, weights.vocabulary_rows, limits, pages, options.guard, clock)
@@ -99,7 +99,7 @@ def _pages_that_fit(weights: Weights, options: GpuEngineOptions) -> int:
     whole = pages_for(options.max_sequence_tokens)
     pages = min(share_bytes // size, options.slots * whole)
     if pages < whole:
-        raise ConfigError(
+        raise LLMConfigError(
             f"an answer of {options.max_sequence_tokens} tokens takes {whole * size} bytes, the share of free memory "
             f"is {share_bytes}; lower max_seq_len or raise kv_cache_free_gpu_memory_fraction"
         )

@@ -36,7 +36,7 @@ class PromptInputs:
     begin: BeginInputs
 
 
-class Decoder:
+class SlotDecoder:
     """Weights, cache, slots' state and the buffers between the kernels."""
 
     def __init__(

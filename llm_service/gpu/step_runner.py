@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gpukit.graphs import capture, graph_memory, own_stream, warm_up
-from llm_service.gpu.decoder import DecodeInputs, Decoder, PromptInputs
+from llm_service.gpu.decoder import DecodeInputs, PromptInputs, SlotDecoder
 from llm_service.gpu.ops import BeginInputs
 from llm_service.gpu.slot_state import NUMBERS, AnswerStart
 
@@ -121,7 +121,7 @@ class _PromptBucket:
 class StepRunner:
     """Launches decode steps and prompt steps. Not thread-safe."""
 
-    def __init__(self, decoder: Decoder, sizes: RunnerSizes) -> None:
+    def __init__(self, decoder: SlotDecoder, sizes: RunnerSizes) -> None:
         """Take the decoder; `warm_up` must come before the first step."""
         self._decoder = decoder
         self.sizes = sizes

@@ -13,10 +13,10 @@ from cosydit.cli.main import main
 from cosydit.plan import command as capacity
 from cosydit.plan.command import (
     Arrangement,
-    CapacityError,
     CapacityPoint,
     Curves,
     Demand,
+    PlanError,
     gateway_processes,
     known_gpus,
     most_listeners,
@@ -76,7 +76,7 @@ def test_gpus_are_counted_with_headroom_and_the_fewest_come_first() -> None:
 
 
 def test_what_no_load_meets_is_refused_with_what_would() -> None:
-    with pytest.raises(CapacityError, match="at its lightest load one none took 80 ms"):
+    with pytest.raises(PlanError, match="at its lightest load one none took 80 ms"):
         propose(CURVES, Demand(10, 50))
 
 
@@ -92,7 +92,7 @@ def test_what_no_load_meets_is_refused_with_what_would() -> None:
     ],
 )
 def test_demands_without_sense_are_refused(demand: Demand) -> None:
-    with pytest.raises(CapacityError, match="expected"):
+    with pytest.raises(PlanError, match="expected"):
         propose(CURVES, demand)
 
 
@@ -141,7 +141,7 @@ def test_an_h100_with_both_services_is_planned_by_its_own_loads(capsys: pytest.C
 
 
 def test_an_unknown_gpu_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(CapacityError, match="got GPU 'abacus', expected one of h100, h200"):
+    with pytest.raises(PlanError, match="got GPU 'abacus', expected one of h100, h200"):
         read_curves("abacus")
 
 

@@ -13,7 +13,7 @@ import yaml
 from cosydit.cli.serve import _with_gateway
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.gpu_presets import PRESETS, GpuPreset
-from cosydit.stack.host import Host, for_host
+from cosydit.stack.host import Machine, for_host
 from cosydit.stack.stack import StackOptions, assemble_repository, gateway_settings, llm_spec
 from llm_service.config import LLMBackend
 from servicekit.gpu_host import GpuFacts
@@ -48,7 +48,7 @@ def settings(words: Sequence[str]) -> dict[str, str]:
 def served(preset: GpuPreset, monkeypatch: pytest.MonkeyPatch, **gpus: object) -> Commands:
     """Return what `cosydit serve` starts on a host whose GPUs have a preset's memory."""
     gpu = GpuFacts("a GPU", preset.least_mib, preset.least_mib, "580", (9, 0))
-    host = Host((gpu, gpu), choose=lambda *_: LLMBackend.EMBEDDED)
+    host = Machine((gpu, gpu), choose=lambda *_: LLMBackend.EMBEDDED)
     checkpoint = CheckpointLayout.under(Path("/models/checkpoint"))
     asked = StackOptions(checkpoint, Path("/work"), llm_backend="auto", **gpus)  # type: ignore[arg-type]
     options = _with_gateway(for_host(asked, host), host)

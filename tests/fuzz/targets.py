@@ -32,7 +32,7 @@ from gateway.dialects.openai.request import read_request as read_openai
 from gateway.dialects.speech_ws.wire import parse_config
 from gateway.dialects.wyoming.wire import ClientLeftError, CountedReader, EventStream, read_text, read_voice
 from gateway.errors import GatewayError
-from gateway.lexicons.forms import rules_of_json, rules_of_pls
+from gateway.lexicons import rules_of_json, rules_of_pls
 from gateway.llm.sse import EventLines, event_data
 from gateway.llm.wire import LLMWire, PromptForm
 from gateway.text.markup.markdown import MarkupReader

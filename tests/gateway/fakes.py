@@ -17,7 +17,7 @@ from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import GatewayError, Token2WavInterruptedError, VoiceEvictedError
 from gateway.host import Host, HostLimits
-from gateway.lexicons.book import LexiconBook
+from gateway.lexicons import LexiconBook
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.text import TextFrontEnd

@@ -18,11 +18,11 @@ from gateway import errors, serving
 from gateway.audio.pcm import to_pcm16
 from gateway.chunking.policies import DeadlineChunks, ExponentialChunks, TimeBasedChunks
 from gateway.config import parse_args
-from gateway.speech.running_ahead import running_ahead
 from gateway.voices.registry import VoiceAliases
 from gateway.voices.settings import VoiceSettings
 from gateway.voices.store import VoiceLimits
 from llm_service.config import LLMBackend
+from servicekit.tasks import running_ahead
 from token2wav_service.contract import ErrorCode
 
 REQUIRED = ["--tokenizer-dir", "tok", "--voices-dir", "voices"]

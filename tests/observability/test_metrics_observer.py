@@ -1,11 +1,15 @@
-"""What streams leave in the metrics, with both services faked and time at a standstill unless told."""
+"""What streams and replicas leave in the metrics, with both services faked and time at a standstill unless told."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import dataclass, replace
+from enum import Enum
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway import errors
 from gateway.core import AudioChunk
@@ -13,6 +17,8 @@ from gateway.speech.guard import GuardMode, GuardSettings
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.telemetry.call import Call, serving
+from gateway.telemetry.metrics import GatewayMetrics, Playback, underrun_s
+from gateway.telemetry.replicas import watch_replicas
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
@@ -182,3 +188,91 @@ async def test_the_warm_up_is_nobodys_and_not_counted(voices: Voices) -> None:
     got = watched.read()
     assert not got.above_zero("requests_total")
     assert got.value("audio_seconds_total") == 0
+
+
+class State(str, Enum):
+    READY = "ready"
+    EJECTED = "ejected"
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A router's word on one replica."""
+
+    service: str = "token2wav"
+    address: str = "a:8001"
+    state: State = State.READY
+    open_streams: int = 3
+    free_slots: int | None = 5
+    step_s: float | None = 0.03
+    failures_total: int = 2
+    failovers_total: int = 1
+
+
+def test_each_replica_is_told_apart_and_states_are_counted() -> None:
+    metrics = GatewayMetrics()
+    sick = replace(Replica(), address="b:8001", state=State.EJECTED)
+    watch_replicas(metrics.registry, lambda: [Replica(), sick], lambda: [Replica("llm", "c:8000", free_slots=None)])
+    got = Reading(metrics.registry)
+    assert got.value("replicas", service="token2wav", state="ready") == 1
+    assert got.value("replicas", service="token2wav", state="ejected") == 1
+    assert got.value("replicas", service="llm", state="ejected") == 0
+    assert got.value("replica_free_slots", service="token2wav", replica="a:8001") == 5
+    assert got.value("replica_step_seconds", service="llm", replica="c:8000") == 0.03
+    assert got.value("failovers_total", service="token2wav", replica="b:8001") == 1
+    assert got.value("replica_failures_total", service="token2wav", replica="b:8001") == 2
+
+
+def test_what_is_not_known_is_left_out_and_not_nought() -> None:
+    metrics = GatewayMetrics()
+    watch_replicas(metrics.registry, lambda: [Replica("llm", "c:8000", free_slots=None)])
+    assert not Reading(metrics.registry).above_zero("replica_free_slots")
+
+
+def test_each_scrape_asks_anew_and_the_gone_are_gone() -> None:
+    metrics, there = GatewayMetrics(), [Replica()]
+    watch_replicas(metrics.registry, lambda: there)
+    assert Reading(metrics.registry).above_zero("replica_open_streams")
+    there.clear()
+    assert not Reading(metrics.registry).above_zero("replica_open_streams")
+
+
+def test_the_first_audio_has_no_slack_and_empty_chunks_none_at_all() -> None:
+    listener = Playback()
+    assert listener.deliver(0.0, 0.4, 0.0) is None
+    assert listener.deliver(0.4, 0.5, 1.0) is None
+    assert listener.deliver(0.5, 0.9, 0.0) is None
+
+
+def test_slack_is_what_is_left_to_play_and_adds_up() -> None:
+    listener = Playback()
+    listener.deliver(0.0, 0.5, 1.0)
+    assert listener.deliver(0.5, 0.7, 2.0) == pytest.approx(0.8)
+    assert listener.deliver(0.7, 3.0, 1.0) == pytest.approx(0.5)
+
+
+def test_after_an_underrun_the_listener_plays_on_from_the_late_chunk() -> None:
+    listener = Playback()
+    listener.deliver(0.0, 0.0, 1.0)
+    late = listener.deliver(0.0, 1.3, 1.0)
+    assert late == pytest.approx(-0.3)
+    assert late is not None and underrun_s(late) == pytest.approx(0.3)
+    assert listener.deliver(1.3, 2.0, 1.0) == pytest.approx(0.3), "the silence moved the end by as much"
+
+
+def test_who_asks_late_waits_from_then_on() -> None:
+    listener = Playback()
+    listener.deliver(0.0, 0.0, 1.0)
+    assert listener.deliver(5.0, 5.1, 1.0) == pytest.approx(-0.1), "not the 4.1 s in which nobody asked"
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.01, 3.0)), min_size=2, max_size=30))
+def test_silence_and_audio_fill_the_time_of_a_listener_who_always_asks(chunks: list[tuple[float, float]]) -> None:
+    listener, now_s, asked_s, silence_s = Playback(), 0.0, 0.0, 0.0
+    for pause_s, audio_s in chunks:
+        now_s += pause_s
+        slack_s = listener.deliver(asked_s, now_s, audio_s)
+        silence_s += underrun_s(slack_s) if slack_s is not None else 0.0
+        asked_s = now_s
+    last_began_s = now_s - chunks[0][0]
+    assert last_began_s <= sum(audio_s for _, audio_s in chunks[:-1]) + silence_s + 1e-6

@@ -15,7 +15,12 @@ import pytest
 from cosydit.stack.checkpoint.download import (
     RECORD_NAME,
     DownloadError,
+    HubError,
+    HubName,
+    HuggingFaceHub,
     LockedModel,
+    ModelHub,
+    ModelScopeHub,
     ModelSource,
     download_models,
     first_lock,
@@ -24,7 +29,6 @@ from cosydit.stack.checkpoint.download import (
     read_lock,
     update_lock,
 )
-from cosydit.stack.checkpoint.hubs import HubError, HubName, HuggingFaceHub, ModelHub, ModelScopeHub
 from token2wav_service.checkpoint.family import Family
 
 OLD, NEW = "a" * 40, "b" * 40

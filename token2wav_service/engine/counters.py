@@ -11,10 +11,10 @@ from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
 from token2wav_service.engine.meter import EngineMeter, Measurements, Punctuality
 from token2wav_service.engine.stream import Stream
 from token2wav_service.engine.voice_cache import VoiceCacheStats
-from token2wav_service.types import ChunkTiming, EngineStats, StreamStatus
+from token2wav_service.types import ChunkTiming, ServingStats, StreamStatus
 
 
-class EngineCounters:
+class StepCounters:
     """Not thread-safe: the engine's lock guards it."""
 
     def __init__(self) -> None:
@@ -54,9 +54,9 @@ class EngineCounters:
         """See `EngineMeter.take`."""
         return self._meter.take()
 
-    def stats(self, streams: Collection[Stream], slots: int, cache: VoiceCacheStats) -> EngineStats:
+    def stats(self, streams: Collection[Stream], slots: int, cache: VoiceCacheStats) -> ServingStats:
         """Return the counters as they are now."""
-        return EngineStats(
+        return ServingStats(
             open_streams=len(streams),
             voices=cache.voices,
             voice_bytes=cache.used_bytes,

@@ -18,9 +18,9 @@ from servicekit.clock import Clock
 from servicekit.stream_limit import StreamLimit, extra_streams, reserved_streams
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
-from token2wav_service.engine.counters import EngineCounters
+from token2wav_service.engine.counters import StepCounters
 from token2wav_service.engine.meter import Measurements
-from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, StreamState
+from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, RunnerState
 from token2wav_service.engine.scheduler import Batch, Scheduler
 from token2wav_service.engine.stream import ChunkRules, Stream, check_options
 from token2wav_service.engine.voices import VoiceStore
@@ -34,7 +34,7 @@ from token2wav_service.errors import (
 from token2wav_service.types import (
     AudioChunk,
     ChunkTiming,
-    EngineStats,
+    ServingStats,
     StreamOptions,
     StreamStatus,
     StreamSummary,
@@ -60,7 +60,7 @@ class BegunStep:
     """A batch that was chosen and has not run."""
 
     batch: Batch
-    works: list[ChunkWork[StreamState]]
+    works: list[ChunkWork[RunnerState]]
     """One for every stream of the batch, in its order."""
     began_s: float
     """Clock time."""
@@ -94,7 +94,7 @@ class Token2WavEngine:
         self._rules = ChunkRules(config, runner.facts)
         self._lock = threading.Lock()
         self._streams: dict[str, Stream] = {}
-        self._counters = EngineCounters()
+        self._counters = StepCounters()
         slots = config.max_streams
         most = max(1, slots - reserved_streams(slots)) if is_realtime else slots
         self._limit = StreamLimit(most, clock, is_fixed=not is_realtime)
@@ -218,7 +218,7 @@ class Token2WavEngine:
         with self._lock:
             return list(self._streams)
 
-    def stats(self) -> EngineStats:
+    def stats(self) -> ServingStats:
         """Return the counters as they are now."""
         cache = self.voices.cache.stats()
         with self._lock:
@@ -282,7 +282,7 @@ class Token2WavEngine:
             raise StreamNotFoundError(f"stream {stream_id!r} is not open: it has ended, or never was; open a new one")
         return stream
 
-    def _run(self, works: Sequence[ChunkWork[StreamState]]) -> list[ChunkOutcome[StreamState] | Token2WavError]:
+    def _run(self, works: Sequence[ChunkWork[RunnerState]]) -> list[ChunkOutcome[RunnerState] | Token2WavError]:
         """Run the batch; if it fails, run each chunk alone, so that only the chunk at fault fails."""
         try:
             outcomes = self._runner.run(works)
@@ -298,7 +298,7 @@ class Token2WavEngine:
         return [_checked_outcome(outcome) for outcome in outcomes]
 
     def _settle(
-        self, stream: Stream, outcome: ChunkOutcome[StreamState] | Token2WavError, timing: ChunkTiming
+        self, stream: Stream, outcome: ChunkOutcome[RunnerState] | Token2WavError, timing: ChunkTiming
     ) -> ChunkResult:
         stream.in_step = False
         chunk = stream.waiting.popleft()
@@ -340,17 +340,17 @@ class Token2WavEngine:
         return stream.summary()
 
 
-def _work(stream: Stream) -> ChunkWork[StreamState]:
+def _work(stream: Stream) -> ChunkWork[RunnerState]:
     chunk = stream.waiting[0]
     return ChunkWork(chunk.token_ids, chunk.is_last, stream.options.seed, stream.state)
 
 
-def _samples(outcomes: Sequence[ChunkOutcome[StreamState] | Token2WavError]) -> int:
+def _samples(outcomes: Sequence[ChunkOutcome[RunnerState] | Token2WavError]) -> int:
     """Return the samples in a step's outcomes."""
     return sum(len(outcome.samples) for outcome in outcomes if not isinstance(outcome, Token2WavError))
 
 
-def _checked_outcome(outcome: ChunkOutcome[StreamState]) -> ChunkOutcome[StreamState] | Token2WavError:
+def _checked_outcome(outcome: ChunkOutcome[RunnerState]) -> ChunkOutcome[RunnerState] | Token2WavError:
     if not np.isfinite(outcome.samples).all():
         return Token2WavError("synthesis made samples that are not finite; check the checkpoint and the dtype")
     return outcome

@@ -28,7 +28,7 @@ from token2wav_service.errors import (
 )
 from token2wav_service.types import (
     AudioChunk,
-    EngineStats,
+    ServingStats,
     StreamOptions,
     StreamStatus,
     StreamSummary,
@@ -65,7 +65,7 @@ class _OpenStream:
     """What to tell if the engine can't say any more how far the stream came."""
 
 
-class EngineLoop:
+class ServingLoop:
     """A running engine: thread-safe entry points, callbacks from its threads."""
 
     def __init__(
@@ -182,7 +182,7 @@ class EngineLoop:
         if summary is not None:
             self._end(summary)
 
-    def stats(self) -> EngineStats:
+    def stats(self) -> ServingStats:
         """Return the engine's counters."""
         return self.engine.stats()
 

@@ -23,7 +23,7 @@ class VoiceState(Protocol):
         ...
 
 
-class StreamState(Protocol):
+class RunnerState(Protocol):
     """What one stream's next chunk starts from."""
 
     @property
@@ -52,7 +52,7 @@ class ModelFacts:
 
 
 V = TypeVar("V", bound=VoiceState)
-S = TypeVar("S", bound=StreamState)
+S = TypeVar("S", bound=RunnerState)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from token2wav_service.config import HistoryPolicy, Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY
 from token2wav_service.engine.meter import PlaybackDeadline
-from token2wav_service.engine.runner import ModelFacts, StreamState
+from token2wav_service.engine.runner import ModelFacts, RunnerState
 from token2wav_service.engine.voices import Voice
 from token2wav_service.errors import InvalidChunkError, InvalidRequestError
 from token2wav_service.models.flow.history import UPSTREAM_LIMIT_FRAMES
@@ -30,7 +30,7 @@ class Stream:
     stream_id: str
     voice: Voice
     options: StreamOptions
-    state: StreamState
+    state: RunnerState
     opened_s: float
     last_activity_s: float
     status: StreamStatus = StreamStatus.WAITING

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from token2wav_service.errors import CapacityError, VoiceNotFoundError
+from token2wav_service.errors import CapacityError, VoiceNotCachedError
 
 V = TypeVar("V")
 
@@ -94,13 +94,13 @@ class VoiceCache(Generic[V]):
         """Pin a voice and return it; pair with `release`.
 
         Raises:
-            VoiceNotFoundError: it was never put, or has been evicted.
+            VoiceNotCachedError: it was never put, or has been evicted.
         """
         with self._lock:
             entry = self._touch(voice_id)
             if entry is None:
                 self._misses += 1
-                raise VoiceNotFoundError(f"voice {voice_id!r} is not cached; register its prompt again")
+                raise VoiceNotCachedError(f"voice {voice_id!r} is not cached; register its prompt again")
             self._hits += 1
             entry.pins += 1
             return entry.value

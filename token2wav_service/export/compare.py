@@ -20,9 +20,9 @@ from token2wav_service.export.modules import Models, module_for
 from token2wav_service.export.samples import sample_inputs
 from token2wav_service.features.prompt_models import open_session
 from token2wav_service.graphs.spec import GraphSpec, Precision
-from token2wav_service.runtime.tensorrt.api import Engine
+from token2wav_service.runtime.tensorrt.api import TensorRTEngine
 from token2wav_service.runtime.tensorrt.contexts import run_once
-from token2wav_service.runtime.tensorrt.manifest import Certificate, CertifiedCase, OutputError
+from token2wav_service.runtime.tensorrt.manifest import CertifiedCase, EngineCertificate, OutputError
 
 MIN_SNR_DB = {Precision.FLOAT32: 90.0, Precision.FLOAT16: 50.0}
 """The least agreement with float32 that every output of an exported file must reach."""
@@ -69,7 +69,7 @@ class Sweep:
 
 def compare_graph(
     directory: Path | None, spec: GraphSpec, models: Models, sweep: Sweep
-) -> Iterator[tuple[Executor, Certificate]]:
+) -> Iterator[tuple[Executor, EngineCertificate]]:
     """Compare one graph at every point of a sweep, by each executor.
 
     Args:
@@ -83,7 +83,7 @@ def compare_graph(
         yield executor, _certificate(spec, models, run, cases, MIN_SNR_DB[spec.precision])
 
 
-def certify_engine(spec: GraphSpec, models: Models, engine: Engine, device: torch.device) -> Certificate:
+def certify_engine(spec: GraphSpec, models: Models, engine: TensorRTEngine, device: torch.device) -> EngineCertificate:
     """Run an engine at the smallest and the expected sizes of its profiles."""
     sizes = [
         spec.complete({axis: getattr(profile[axis], end) for axis in spec.axes})
@@ -123,7 +123,7 @@ def _certificate(
     cases: Sequence[tuple[Mapping[str, int], int]],
     min_snr_db: float,
     device: torch.device | str = "cpu",
-) -> Certificate:
+) -> EngineCertificate:
     """Measure at every (sizes, seed)."""
     plain = _of_module(spec, module_for(spec, models, is_plain=True).to(device))
     measured = []
@@ -134,7 +134,7 @@ def _certificate(
             wanted = plain({name: _widened(value) for name, value in inputs.items()})
         errors = tuple(output_error(name, got[name], value) for name, value in wanted.items())
         measured.append(CertifiedCase(dict(sizes), errors))
-    return Certificate(min_snr_db, tuple(measured))
+    return EngineCertificate(min_snr_db, tuple(measured))
 
 
 def _of_module(spec: GraphSpec, module: nn.Module) -> Run:

@@ -22,10 +22,10 @@ from servicekit.files import write_bytes
 from token2wav_service.errors import EngineBuildError, EngineUnfitError
 from token2wav_service.export.compare import ENGINE_MIN_SNR_DB
 from token2wav_service.export.directory import ExportDirectory, ExportTask
-from token2wav_service.runtime.tensorrt.api import Engine, TensorRT
+from token2wav_service.runtime.tensorrt.api import TensorRT, TensorRTEngine
 from token2wav_service.runtime.tensorrt.manifest import (
     MANIFEST_SUFFIX,
-    Certificate,
+    EngineCertificate,
     EngineKey,
     EngineManifest,
     EngineProfile,
@@ -40,7 +40,7 @@ LOCK_NAME = ".build.lock"
 LOCK_TIMEOUT_S = 4 * 3600.0
 """Seconds to wait for another build, which takes minutes to an hour; a longer wait has another cause."""
 
-Certify = Callable[[Engine], Certificate]
+Certify = Callable[[TensorRTEngine], EngineCertificate]
 """Measures an engine that was just loaded on this machine's GPU."""
 
 
@@ -134,7 +134,7 @@ def _build(
         # They help even if the engine is refused: the next build times the same kernels.
         write_bytes(timings, built.timings)
     profiles = tuple(EngineProfile(p.name, held) for p, held in zip(spec.profiles, built.profiles, strict=True))
-    certificate = Certificate(ENGINE_MIN_SNR_DB[spec.precision])
+    certificate = EngineCertificate(ENGINE_MIN_SNR_DB[spec.precision])
     manifest = EngineManifest(key, target.gpu_name, task.sources, profiles, len(built.plan), certificate)
     write_bytes(manifest.engine_path(directory), built.plan)
     return manifest

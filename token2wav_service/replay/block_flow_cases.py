@@ -30,7 +30,7 @@ from token2wav_service.models.flow.encoder import EncoderPlans
 from token2wav_service.models.flow.rotary_dit import TIME_FEATURES, RotaryDiT, rotation_table
 from token2wav_service.models.flow.unet import UNet, time_features
 from token2wav_service.models.streaming import FlowInput
-from token2wav_service.replay.vectors import Case, Probe, VectorFolder, probed
+from token2wav_service.replay.vectors import GoldenCase, Probe, VectorFolder, probed
 
 STEPS = 10
 STREAMING_PARTS = (("offline", False), ("streaming", True))
@@ -83,7 +83,7 @@ def replay_block_flow(folder: VectorFolder) -> None:
         _stream(flow, folder.case(f"stream_{name}"), plan["calls"])
 
 
-def whole_mel(flow: BlockFlow, case: Case, tokens: int, *, is_final: bool, mask: BlockMask) -> Tensor:
+def whole_mel(flow: BlockFlow, case: GoldenCase, tokens: int, *, is_final: bool, mask: BlockMask) -> Tensor:
     """Return the generated mel [1, 80, F] of one pass over the prompt and the first `tokens` tokens of a stream."""
     ids = torch.cat([case["prompt_token"], case["token"][:, :tokens]], 1).long()
     count = ids.shape[1] - (0 if is_final else flow.lookahead)
@@ -95,7 +95,7 @@ def whole_mel(flow: BlockFlow, case: Case, tokens: int, *, is_final: bool, mask:
     return torch.as_tensor(mel[:, :, prompt:])
 
 
-def _encoder(flow: CosyVoice2Flow, case: Case) -> None:
+def _encoder(flow: CosyVoice2Flow, case: GoldenCase) -> None:
     encoder, single = flow.encoder, case["xs"][:1]
     with_context = torch.cat([single, case["context"]], 1)
     inputs = {
@@ -139,7 +139,7 @@ def _encode(
     return out, frames.tolist()
 
 
-def _lookahead(flow: CosyVoice3Flow, case: Case) -> None:
+def _lookahead(flow: CosyVoice3Flow, case: GoldenCase) -> None:
     rows, size, channels = case["inputs"].shape
     tail, lengths = torch.zeros(rows, flow.config.lookahead_channels, 2), torch.full((rows,), size)
     for key, ahead in (("context", case["context"]), ("final", torch.zeros(rows, flow.lookahead, channels))):
@@ -147,10 +147,10 @@ def _lookahead(flow: CosyVoice3Flow, case: Case) -> None:
         case.close(f"{key}.out", out)
 
 
-def _rotary(flow: CosyVoice3Flow, case: Case) -> None:
+def _rotary(flow: CosyVoice3Flow, case: GoldenCase) -> None:
     freqs = case["freqs"]
     table = rotation_table(None, freqs.shape[1], flow.config.estimator.head_dim, like=freqs)
-    expected = Case({"cos": freqs.cos(), "sin": freqs.sin()}, case.label, case.report)
+    expected = GoldenCase({"cos": freqs.cos(), "sin": freqs.sin()}, case.label, case.report)
     for name, got in zip(("cos", "sin"), table.unbind(-1), strict=True):
         expected.close(name, got.repeat_interleave(2, dim=2))
 
@@ -160,7 +160,7 @@ def _block(flow: BlockFlow, is_masked: bool) -> int | None:
     return flow.block_tokens * flow.stride if is_masked else None
 
 
-def _estimator(flow: BlockFlow, case: Case) -> None:
+def _estimator(flow: BlockFlow, case: GoldenCase) -> None:
     estimator, (rows, _, frames) = flow.decoder.estimator, case["x"].shape
     none = torch.zeros(rows, dtype=torch.long)
     probes = _unet_probes(estimator) if isinstance(estimator, UNet) else _dit_probes(estimator)
@@ -207,7 +207,7 @@ def _dit_probes(dit: Any) -> list[Probe]:
     ]
 
 
-def _solver(flow: BlockFlow, case: Case) -> None:
+def _solver(flow: BlockFlow, case: GoldenCase) -> None:
     rows, _, frames = case["mu"].shape
     lengths, none = case["mask"].sum((1, 2)).long(), torch.zeros(rows, dtype=torch.long)
     for name, is_masked in STREAMING_PARTS:
@@ -227,7 +227,7 @@ def _noise(folder: VectorFolder) -> None:
         folder.report.check_equal(f"{folder.path.name}/official_noise", got, expected)
 
 
-def _stream(flow: BlockFlow, case: Case, plan: list[dict[str, Any]]) -> None:
+def _stream(flow: BlockFlow, case: GoldenCase, plan: list[dict[str, Any]]) -> None:
     every = case["token"].shape[1]
     wholes = (("offline", True, UNMASKED), ("offline_not_final", False, UNMASKED), ("streaming_whole", True, STREAMING))
     for key, is_final, mask in wholes:
@@ -237,7 +237,7 @@ def _stream(flow: BlockFlow, case: Case, plan: list[dict[str, Any]]) -> None:
     _chunks(flow, case, plan)
 
 
-def _check_prefix(flow: BlockFlow, case: Case, call: dict[str, Any]) -> None:
+def _check_prefix(flow: BlockFlow, case: GoldenCase, call: dict[str, Any]) -> None:
     """Compute a call as the original does: from all tokens so far."""
     label, given, is_final = f"c{call['call']}", call["tokens_given"], call["finalize"]
     first = flow.stride * call["token_offset"]
@@ -248,7 +248,7 @@ def _check_prefix(flow: BlockFlow, case: Case, call: dict[str, Any]) -> None:
         case.close(key, whole_mel(flow, case, given, is_final=is_final, mask=UNMASKED_ESTIMATOR)[:, :, first:])
 
 
-def _chunks(flow: BlockFlow, case: Case, plan: list[dict[str, Any]]) -> None:
+def _chunks(flow: BlockFlow, case: GoldenCase, plan: list[dict[str, Any]]) -> None:
     """Compute the calls under the block mask one after another, each from what the one before left."""
     policy = SynthesisPolicy(noise=NoiseSource.UPSTREAM, ode_steps=STEPS)
     streamed, speaker = BlockStreamFlow(flow, policy, case["rand_noise"][0]), case["embedding"][0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.replay.block_flow_cases import load_block_flow, whole_mel
 from token2wav_service.replay.report import F0_TOLERANCE_HZ, INJECTED_TOLERANCE, SOURCE_TOLERANCE
 from token2wav_service.replay.stream_cases import UPSTREAM_POLICY, check_vocoder_caches
-from token2wav_service.replay.vectors import Case, VectorFolder
+from token2wav_service.replay.vectors import GoldenCase, VectorFolder
 
 PARITY = SourcePhase.UPSTREAM
 
@@ -31,7 +32,8 @@ def load_family_vocoder(folder: VectorFolder) -> HiFT | CausalHiFT:
     """Build the vocoder of a `cosyvoice2_unet` or `cosyvoice3_dit` folder."""
     config = folder.json("config.json")
     sizes, fixed = config["hift"], config["vocoder_fixed"]
-    same = ("upsample_rates", "upsample_kernel_sizes", "resblock_kernel_sizes", "source_resblock_kernel_sizes")
+    names = ("upsample_rates", "upsample_kernel_sizes", "resblock_kernel_sizes", "source_resblock_kernel_sizes")
+    same: dict[str, Any] = {name: tuple(fixed[name]) for name in names}
     dilations = (tuple(fixed["resblock_dilation_sizes"]),) * len(fixed["resblock_kernel_sizes"])
     hift = HiFTConfig(
         base_channels=sizes["base_channels"],
@@ -41,7 +43,7 @@ def load_family_vocoder(folder: VectorFolder) -> HiFT | CausalHiFT:
         resblock_dilation_sizes=dilations,
         source_resblock_dilation_sizes=dilations,
         conv_pre_look_right=fixed.get("conv_pre_look_right", 0),
-        **{name: tuple(fixed[name]) for name in same},
+        **same,
     )
     return folder.load(build_vocoder(hift), "hift_weights.safetensors")
 
@@ -67,7 +69,7 @@ def _noise_of(folder: VectorFolder) -> Tensor:
     return folder.tensors("source_noise_block.safetensors")["block"]
 
 
-def _stream(hift: HiFT | CausalHiFT, case: Case, mels: Sequence[Tensor], noise: Tensor) -> None:
+def _stream(hift: HiFT | CausalHiFT, case: GoldenCase, mels: Sequence[Tensor], noise: Tensor) -> None:
     if isinstance(hift, CausalHiFT):
         _causal_stream(hift, case, mels, noise)
     else:
@@ -84,7 +86,7 @@ def _source_from(hift: HiFT, f0: Tensor, noise: Tensor) -> Tensor:
     return torch.as_tensor(hift.m_source(f0, noise, phase))
 
 
-def _overlapped_alone(hift: HiFT, case: Case, block: Tensor) -> None:
+def _overlapped_alone(hift: HiFT, case: GoldenCase, block: Tensor) -> None:
     mel, given = case["mel"], case["f0"]
     samples = mel.shape[2] * hift.config.frame_samples
     f0, noise = hift.f0_predictor(mel), _drawn(block, case["source_noise_offset"], samples)
@@ -100,7 +102,7 @@ def _overlapped_alone(hift: HiFT, case: Case, block: Tensor) -> None:
     case.close("decode.wav", hift(case["decode.mel"], case["decode.source"]), INJECTED_TOLERANCE)
 
 
-def _overlapped_stream(hift: HiFT, case: Case, mels: Sequence[Tensor], block: Tensor) -> None:
+def _overlapped_stream(hift: HiFT, case: GoldenCase, mels: Sequence[Tensor], block: Tensor) -> None:
     """Tokens to audio, call by call: with the golden f0, and with our own."""
     vocoder = StreamVocoder(hift, UPSTREAM_POLICY)
     own, given = vocoder.initial_state(), vocoder.initial_state()
@@ -122,7 +124,7 @@ def _overlapped_stream(hift: HiFT, case: Case, mels: Sequence[Tensor], block: Te
         check_vocoder_caches(call.part("cache_", ".cache"), given)
 
 
-def _causal_alone(hift: CausalHiFT, case: Case, block: Tensor) -> None:
+def _causal_alone(hift: CausalHiFT, case: GoldenCase, block: Tensor) -> None:
     mel = case["mel"]
     f0, source, wav = _causal_whole(hift, mel, block)
     prefixes = sorted({int(match[1]) for key in case.tensors if (match := re.match(r"prefix(\d+)\.", key))})
@@ -144,7 +146,7 @@ def _causal_alone(hift: CausalHiFT, case: Case, block: Tensor) -> None:
     _causal_decode(hift, case)
 
 
-def _causal_decode(hift: CausalHiFT, case: Case) -> None:
+def _causal_decode(hift: CausalHiFT, case: GoldenCase) -> None:
     mel, source = case["decode.mel"], case["decode.source"][:, 0]
     rows, _, frames = mel.shape
     state = hift.initial_state(rows)
@@ -177,7 +179,7 @@ def _in_pieces(hift: CausalHiFT, mels: Sequence[Tensor], block: Tensor) -> list[
     return made
 
 
-def _causal_stream(hift: CausalHiFT, case: Case, mels: Sequence[Tensor], block: Tensor) -> None:
+def _causal_stream(hift: CausalHiFT, case: GoldenCase, mels: Sequence[Tensor], block: Tensor) -> None:
     """Tokens to audio: the whole stream, and piece by piece, from the golden mel and from our own."""
     calls, start = case.calls(), 0
     case.close("accumulated_mel", torch.cat([*mels], 2))

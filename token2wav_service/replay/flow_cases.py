@@ -16,7 +16,7 @@ from token2wav_service.models.flow.encoder import ConformerEncoder, EncoderHisto
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.replay.report import DECODE_TOLERANCE, F0_TOLERANCE_HZ, SOURCE_TOLERANCE
 from token2wav_service.replay.stream_cases import check_ends, load_hift_vectors
-from token2wav_service.replay.vectors import Case, Probe, VectorFolder, probed
+from token2wav_service.replay.vectors import GoldenCase, Probe, VectorFolder, probed
 
 
 def replay_dit(folder: VectorFolder) -> None:
@@ -34,7 +34,7 @@ def replay_dit(folder: VectorFolder) -> None:
             case.close_if_held(key, dit(*inputs, mask[:, None].bool(), mask.sum((1, 2)).long())[0])
 
 
-def _dit_chunks(dit: DiT, case: Case) -> None:
+def _dit_chunks(dit: DiT, case: GoldenCase) -> None:
     history: EstimatorHistory | None = None
     for call in case.calls():
         rows, _, frames = call["x"].shape
@@ -60,7 +60,7 @@ def replay_encoder(folder: VectorFolder) -> None:
         _encoder_chunks(encoder, case)
 
 
-def _encoder_whole(encoder: ConformerEncoder, case: Case) -> None:
+def _encoder_whole(encoder: ConformerEncoder, case: GoldenCase) -> None:
     xs, lengths = case.take("xs", "xs_lens")
     last = torch.ones(len(lengths), dtype=torch.bool)
     out, frames, _ = encoder(xs, lengths, last, upstream_padding_leak=True)
@@ -77,7 +77,7 @@ def _encoder_whole(encoder: ConformerEncoder, case: Case) -> None:
             case.close(key, clean[one, : 2 * length], note=" (batched)")
 
 
-def _encoder_chunks(encoder: ConformerEncoder, case: Case) -> None:
+def _encoder_chunks(encoder: ConformerEncoder, case: GoldenCase) -> None:
     history: EncoderHistory | None = None
     for call in case.calls():
         rows, size, _ = call["xs"].shape
@@ -109,7 +109,7 @@ def replay_cfm(folder: VectorFolder) -> None:
         _cfm_chunks(cfm, case)
 
 
-def _cfm_chunks(cfm: ConditionalFlowMatching[DiT], case: Case) -> None:
+def _cfm_chunks(cfm: ConditionalFlowMatching[DiT], case: GoldenCase) -> None:
     match = re.search(r"n(\d+)", case.name)
     steps = int(match[1]) if match else 10
     history: SolverHistory | None = None
@@ -150,7 +150,7 @@ def replay_hift(folder: VectorFolder) -> None:
             call.close("wav", hift(call["mel"], call["source"]), DECODE_TOLERANCE, " (source injected)")
 
 
-def _decode(hift: HiFT, case: Case) -> None:
+def _decode(hift: HiFT, case: GoldenCase) -> None:
     with probed(_stages(hift)) as stages:
         case.close("wav", hift(case["mel"], case["source"]), DECODE_TOLERANCE)
     spectrum = hift.stft(case["source"].squeeze(1)).chunk(2, 1)

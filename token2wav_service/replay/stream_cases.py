@@ -19,7 +19,7 @@ from token2wav_service.models.streaming import FlowInput, VocoderInput
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderState, total_frames
 from token2wav_service.replay.report import FLOW_TOLERANCE, INJECTED_TOLERANCE, SOURCE_TOLERANCE
-from token2wav_service.replay.vectors import Case, VectorFolder
+from token2wav_service.replay.vectors import GoldenCase, VectorFolder
 
 INJECTED = " (source injected)"
 """End of the names of the waves that were made from the golden source."""
@@ -97,7 +97,7 @@ def replay_stream(folder: VectorFolder, flow_folder: VectorFolder, hift: HiFT, f
             _audio_stream(streamed, vocoder, voice, speaker, case)
 
 
-def _flow_whole(flow: Flow, case: Case, steps: int) -> None:
+def _flow_whole(flow: Flow, case: GoldenCase, steps: int) -> None:
     token, lengths, embedding, noise = case.take("token", "token_len", "embedding", f"n{steps}.z")
     cond = torch.zeros(len(token), flow.config.output_size, 2 * token.shape[1])
     for row, length in enumerate(case["prompt_feat_len"].tolist()):
@@ -114,7 +114,7 @@ def _flow_whole(flow: Flow, case: Case, steps: int) -> None:
 
 
 def _check_kept(
-    case: Case, states: Sequence[FlowState], kept: list[list[int]] | None, plan: list[dict[str, Any]] | None
+    case: GoldenCase, states: Sequence[FlowState], kept: list[list[int]] | None, plan: list[dict[str, Any]] | None
 ) -> None:
     """Check which frames stay after each chunk, and from which noise column each chunk starts."""
     for number, (before, state) in enumerate(pairwise(states)):
@@ -126,7 +126,7 @@ def _check_kept(
             case.equal(f"c{number}.schedule", got, expected)
 
 
-def _check_caches(case: Case, state: FlowState) -> None:
+def _check_caches(case: GoldenCase, state: FlowState) -> None:
     case.close_if_held("conformer_cnn_cache", torch.cat([state.lookahead_tail, state.upsample_tail], 1)[None])
     if "conformer_att_cache" in case:
         case.close("conformer_att_cache", torch.cat([state.token_kv.repeat(1, 1, 2, 1), state.frame_kv])[:, None])
@@ -134,13 +134,15 @@ def _check_caches(case: Case, state: FlowState) -> None:
     check_ends(case, "estimator_att_cache", state.solver_kv)
 
 
-def check_ends(case: Case, key: str, got: Tensor) -> None:
+def check_ends(case: GoldenCase, key: str, got: Tensor) -> None:
     """Check a cache that a vector holds whole, or (suffix _t0_tlast) at the first and last solver step only."""
     case.close_if_held(key, got)
     case.close_if_held(f"{key}_t0_tlast", got[[0, -1]])
 
 
-def _audio_stream(flow: StreamFlow, vocoder: StreamVocoder, voice: FlowState, speaker: Tensor, case: Case) -> None:
+def _audio_stream(
+    flow: StreamFlow, vocoder: StreamVocoder, voice: FlowState, speaker: Tensor, case: GoldenCase
+) -> None:
     state, vocoded, injected, calls = voice, vocoder.initial_state(), vocoder.initial_state(), case.calls()
     device, has_sources = vocoder.window.device, all("source_out" in call for call in calls)
     for (start, end, last), call in zip(case["schedule"].tolist(), calls, strict=True):
@@ -159,7 +161,7 @@ def _audio_stream(flow: StreamFlow, vocoder: StreamVocoder, voice: FlowState, sp
             check_vocoder_caches(call.part("cache_after.", ".cache_after"), injected)
 
 
-def check_vocoder_caches(case: Case, state: VocoderState) -> None:
+def check_vocoder_caches(case: GoldenCase, state: VocoderState) -> None:
     """Compare what a vocoder keeps between chunks with the tensors `mel`, `source` and `speech`, if there."""
     held = {
         "mel": (state.mel_tail[:, -OVERLAP_FRAMES:], FLOW_TOLERANCE),

@@ -67,18 +67,18 @@ class VectorFolder:
         """Fill a module with the folder's weights."""
         return load_weights(module, self.tensors(name), self.path)
 
-    def case(self, name: str) -> Case:
+    def case(self, name: str) -> GoldenCase:
         """Read the vectors of one file, named without its suffix."""
-        return Case(self.tensors(f"{name}.safetensors"), f"{self.path.name}/{name}", self.report)
+        return GoldenCase(self.tensors(f"{name}.safetensors"), f"{self.path.name}/{name}", self.report)
 
-    def cases(self, pattern: str) -> Iterator[Case]:
+    def cases(self, pattern: str) -> Iterator[GoldenCase]:
         """Yield the vectors of the files whose names match, in their order; a compressed one as if it were not."""
         names = {path.name.split(".")[0] for path in self.path.glob(f"{pattern}.safetensors*")}
         yield from map(self.case, sorted(names))
 
 
 @dataclass(frozen=True)
-class Case:
+class GoldenCase:
     """Inputs and expected outputs by name, and the report that compares what was computed."""
 
     tensors: Tensors
@@ -118,12 +118,12 @@ class Case:
         """Compare numbers element by element."""
         self.report.check_equal(f"{self.label}.{key}", got, expected)
 
-    def part(self, prefix: str, label: str) -> Case:
+    def part(self, prefix: str, label: str) -> GoldenCase:
         """Return what stands under a prefix of the names."""
         held = {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
-        return Case(held, f"{self.label}{label}", self.report)
+        return GoldenCase(held, f"{self.label}{label}", self.report)
 
-    def calls(self) -> list[Case]:
+    def calls(self) -> list[GoldenCase]:
         """Return what stands under c0., c1., ..., in order."""
         numbers = {int(found[1]) for key in self.tensors if (found := re.match(r"c(\d+)\.", key))}
         return [self.part(f"c{number}.", f".c{number}") for number in sorted(numbers)]

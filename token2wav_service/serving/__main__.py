@@ -36,7 +36,7 @@ from token2wav_service.serving.process.drain import drain
 from token2wav_service.serving.process.health import HealthWatch
 from token2wav_service.serving.process.installation import TritonNotFoundError, find_installation
 from token2wav_service.serving.process.server import TritonProcess, TritonStartError
-from token2wav_service.serving.settings import SettingsError
+from token2wav_service.serving.settings import RepositorySettingsError
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.settings:
             applied = assemble(args.model_repository, parse_pairs(args.settings))
             logging.getLogger(__name__).info("assembled %s:\n%s", args.model_repository, format_table(applied))
-    except SettingsError as err:
+    except RepositorySettingsError as err:
         sys.stderr.write(f"{err}\n")
         return _USAGE_ERROR
     if not args.model_repository.is_dir():

@@ -29,7 +29,7 @@ from token2wav_service.serving.settings import (
     SETTINGS,
     SPK2INFO_SETTING,
     ModelConfigMessage,
-    SettingsError,
+    RepositorySettingsError,
     resolve_settings,
 )
 
@@ -64,7 +64,7 @@ def assemble(output: Path, given: Mapping[str, str], templates: Path = TEMPLATES
         Every setting in effect, in the order of `SETTINGS`.
 
     Raises:
-        SettingsError: unknown names, missing or bad values; or `output` holds something that is no repository.
+        RepositorySettingsError: unknown names, missing or bad values; or `output` holds what is no repository.
     """
     values = resolve_settings(given)
     drop_in = find_drop_in_name(Path(values["model_dir"]))
@@ -99,19 +99,19 @@ def read_config(path: Path) -> ModelConfigMessage:
     """Parse one config.pbtxt.
 
     Raises:
-        SettingsError: it is not a valid model configuration.
+        RepositorySettingsError: it is not a valid model configuration.
     """
     try:
         return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
     except text_format.ParseError as err:
-        raise SettingsError(f"{path} is not a valid model configuration: {err}") from err
+        raise RepositorySettingsError(f"{path} is not a valid model configuration: {err}") from err
 
 
 def count_instances(model_repository: Path) -> int:
     """Return how many model processes a repository starts.
 
     Raises:
-        SettingsError: a config.pbtxt in it is not valid.
+        RepositorySettingsError: a config.pbtxt in it is not valid.
     """
     configs = [read_config(path) for path in sorted(model_repository.glob(f"*/{CONFIG_NAME}"))]
     return sum(max(group.count, 1) for config in configs for group in config.instance_group)
@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         given = parse_pairs(args.settings)
         applied = assemble(args.output, given)
-    except SettingsError as err:
+    except RepositorySettingsError as err:
         sys.stderr.write(f"{err}\n")
         return _USAGE_ERROR
     sys.stdout.write(f"{format_table(applied)}\nassembled {args.output}\n")
@@ -142,14 +142,14 @@ def _choose_models(values: Mapping[str, str], drop_in: str) -> dict[str, str]:
     """Return the templates to write, and what their models are called.
 
     Raises:
-        SettingsError: the original has no other models of the checkpoint's family.
+        RepositorySettingsError: the original has no other models of the checkpoint's family.
     """
     features = () if values[SPK2INFO_SETTING] == "True" else (AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL)
     names = {DROP_IN_MODEL: drop_in} | {name: name for name in (TOKEN2WAV_MODEL, *features)}
     if values[ORIGINAL_MODELS_SETTING] != "True":
         return names
     if drop_in not in ORIGINAL_MODELS:
-        raise SettingsError(
+        raise RepositorySettingsError(
             f"{ORIGINAL_MODELS_SETTING}=True: the original offers no other models beside {drop_in}; expected a "
             f"checkpoint of {' or '.join(ORIGINAL_MODELS)}"
         )
@@ -177,7 +177,7 @@ def _refuse_foreign_folder(output: Path) -> None:
         return
     is_repository = output.is_dir() and all((child / CONFIG_NAME).exists() for child in output.iterdir())
     if not is_repository:
-        raise SettingsError(f"{output} exists and is no model repository: give a new or empty folder")
+        raise RepositorySettingsError(f"{output} exists and is no model repository: give a new or empty folder")
 
 
 def _swap(new: Path, output: Path, old: Path) -> None:
@@ -190,15 +190,15 @@ def parse_pairs(pairs: list[str]) -> dict[str, str]:
     """Return the settings that the command line gave as NAME=VALUE.
 
     Raises:
-        SettingsError: one is no such pair, or its name comes twice.
+        RepositorySettingsError: one is no such pair, or its name comes twice.
     """
     given: dict[str, str] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator:
-            raise SettingsError(f"got {pair!r}, expected NAME=VALUE")
+            raise RepositorySettingsError(f"got {pair!r}, expected NAME=VALUE")
         if name in given:
-            raise SettingsError(f"{name} is given twice")
+            raise RepositorySettingsError(f"{name} is given twice")
         given[name] = value
     return given
 

@@ -24,7 +24,7 @@ MAX_SAMPLES = 30 * PROMPT_SAMPLE_RATE_HZ
 """Most samples: the speech tokenizer's positions end there."""
 
 
-class FeatureExtractor(Protocol):
+class BatchFeatureExtractor(Protocol):
     """What the models need of `PromptFeatureExtractor`."""
 
     def tokens(self, samples: FloatArray) -> IntArray:
@@ -39,7 +39,7 @@ class FeatureExtractor(Protocol):
 class AudioTokenizerModel:
     """reference_wav FP32 [B, N], reference_wav_len INT32 [B, 1] -> prompt_speech_tokens INT32 [B, T]."""
 
-    def __init__(self, pb_utils: PbUtils, extractor: FeatureExtractor) -> None:
+    def __init__(self, pb_utils: PbUtils, extractor: BatchFeatureExtractor) -> None:
         self._pb_utils = pb_utils
         self._extractor = extractor
 
@@ -70,7 +70,7 @@ class AudioTokenizerModel:
 class SpeakerEmbeddingModel:
     """reference_wav FP32 [B, N] -> prompt_spk_embedding FP16 [B, C]."""
 
-    def __init__(self, pb_utils: PbUtils, extractor: FeatureExtractor) -> None:
+    def __init__(self, pb_utils: PbUtils, extractor: BatchFeatureExtractor) -> None:
         self._pb_utils = pb_utils
         self._extractor = extractor
 
@@ -122,7 +122,7 @@ def _bounded(samples: FloatArray) -> FloatArray:
     return samples
 
 
-def _load_extractor(model_config_json: str) -> FeatureExtractor:
+def _load_extractor(model_config_json: str) -> BatchFeatureExtractor:
     from token2wav_service.checkpoint.family import open_features
 
     return open_features(Path(read_parameters(model_config_json)["model_dir"]))

@@ -35,7 +35,7 @@ MIN_HOP_TOKENS = 4
 """Fewest tokens of a first chunk: with fewer the vocoder has less than it holds back for its joins."""
 
 
-class SettingsError(ValueError):
+class RepositorySettingsError(ValueError):
     """Unknown names or values that can't be used; one line each."""
 
 
@@ -69,7 +69,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Setting:
+class RepositorySetting:
     """One name the assembler accepts."""
 
     name: str
@@ -86,7 +86,7 @@ def resolve_settings(given: Mapping[str, str]) -> dict[str, str]:
     """Return every set setting, checked and completed with defaults, in the order of `SETTINGS`.
 
     Raises:
-        SettingsError: unknown names, missing ones, or bad values (all of them at once).
+        RepositorySettingsError: unknown names, missing ones, or bad values (all of them at once).
     """
     unknown = sorted(set(given) - {setting.name for setting in SETTINGS})
     problems = [f"unknown setting {name!r}; known are {', '.join(s.name for s in SETTINGS)}" for name in unknown]
@@ -102,7 +102,7 @@ def resolve_settings(given: Mapping[str, str]) -> dict[str, str]:
         except ValueError as err:
             problems.append(f"{setting.name}={raw!r}: {err}")
     if problems:
-        raise SettingsError("\n".join(problems))
+        raise RepositorySettingsError("\n".join(problems))
     return resolved
 
 
@@ -190,13 +190,13 @@ def _set_decoupled(config: ModelConfigMessage, value: str) -> None:
     config.model_transaction_policy.decoupled = value == "True"
 
 
-def _engine_settings() -> tuple[Setting, ...]:
+def _engine_settings() -> tuple[RepositorySetting, ...]:
     """Every field of the engine's own configuration that has no name of the original's."""
     of_models = {"device", "dtype", "num_threads", "ode_steps"}
     renamed = {"model_dir", "max_batch_size", "batch_window_us"}
     fields = [*dataclasses.fields(Token2WavConfig), *dataclasses.fields(SynthesisPolicy)]
     return tuple(
-        Setting(
+        RepositorySetting(
             field.name,
             field.metadata[HELP],
             _folder if field.name.endswith("_dir") else _engine_value(field.name),
@@ -227,29 +227,29 @@ _FEATURE_MODELS = (AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL)
 _MAX_INSTANCES = 256
 """Most processes of a model: more than any host serves, so that a slip of the keyboard is caught."""
 
-_ORIGINAL_SETTINGS: tuple[Setting, ...] = (
-    Setting(
+_ORIGINAL_SETTINGS: tuple[RepositorySetting, ...] = (
+    RepositorySetting(
         "model_dir",
         "folder with flow.yaml, flow.pt, hift.pt and the two ONNX files",
         _folder,
         tuple(Parameter(model, "model_dir") for model in (TOKEN2WAV_MODEL, *_FEATURE_MODELS, *_ORIGINAL_MODELS)),
         is_required=True,
     ),
-    Setting(
+    RepositorySetting(
         "llm_tokenizer_dir",
         "Hugging Face folder of the LLM's tokenizer",
         _folder,
         tuple(Parameter(model, "llm_tokenizer_dir") for model in (DROP_IN_MODEL, LLM_MODEL)),
         is_required=True,
     ),
-    Setting(
+    RepositorySetting(
         "BLS_INSTANCE_NUM",
         "number of processes of cosyvoice2_dit",
         _integer(1, _MAX_INSTANCES),
         (Field(DROP_IN_MODEL, "instance_group[0].count", _set_instance_count),),
         default="10",
     ),
-    Setting(
+    RepositorySetting(
         "TRITON_MAX_BATCH_SIZE",
         "most streams in one token2wav step, and most requests in one batch of the feature models",
         _integer(1),
@@ -259,7 +259,7 @@ _ORIGINAL_SETTINGS: tuple[Setting, ...] = (
         ),
         default="16",
     ),
-    Setting(
+    RepositorySetting(
         "MAX_QUEUE_DELAY_MICROSECONDS",
         "microseconds that a step or batch waits for more streams or requests",
         _integer(0),
@@ -272,7 +272,7 @@ _ORIGINAL_SETTINGS: tuple[Setting, ...] = (
         ),
         default="0",
     ),
-    Setting(
+    RepositorySetting(
         "DECOUPLED_MODE",
         "True: cosyvoice2_dit streams chunks (and tensorrt_llm tokens); False: each answers once, with everything",
         _boolean,
@@ -287,14 +287,14 @@ _ORIGINAL_SETTINGS: tuple[Setting, ...] = (
 ORIGINAL_MODELS_SETTING = "ORIGINAL_MODELS"
 SPK2INFO_SETTING = "USE_SPK2INFO_CACHE"
 _ROUTE_SETTINGS = (
-    Setting(
+    RepositorySetting(
         ORIGINAL_MODELS_SETTING,
         "True: also offer token2wav, vocoder and tensorrt_llm of the original's run.sh or run_cosyvoice3.sh",
         _boolean,
         (),
         default="False",
     ),
-    Setting(
+    RepositorySetting(
         SPK2INFO_SETTING,
         "True: leave out audio_tokenizer and speaker_embedding; requests bring no reference and get default_voice",
         _boolean,
@@ -306,13 +306,13 @@ _ROUTE_SETTINGS = (
 
 def _drop_in(
     name: str, help_text: str, check: Callable[[str], str], default: str | None = None, *more_models: str
-) -> Setting:
-    return Setting(
+) -> RepositorySetting:
+    return RepositorySetting(
         name, help_text, check, tuple(Parameter(model, name) for model in (DROP_IN_MODEL, *more_models)), default
     )
 
 
-_DROP_IN_SETTINGS: tuple[Setting, ...] = (
+_DROP_IN_SETTINGS: tuple[RepositorySetting, ...] = (
     _drop_in("llm_api_base", "URL of the LLM service", _http_url, "http://localhost:8000", LLM_MODEL),
     _drop_in(
         "llm_backend",
@@ -354,7 +354,7 @@ _DROP_IN_SETTINGS: tuple[Setting, ...] = (
     _drop_in("requests_per_instance", "requests that one process of cosyvoice2_dit serves at once", _integer(1), "4"),
 )
 
-SETTINGS: tuple[Setting, ...] = (
+SETTINGS: tuple[RepositorySetting, ...] = (
     *_ORIGINAL_SETTINGS,
     *_ROUTE_SETTINGS,
     *_DROP_IN_SETTINGS,

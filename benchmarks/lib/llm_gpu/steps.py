@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.lib.llm_gpu.model import CONTEXT_TOKENS, Reference
-from llm_service.gpu.decoder import Decoder
+from llm_service.gpu.decoder import SlotDecoder
 from llm_service.gpu.slot_state import AnswerStart, SlotState, StateSizes, pages_for
 from llm_service.gpu.step_runner import Ints, PromptPiece, RunnerSizes, StepRunner
 from llm_service.gpu.weights import Weights
@@ -36,7 +36,7 @@ class StepBench:
         state = StateSizes(self.slots, self.slots * self._pages, CONTEXT_TOKENS, weights.ids.rows, 16)
         self.state = SlotState(state, weights.embedding.device)
         with torch.inference_mode():
-            self.decoder = Decoder(weights, self.state, sizes.max_rows, sizes.max_draws)
+            self.decoder = SlotDecoder(weights, self.state, sizes.max_rows, sizes.max_draws)
         self.runner = StepRunner(self.decoder, sizes)
         began = time.perf_counter()
         self.runner.warm_up()

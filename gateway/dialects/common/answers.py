@@ -55,26 +55,6 @@ async def read_body(request: Request, max_bytes: int, param: str) -> bytes:
 
 CLIENT_LEFT = 400
 """Status in logs of an answer that nobody reads any more."""
-Handler = Callable[[Request], Awaitable[Response]]
-
-
-def answering(handler: Handler, refusal: Callable[[GatewayError], Response]) -> Handler:
-    """Wrap a handler so that what it raises becomes an answer in the dialect's own shape.
-
-    Args:
-        handler: answers one request.
-        refusal: makes the answer to an error.
-    """
-
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except ClientDisconnect:
-            return Response(status_code=CLIENT_LEFT)
-        except GatewayError as error:
-            return refusal(error)
-
-    return answer
 
 
 async def sent(sending: Awaitable[None], timeout_s: float) -> None:
@@ -218,3 +198,26 @@ class StreamedAnswer:
         while (await receive())["type"] != "http.disconnect":
             pass
         logger.info("request %s: the client left", self._name)
+
+
+Answer = Response | StreamedAnswer
+Handler = Callable[[Request], Awaitable[Answer]]
+
+
+def answering(handler: Handler, refusal: Callable[[GatewayError], Response]) -> Handler:
+    """Wrap a handler so that what it raises becomes an answer in the dialect's own shape.
+
+    Args:
+        handler: answers one request.
+        refusal: makes the answer to an error.
+    """
+
+    async def answer(request: Request) -> Answer:
+        try:
+            return await handler(request)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_LEFT)
+        except GatewayError as error:
+            return refusal(error)
+
+    return answer

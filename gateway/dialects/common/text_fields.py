@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
-from gateway.lexicons.forms import rules_of_mapping
+from gateway.lexicons import rules_of_mapping
 from gateway.text import Normalization, TextOptions
 from gateway.text.options import check_counts
 from gateway.text.pronunciation.aliases import MAX_ALIAS, MAX_WORD, NO_PHONEMES, AliasRule
@@ -36,8 +36,9 @@ def text_options_of(
     Raises:
         InvalidRequestError: a language, word or pronunciation that can't be, or too many of them.
     """
-    check_counts(len(lexicons or ()), len(pronunciations or ()))
-    rules = (*rules, *rules_of_mapping(dict(pronunciations or {})))
+    if pronunciations:
+        check_counts(len(lexicons or ()), len(pronunciations))
+        rules = (*rules, *rules_of_mapping(dict(pronunciations)))
     return TextOptions(language, normalization, is_ssml, rules, tuple(lexicons or ()), style)
 
 

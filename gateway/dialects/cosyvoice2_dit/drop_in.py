@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gateway.core import AudioChunk, FloatArray, InlineVoice
+from gateway.core import FloatArray, InlineVoice
 from gateway.dialects.cosyvoice2_dit.settings import DropInConfig, open_pipeline
 from gateway.errors import GatewayError, public_text, wire_status
 from gateway.speech.request import SpeechRequest
@@ -50,12 +50,6 @@ T = TypeVar("T")
 
 Tensors = dict[str, npt.NDArray[Any]]
 """Tensors of one response, by name."""
-
-
-class Pipeline(Protocol):
-    """What the model needs of `gateway.speech.speaker.Speaker`."""
-
-    def synthesize(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]: ...
 
 
 def load_model(pb_utils: PbUtils, model_config_json: str) -> StreamingModel | WholeModel:

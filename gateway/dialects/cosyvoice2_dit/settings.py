@@ -19,7 +19,7 @@ from gateway.text.styles import StyleRule
 from gateway.token2wav.client import Token2WavClient
 from gateway.voices.directory import VoiceDirectory
 from gateway.voices.registry import VoiceRegistry, load_voices
-from gateway.voices.store import VoiceStore
+from gateway.voices.store import CreatedVoices
 from gateway.voices.transcripts import TranscriptCheck
 from llm_service.aligner import load_aligner
 from llm_service.config import LLMBackend
@@ -101,7 +101,7 @@ def _open_voices(config: DropInConfig, token2wav: Token2WavClient, transcripts: 
     named = load_voices(config.voices_dir) if config.voices_dir is not None else []
     store = None
     if config.created_voices_dir is not None:
-        store = VoiceStore(VoiceDirectory(config.created_voices_dir), token2wav)
+        store = CreatedVoices(VoiceDirectory(config.created_voices_dir), token2wav)
     registry = VoiceRegistry(token2wav, named, store=store, transcripts=transcripts)
     if config.has_voices and config.default_voice not in registry.names:
         folders = [str(path) for path in (config.voices_dir, config.created_voices_dir) if path is not None]

@@ -6,15 +6,15 @@ at what is left of its characters finds a limit that it never reaches.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
+from gateway.dialects.common.answers import answering
 from gateway.dialects.elevenlabs.wire import error_response
-from gateway.errors import GatewayError
 from gateway.host import Host
 from gateway.voices.directory import StoredVoice
 from gateway.voices.registry import NamedVoice, VoiceRegistry
@@ -24,8 +24,6 @@ USER_PATH = "/v1/user"
 TIER = "self_hosted"
 UNLIMITED_CHARACTERS = 2**31 - 1
 """Character limit told to clients: the largest that clients of 32 bits read."""
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 def routes(host: Callable[[], Host], caller_of: Callable[[Request], str]) -> list[BaseRoute]:
@@ -53,11 +51,11 @@ def routes(host: Callable[[], Host], caller_of: Callable[[Request], str]) -> lis
         return JSONResponse(_subscription(host().voices) | {"open_invoices": [], "has_open_invoices": False})
 
     return [
-        Route(VOICES_PATH, _answering(voices), methods=["GET"]),
-        Route(f"{VOICES_PATH}/{{voice}}", _answering(voice), methods=["GET"]),
-        Route(SEARCH_PATH, _answering(search), methods=["GET"]),
-        Route(USER_PATH, _answering(user), methods=["GET"]),
-        Route(f"{USER_PATH}/subscription", _answering(subscription), methods=["GET"]),
+        Route(VOICES_PATH, answering(voices, error_response), methods=["GET"]),
+        Route(f"{VOICES_PATH}/{{voice}}", answering(voice, error_response), methods=["GET"]),
+        Route(SEARCH_PATH, answering(search, error_response), methods=["GET"]),
+        Route(USER_PATH, answering(user, error_response), methods=["GET"]),
+        Route(f"{USER_PATH}/subscription", answering(subscription, error_response), methods=["GET"]),
     ]
 
 
@@ -127,15 +125,3 @@ def _subscription(registry: VoiceRegistry) -> dict[str, Any]:
         "billing_period": None,
         "character_refresh_period": None,
     }
-
-
-def _answering(handler: Handler) -> Handler:
-    """Wrap a handler so that what it raises becomes an answer of ElevenLabs' shape."""
-
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except GatewayError as error:
-            return error_response(error)
-
-    return answer

@@ -17,11 +17,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from gateway.delivery.pacing import Delivery, Pacer
-from gateway.delivery.turn_encoder import TurnEncoder
+from gateway.delivery import Delivery, Pacer, TurnEncoder
 from gateway.dialects.common.json_socket import Interruptible, SocketClosedError
-from gateway.dialects.elevenlabs.audio import AlignmentWriter, AudioWriter, Send
-from gateway.dialects.elevenlabs.text import BufferedFeed, MessageFeed, TextFeed
+from gateway.dialects.elevenlabs.feeds import AlignmentWriter, AudioWriter, BufferedFeed, MessageFeed, Send, TextFeed
 from gateway.dialects.elevenlabs.wire import ClientMessage, SocketOptions, error_message, final_message
 from gateway.errors import GatewayError
 from gateway.host import Host

@@ -10,22 +10,28 @@ from dataclasses import replace
 
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.dialects.common.answers import CLIENT_LEFT, StreamedAnswer, ignored_headers, read_body, warning_headers
+from gateway.dialects.common.answers import (
+    Answer,
+    Handler,
+    StreamedAnswer,
+    answering,
+    ignored_headers,
+    read_body,
+    warning_headers,
+)
 from gateway.dialects.common.parts import checked_json
 from gateway.dialects.elevenlabs.speech import ElevenLabsSpeech, timestamped_lines, timestamped_object, whole_speech
 from gateway.dialects.elevenlabs.wire import (
     LexiconLocatorFields,
-    VoiceSettings,
+    VoiceSettingsFields,
     error_response,
     locators_of,
     parse_request_options,
     speed_of,
 )
-from gateway.errors import GatewayError
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest, check_text, decode_text
 
@@ -34,10 +40,10 @@ _JSON = "application/json"
 _UNPROCESSABLE = 422
 
 
-class SpeechBody(BaseModel):
+class ElevenLabsSpeechBody(BaseModel):
     """The body of a request; what else clients send has no meaning here."""
 
-    model_config = ConfigDict(title="ElevenLabsSpeechBody", use_attribute_docstrings=True)
+    model_config = ConfigDict(use_attribute_docstrings=True)
     text: str
     """The text; at most 100,000 characters (`--max-text-characters`)."""
     model_id: str | None = None
@@ -50,7 +56,7 @@ class SpeechBody(BaseModel):
     """`true`: the text is SSML, or the content of a `<speak>` element; also as a parameter of the URL."""
     seed: int | None = None
     """0 to 2**63-1: the same seed and text give the same speech tokens."""
-    voice_settings: VoiceSettings | None = None
+    voice_settings: VoiceSettingsFields | None = None
     """Only `speed` has a meaning."""
     pronunciation_dictionary_locators: list[LexiconLocatorFields] | None = None
     """Pronunciation dictionaries, applied in order."""
@@ -67,8 +73,16 @@ def routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRoute]:
         max_body_bytes: largest request body accepted.
     """
 
-    def speaking(make: Make, media_type: str | None = None) -> ASGIApp:
-        return SpeechEndpoint(host, max_body_bytes, make, media_type)
+    def speaking(make: Make, media_type: str | None = None) -> Handler:
+        async def speak(request: Request) -> Answer:
+            raw = await read_body(request, max_body_bytes, "text")
+            try:
+                wanted = read_speech(raw, request.query_params, request.path_params["voice"])
+            except ValidationError as error:
+                return _unprocessable(error)
+            return _answer(host(), wanted, make, media_type)
+
+        return answering(speak, error_response)
 
     return [
         Route(PATH, speaking(whole_speech), methods=["POST"]),
@@ -78,53 +92,20 @@ def routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRoute]:
     ]
 
 
-class SpeechEndpoint:
-    """A route that speaks, as an ASGI application."""
-
-    def __init__(self, host: Callable[[], Host], max_body_bytes: int, make: Make, media_type: str | None) -> None:
-        """Keep where to find the parts once the application has started.
-
-        Args:
-            host: the parts.
-            max_body_bytes: largest request body accepted.
-            make: makes the bytes of an answer.
-            media_type: what they are; None: what the request asks for.
-        """
-        self._host = host
-        self._max_body_bytes = max_body_bytes
-        self._make = make
-        self._media_type = media_type
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        request = Request(scope, receive)
-        try:
-            raw = await read_body(request, self._max_body_bytes, "text")
-            wanted = read_speech(raw, request.query_params, request.path_params["voice"])
-            answer: ASGIApp = self._answer(wanted)
-        except ClientDisconnect:
-            answer = Response(status_code=CLIENT_LEFT)
-        except ValidationError as error:
-            answer = _unprocessable(error)
-        except GatewayError as error:
-            answer = error_response(error)
-        await answer(scope, receive, send)
-
-    def _answer(self, wanted: ElevenLabsSpeech) -> ASGIApp:
-        speech, name = wanted.speech, wanted.speech.request_id
-        media_type = self._media_type or wanted.output.audio_format.media_type
-        headers = {"content-type": media_type, "request-id": name, "cache-control": "no-store"}
-        host = self._host()
-        check_text(speech.text, host.pipeline.settings.max_text_characters)
-        headers |= ignored_headers(host.pipeline.front_end.ignored(speech.text_options, speech.text))
-        return StreamedAnswer(
-            self._make(host, wanted),
-            headers,
-            error_response,
-            name,
-            host.limits.reader_timeout_s,
-            lambda: warning_headers(wanted.result),
-        )
+def _answer(host: Host, wanted: ElevenLabsSpeech, make: Make, media_type: str | None) -> StreamedAnswer:
+    speech, name = wanted.speech, wanted.speech.request_id
+    media_type = media_type or wanted.output.audio_format.media_type
+    headers = {"content-type": media_type, "request-id": name, "cache-control": "no-store"}
+    check_text(speech.text, host.pipeline.settings.max_text_characters)
+    headers |= ignored_headers(host.pipeline.front_end.ignored(speech.text_options, speech.text))
+    return StreamedAnswer(
+        make(host, wanted),
+        headers,
+        error_response,
+        name,
+        host.limits.reader_timeout_s,
+        lambda: warning_headers(wanted.result),
+    )
 
 
 def read_speech(raw: bytes, query: Mapping[str, str], voice: str) -> ElevenLabsSpeech:
@@ -134,7 +115,7 @@ def read_speech(raw: bytes, query: Mapping[str, str], voice: str) -> ElevenLabsS
         ValidationError: a field has the wrong type.
         GatewayError: a field that can't be served; which voices there are is not known here.
     """
-    body = SpeechBody.model_validate_json(checked_json(decode_text(raw)))
+    body = ElevenLabsSpeechBody.model_validate_json(checked_json(decode_text(raw)))
     fields = body.model_dump(exclude={"text", "voice_settings", "pronunciation_dictionary_locators"})
     options = parse_request_options({**fields, **query})
     speech = SpeechRequest(

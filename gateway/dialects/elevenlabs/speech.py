@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.audio import OutputFormat
-from gateway.delivery.pacing import frames_of, timed
-from gateway.delivery.turn_encoder import TurnEncoder
+from gateway.delivery import TurnEncoder, frames_of, timed
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.text_clock import CharacterTime

@@ -74,7 +74,7 @@ class LexiconLocatorFields(BaseModel):
     """The name of one of the operator's dictionaries: its file's name without the ending."""
 
 
-class VoiceSettings(BaseModel):
+class VoiceSettingsFields(BaseModel):
     """What of the voice can be changed; stability, similarity and style are the recording's own here."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -103,7 +103,7 @@ class ClientMessage(BaseModel):
     """Close the socket; contexts may speak on for 1.5 s."""
     generation_config: GenerationConfig | None = None
     """How much text to wait for before it is spoken; first message of a context."""
-    voice_settings: VoiceSettings | None = None
+    voice_settings: VoiceSettingsFields | None = None
     """Only `speed` has a meaning; first message of a context."""
     pronunciation_dictionary_locators: list[LexiconLocatorFields] | None = None
     """Pronunciation dictionaries, applied in order; first message of a context."""
@@ -158,7 +158,7 @@ def locators_of(fields: Sequence[LexiconLocatorFields] | None) -> tuple[str, ...
     return tuple(each.pronunciation_dictionary_id for each in fields or ())
 
 
-def speed_of(settings: VoiceSettings | None) -> float:
+def speed_of(settings: VoiceSettingsFields | None) -> float:
     """Return the speed that the settings ask for."""
     return NORMAL_SPEED if settings is None or settings.speed is None else settings.speed
 

@@ -13,15 +13,20 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.dialects.common.answers import CLIENT_LEFT, StreamedAnswer, ignored_headers, read_body, warning_headers
+from gateway.dialects.common.answers import (
+    Answer,
+    StreamedAnswer,
+    answering,
+    ignored_headers,
+    read_body,
+    warning_headers,
+)
 from gateway.dialects.openai.errors import error_response, model_not_found
 from gateway.dialects.openai.request import OpenAISpeech, StreamFormat, read_request
 from gateway.dialects.openai.speech import audio_events, bare_audio
-from gateway.errors import GatewayError
 from gateway.host import Host
 from gateway.speech.request import SpeechResult
 from llm_service.vocab import INLINE_TAGS
@@ -42,8 +47,17 @@ def routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRoute]:
         host: where to find what to speak with, once the application has started.
         max_body_bytes: largest request body accepted.
     """
+
+    async def speak(request: Request) -> Answer:
+        request_id = _request_id(request)
+
+        async def answer(request: Request) -> Answer:
+            return _answer(host(), await read_body(request, max_body_bytes, "input"), request_id)
+
+        return await answering(answer, lambda error: error_response(error, request_id))(request)
+
     return [
-        Route(PATH, SpeechEndpoint(host, max_body_bytes), methods=["POST"]),
+        Route(PATH, speak, methods=["POST"]),
         options_route(PATH, "POST"),
     ]
 
@@ -87,40 +101,18 @@ def model_routes(host: Callable[[], Host]) -> list[BaseRoute]:
     ]
 
 
-class SpeechEndpoint:
-    """The route that speaks, as an ASGI application."""
-
-    def __init__(self, host: Callable[[], Host], max_body_bytes: int) -> None:
-        """Keep where to find the parts once the application has started."""
-        self._host = host
-        self._max_body_bytes = max_body_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        request = Request(scope, receive)
-        request_id = _request_id(request)
-        try:
-            raw = await read_body(request, self._max_body_bytes, "input")
-            answer: ASGIApp = self._answer(raw, request_id)
-        except ClientDisconnect:
-            answer = Response(status_code=CLIENT_LEFT)
-        except GatewayError as error:
-            answer = error_response(error, request_id)
-        await answer(scope, receive, send)
-
-    def _answer(self, raw: bytes, request_id: str) -> ASGIApp:
-        host = self._host()
-        wanted = read_request(raw, host.default_format, request_id)
-        make = audio_events if wanted.stream_format is StreamFormat.SSE else bare_audio
-        result = SpeechResult()
-        return StreamedAnswer(
-            make(host, wanted, result),
-            _headers(wanted, host),
-            lambda error: error_response(error, request_id),
-            request_id,
-            host.limits.reader_timeout_s,
-            lambda: warning_headers(result),
-        )
+def _answer(host: Host, raw: bytes, request_id: str) -> StreamedAnswer:
+    wanted = read_request(raw, host.default_format, request_id)
+    make = audio_events if wanted.stream_format is StreamFormat.SSE else bare_audio
+    result = SpeechResult()
+    return StreamedAnswer(
+        make(host, wanted, result),
+        _headers(wanted, host),
+        lambda error: error_response(error, request_id),
+        request_id,
+        host.limits.reader_timeout_s,
+        lambda: warning_headers(result),
+    )
 
 
 def _headers(wanted: OpenAISpeech, host: Host) -> dict[str, str]:

@@ -48,21 +48,16 @@ async def bare_audio(
     Raises:
         GatewayError: see `Speaker.synthesize`; or the format or speed can't be had here.
     """
-    clock = TextClock(result.spans) if result is not None else None
-    gatherer = WordGatherer()
-    made_samples = 0
+    words_of = _WordTimes(result, words) if result is not None and words is not None else None
     async with (
         AsyncEncoder(open_encoder(wanted.output, wanted.speed), host.executor) as encoder,
         aclosing(host.pipeline.synthesize(wanted.speech, result)) as audio,
     ):
         async for chunk in audio:
-            for samples in _pieces(chunk):
+            for samples in _pieces(chunk, is_whole=encoder.is_light):
                 yield await encoder.encode(samples)
-            if words is not None and clock is not None:
-                made_samples += len(chunk.samples)
-                made_s = made_samples / SAMPLE_RATE_HZ
-                words += gatherer.push(clock.finish(made_s) if chunk.is_last else clock.advance(made_s))
-                words += gatherer.finish() if chunk.is_last else []
+            if words_of is not None:
+                words_of.note(chunk)
                 yield b""
         yield await encoder.finish()
 
@@ -100,6 +95,20 @@ def _told(word: WordTime, speed: float) -> dict[str, Any]:
     return {"word": word.word, "start_ms": start_ms, "end_ms": end_ms}
 
 
+class _WordTimes:
+    """Adds the words that have ended to a list, chunk by chunk."""
+
+    def __init__(self, result: SpeechResult, words: list[WordTime]) -> None:
+        self._words, self._samples = words, 0
+        self._clock, self._gatherer = TextClock(result.spans), WordGatherer()
+
+    def note(self, chunk: AudioChunk) -> None:
+        self._samples += len(chunk.samples)
+        made_s = self._samples / SAMPLE_RATE_HZ
+        self._words += self._gatherer.push(self._clock.finish(made_s) if chunk.is_last else self._clock.advance(made_s))
+        self._words += self._gatherer.finish() if chunk.is_last else []
+
+
 class _Usage:
     """Counts what a speech took: text as the LLM got it, without the voice's prompt, and speech tokens, 25 a second."""
 
@@ -125,9 +134,9 @@ class _Usage:
         }
 
 
-def _pieces(chunk: AudioChunk) -> Iterator[FloatArray]:
-    """Cut a little off the first chunk's beginning; chunks without samples have no pieces."""
-    head_samples = _HEAD_SAMPLES if chunk.index == 0 else 0
+def _pieces(chunk: AudioChunk, is_whole: bool) -> Iterator[FloatArray]:
+    """Cut a little off the first chunk's beginning, unless all `is_whole`; chunks without samples have no pieces."""
+    head_samples = _HEAD_SAMPLES if chunk.index == 0 and not is_whole else 0
     for samples in (chunk.samples[:head_samples], chunk.samples[head_samples:]):
         if len(samples):
             yield samples

@@ -11,7 +11,7 @@ import numpy as np
 from gateway.audio import encode_whole
 from gateway.audio.pcm import PCM16_BYTES
 from gateway.core import FloatArray
-from gateway.delivery.turn_encoder import TurnEncoder
+from gateway.delivery import TurnEncoder
 from gateway.dialects.common.json_socket import JsonSocket
 from gateway.dialects.common.sentence_audio import SentenceEnd
 from gateway.dialects.speech_ws.wire import SpeechConfig, word_times

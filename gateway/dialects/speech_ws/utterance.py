@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.delivery.pacing import Delivery, Pacer
+from gateway.delivery import Delivery, Pacer
 from gateway.dialects.common.json_socket import Interruptible, JsonSocket
 from gateway.dialects.common.sentence_audio import (
     SegmentCutter,

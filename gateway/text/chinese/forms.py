@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import re
 
-from gateway.text.alignment import align
+from gateway.text.alignment import NormalizedText, align
 from gateway.text.chinese import codes, dates, quantities
-from gateway.text.normalization.normalizer import NormalizedText
 from gateway.text.rules import applied
 
 _HAS_FORM = re.compile(r"\d|[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞√²³^=≠≈≥≤÷×+]")

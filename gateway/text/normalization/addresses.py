@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gateway.text.alignment import Alignment, Span
-from gateway.text.normalization.normalizer import NormalizedText, unchanged
+from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, unchanged
 
 # In words: dot, slash, at, dash, underscore, plus.
 _ENGLISH = ("dot", "slash", "at", "dash", "underscore", "plus")
@@ -67,7 +66,7 @@ def spoken_addresses(text: str, language: str | None) -> NormalizedText:
             (written, _BLANK_BESIDE.sub("", spoken)) if written != spoken else (written, spoken)
             for written, spoken in pieces
         ]
-    alignment = Alignment(tuple(Span(len(written), len(spoken)) for written, spoken in pieces if written))
+    alignment = Alignment(tuple(SpokenStretch(len(written), len(spoken)) for written, spoken in pieces if written))
     return NormalizedText("".join(spoken for _, spoken in pieces), alignment)
 
 

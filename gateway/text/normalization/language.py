@@ -47,19 +47,25 @@ class LanguageGuesser:
             languages: what texts are in, as far as the script leaves it open; None: anything.
         """
         self._identifier = load_identifier()
-        self._languages = frozenset(map(primary_language, languages or ()))
+        self._of_script: dict[str | None, list[str]] = {}
+        for language in sorted(set(map(primary_language, languages or ()))):
+            for script in _scripts_of(language):
+                self._of_script.setdefault(script, []).append(language)
 
     def surely(self, text: str) -> str | None:
         """Return the language, any that there is, where there is hardly a doubt."""
-        return _east_asian(text) or self._any(_OTHER_WORD.findall(text), _SURE_PROBABILITY)
+        return (None if text.isascii() else _east_asian(text)) or self._any(
+            _OTHER_WORD.findall(text), _SURE_PROBABILITY
+        )
 
     def guess(self, text: str) -> str | None:
         """Return the language as a primary subtag of BCP 47; None if the text does not tell."""
         words = _OTHER_WORD.findall(text)
-        if (east_asian := _east_asian(text)) is not None or not words:
+        if (east_asian := None if text.isascii() else _east_asian(text)) is not None or not words:
             return east_asian
-        script = _main_script(text)
-        languages = [each for each in self._languages if script in _scripts_of(each)]
+        languages = self._of_script.get(_LATIN if text.isascii() else _main_script(text), [])
+        if len(languages) == 1:
+            return languages[0]
         return self._one_of(languages, words) if languages else self._any(words, _MIN_PROBABILITY)
 
     def _any(self, words: list[str], min_probability: float) -> str | None:
@@ -70,8 +76,6 @@ class LanguageGuesser:
 
     def _one_of(self, languages: list[str], words: list[str]) -> str | None:
         """Return the language that the words are in, of these that are written as they are; None: any of them."""
-        if len(languages) == 1:
-            return languages[0]
         shares = {name: share for name, share in self._identifier.rank(" ".join(words)) if name in languages}
         best = max(shares, key=shares.__getitem__, default=None)
         return best if best is not None and shares[best] >= _SURE_PROBABILITY * sum(shares.values()) else None
@@ -175,6 +179,9 @@ def _main_script(text: str) -> str | None:
 
 def _script_weights(text: str) -> dict[str, int]:
     """Return the scripts of a text with their letters; one of Han or kana weighs as much as three others."""
+    if text.isascii():
+        letters = sum(map(str.isalpha, text))
+        return {_LATIN: letters} if letters else {}
     weights = {
         script: len(pattern.findall(text)) * (_EAST_ASIAN_WEIGHT if script in _EAST_ASIAN else 1)
         for script, pattern in _SCRIPTS.items()

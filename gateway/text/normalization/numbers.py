@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from gateway.text.alignment import Alignment, Span
-from gateway.text.normalization.normalizer import NormalizedText, unchanged
+from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, unchanged
 from gateway.text.rules import noted
 
 _NARROW_SPACES = "\u00a0\u202f"
@@ -81,7 +80,7 @@ class NumberNormalizer:
         if not _DIGIT.search(text):
             return unchanged(text)
         pieces = list(self._pieces(text))
-        alignment = Alignment(tuple(Span(len(written), len(spoken)) for written, spoken in pieces))
+        alignment = Alignment(tuple(SpokenStretch(len(written), len(spoken)) for written, spoken in pieces))
         return NormalizedText(noted("numbers", text, "".join(spoken for _, spoken in pieces)), alignment)
 
     def words(self, number: int | Decimal) -> str | None:

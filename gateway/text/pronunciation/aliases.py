@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gateway.errors import InvalidRequestError
-from gateway.text.alignment import Alignment, Span
+from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, unchanged
 from gateway.text.cleaning import cleaned
-from gateway.text.normalization.normalizer import NormalizedText, unchanged
 from gateway.text.pronunciation.phonemes import phoneme_tags
 from gateway.text.segments.breaks import spoken_length
 
@@ -144,13 +143,13 @@ def apply_lexicons(text: str, lexicons: Sequence[Lexicon]) -> NormalizedText:
 
 
 def _replaced(text: str, found: list[tuple[int, AliasRule]]) -> NormalizedText:
-    parts, spans, at = list[str](), list[Span](), 0
+    parts, spans, at = list[str](), list[SpokenStretch](), 0
     for start, rule in found:
         parts += [text[at:start], rule.spoken]
-        spans += [Span(start - at, start - at), Span(len(rule.word), len(rule.spoken))]
+        spans += [SpokenStretch(start - at, start - at), SpokenStretch(len(rule.word), len(rule.spoken))]
         at = start + len(rule.word)
     parts.append(text[at:])
-    spans.append(Span(len(text) - at, len(text) - at))
+    spans.append(SpokenStretch(len(text) - at, len(text) - at))
     return NormalizedText("".join(parts), Alignment(tuple(span for span in spans if span.source_length)))
 
 

@@ -15,7 +15,7 @@ import unicodedata
 from dataclasses import dataclass
 from enum import IntEnum
 
-from gateway.text.segments.lists import ListMarker, list_markers
+from gateway.text.segments.lists import list_markers
 from gateway.text.segments.sentences import SentenceRules
 from gateway.text.tags import InlineTags
 
@@ -144,7 +144,8 @@ class BreakFinder:
         if space.count("\n") >= _PARAGRAPH_LINE_BREAKS:
             return Break(end, Strength.PARAGRAPH)
         before = self.tags.removed(text[:end]).rstrip()
-        if (marker := _last_marker(before)) is not None:
+        if markers := [*list_markers(before)]:
+            marker = markers[-1]  # of the item that the text is in
             if marker.end == len(before):
                 return Break(end, Strength.BOUND)
             if space and (is_next := _is_at(marker.following, text, end, known)) is not False:
@@ -200,12 +201,6 @@ class BreakFinder:
 
 def _ends_with(text: str, marks: str) -> bool:
     return bool(text) and text[-1] in marks
-
-
-def _last_marker(before: str) -> ListMarker | None:
-    """Return the number of the item that the text is in; None if it is in no list."""
-    markers = [*list_markers(before)]
-    return markers[-1] if markers else None
 
 
 def _is_at(marker: str, text: str, end: int, known: int | None) -> bool | None:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.text.alignment import Alignment, Span
-from gateway.text.normalization.normalizer import NormalizedText, unchanged
+from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, unchanged
 from gateway.text.segments.breaks import CLOSERS, NARROW_TERMINATORS, WIDE_TERMINATORS
 
 _ELLIPSES = "…‥"
@@ -59,7 +58,7 @@ def ended(text: str, language: str | None, *, is_last: bool) -> NormalizedText:
     end = closers + (_mark_of(marks, is_last) or full_stop(words, language))
     if words + end == body:
         return unchanged(text)
-    spans = (Span(len(words), len(words)), Span(len(body) - len(words), len(end)))
+    spans = (SpokenStretch(len(words), len(words)), SpokenStretch(len(body) - len(words), len(end)))
     space = Alignment.identity(len(text) - len(body))
     return NormalizedText(words + end + text[len(body) :], Alignment((*spans, *space.spans)))
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from gateway.errors import ConfigError
+from gateway.text.alignment import NormalizedText
 from gateway.text.manner import Manner
-from gateway.text.normalization.normalizer import NormalizedText
 from gateway.text.pauses import Pause
 from gateway.text.segments.breaks import Break, BreakFinder, Strength, spoken_length
 
@@ -67,6 +68,7 @@ class SplitSettings:
         """Whether segments are parts of sentences, to be spoken as one with those behind them."""
         return self.later.min_words is not None
 
+    @lru_cache(maxsize=16)  # noqa: B019  (settings are few, and live as long as the process)
     def capped(self, letters: int | None) -> SplitSettings:
         """Return bounds for segments of about so many letters; None changes nothing."""
         return self if letters is None else SplitSettings(self.first.capped(letters), self.later.capped(letters))
@@ -175,21 +177,18 @@ class IncrementalSplitter:
 
     def _cut_all(self, *, is_complete: bool) -> Iterator[Segment | None]:
         """Read on from break to break."""
-        while (found := self._next_break(is_complete=is_complete)) is not None:
+        while found := self._finder.next_break(self._text, self._scan.end, is_complete=is_complete):
             scan = self._scan
             chunk = self._text[scan.end : found.end]
             length = scan.length + spoken_length(chunk)
             if length > self._bounds.max_length and scan.best is not None:
                 yield self._take(scan.best[-1])
                 continue
-            if self._is_cut_before(chunk):
+            if self._bounds.min_words is not None and self._is_cut_before(chunk, self._bounds.min_words):
                 yield self._take(scan.end)
                 continue
             self._read(chunk, length, found)
             yield self._take(found.end) if self._is_cut(found.strength) else None
-
-    def _next_break(self, *, is_complete: bool) -> Break | None:
-        return self._finder.next_break(self._text, self._scan.end, is_complete=is_complete)
 
     def _read(self, chunk: str, length: int, found: Break) -> None:
         scan, tags = self._scan, self._finder.tags
@@ -200,10 +199,10 @@ class IncrementalSplitter:
         candidate = (not scan.is_in_pair, found.strength, found.end)
         scan.best = candidate if scan.best is None else max(scan.best, candidate)
 
-    def _is_cut_before(self, chunk: str) -> bool:
-        """Tell whether the segment ends with a word that another word follows."""
-        scan, least = self._scan, self._bounds.min_words
-        if least is None or not scan.is_word or scan.is_in_pair or not scan.is_speakable:
+    def _is_cut_before(self, chunk: str, least: int) -> bool:
+        """Tell whether the segment ends with a word that another word follows, from so many letters on."""
+        scan = self._scan
+        if not scan.is_word or scan.is_in_pair or not scan.is_speakable:
             return False
         return scan.length >= least and chunk.strip().isalpha()
 

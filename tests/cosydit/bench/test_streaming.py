@@ -19,7 +19,7 @@ from aiohttp.test_utils import TestServer
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from cosydit.bench import command as streaming_grpc
-from cosydit.bench.doors import DoorOptions, HttpDoor, SpeechJob
+from cosydit.bench.doors import DoorOptions, HttpDoor, PreparedRequest
 from cosydit.bench.load import LoadPlan
 from cosydit.bench.speech_bench import BenchSettings, DoorName, Mode, prepare_jobs, run_bench
 from cosydit.bench.types import BenchmarkError, SpeechInput
@@ -103,7 +103,7 @@ async def test_a_run_leaves_results_samples_table_plot_and_audio(tmp_path: Path,
 async def test_requests_carry_the_originals_tensors(tmp_path: Path, drop_in: tuple[DropIn, str]) -> None:
     servicer, url = drop_in
     reference = np.full(1600, 0.25, np.float32)
-    job = SpeechJob(SpeechInput("a", "héllo", "it says"), reference)
+    job = PreparedRequest(SpeechInput("a", "héllo", "it says"), reference)
     await run_bench(_settings(tmp_path, url, Mode.STREAMING, LoadPlan()), [job], {})
     (request,) = servicer.requests
     shapes = {tensor.name: (tensor.datatype, list(tensor.shape)) for tensor in request.inputs}
@@ -139,7 +139,7 @@ async def _speak_over_http(answer: Callable[[web.Request], Coroutine[None, None,
     async with TestServer(app) as server:
         door = HttpDoor(DoorOptions(str(server.make_url("")).rstrip("/"), 0.5), "default")
         try:
-            return [each async for each in door.speak(SpeechJob(SpeechInput("a", "hello"), None), "id-1")]
+            return [each async for each in door.speak(PreparedRequest(SpeechInput("a", "hello"), None), "id-1")]
         finally:
             await door.close()
 

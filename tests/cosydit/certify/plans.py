@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cosydit.certify.check import Outcome, Plan
+from cosydit.certify.check import CheckOutcome, Plan
 from cosydit.certify.context import CheckContext
 from cosydit.certify.run import run_here
 from cosydit.certify.table import all_checks, selected
@@ -19,7 +19,7 @@ def context_in(folder: Path, device: str = "cpu", checkpoint: Path | None = None
     return CheckContext(plan_in(folder, device, checkpoint))
 
 
-def outcome_of(path: str, folder: Path, device: str = "cpu", checkpoint: Path | None = None) -> Outcome:
+def outcome_of(path: str, folder: Path, device: str = "cpu", checkpoint: Path | None = None) -> CheckOutcome:
     """Run one check of the table here."""
     with context_in(folder, device, checkpoint) as context:
         (check,) = selected(all_checks(context.plan), [path])

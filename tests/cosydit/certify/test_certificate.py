@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from cosydit.certify.check import CERTIFICATE_FILE, Certificate, Findings, Outcome, Result, write_page
+from cosydit.certify.check import CERTIFICATE_FILE, CheckOutcome, CheckpointCertificate, Findings, Result, write_page
 from cosydit.cli.main import main
 from tests import ROOT
 
 
-def outcome(path: str, result: Result = Result.PASS, **fields: object) -> Outcome:
-    return Outcome(path, result, 1.0, **fields)  # type: ignore[arg-type]
+def outcome(path: str, result: Result = Result.PASS, **fields: object) -> CheckOutcome:
+    return CheckOutcome(path, result, 1.0, **fields)  # type: ignore[arg-type]
 
 
-def certificate_of(*outcomes: Outcome, commit: str = "abc") -> Certificate:
-    return Certificate("H100", commit, "random", {"device": "cuda"}, {}, {each.check: each for each in outcomes})
+def certificate_of(*outcomes: CheckOutcome, commit: str = "abc") -> CheckpointCertificate:
+    return CheckpointCertificate(
+        "H100", commit, "random", {"device": "cuda"}, {}, {each.check: each for each in outcomes}
+    )
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,7 @@ def test_one_failure_fails_the_whole_and_what_was_not_run_does_not(results: list
     assert found.result is whole
 
 
-def written(folder: Path, *outcomes: Outcome) -> None:
+def written(folder: Path, *outcomes: CheckOutcome) -> None:
     found = certificate_of()
     for each in outcomes:
         found.add(each, [each.check for each in outcomes], folder)
@@ -108,5 +110,7 @@ def test_where_nothing_can_run_the_status_says_so(tmp_path: Path, monkeypatch: p
 
 def test_the_certificates_that_people_sent_can_be_read() -> None:
     paths = sorted((ROOT / "certificates").glob("*/certificate.json"))
-    read = [[Outcome.from_json(entry) for entry in json.loads(path.read_text("utf-8"))["checks"]] for path in paths]
+    read = [
+        [CheckOutcome.from_json(entry) for entry in json.loads(path.read_text("utf-8"))["checks"]] for path in paths
+    ]
     assert len(read) >= 4 and all(len(outcomes) >= 40 for outcomes in read)

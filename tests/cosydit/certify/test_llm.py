@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cosydit.certify import llm
-from cosydit.certify.check import Outcome, Result
+from cosydit.certify.check import CheckOutcome, Result
 from cosydit.certify.run import run_here
 from cosydit.certify.table import all_checks, selected
 from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
@@ -59,7 +59,7 @@ class FakeServer:
         return [FIRST + row + self.shift for row in drawn if row < SPEECH_TOKEN_COUNT]
 
 
-def asked(name: str, server: FakeServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+def asked(name: str, server: FakeServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> CheckOutcome:
     context = context_in(folder)
     monkeypatch.setattr(llm, "_questions", lambda context, asked: server.questions())
     context.shared("llm/embedded", lambda: nullcontext(server))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError, Outcome, Result
+from cosydit.certify.check import Check, CheckFailedError, CheckOutcome, Findings, NotRunError, Result
 from cosydit.certify.context import CheckContext
 from cosydit.certify.run import run_checks, run_here
 from cosydit.certify.table import all_checks, selected
@@ -27,7 +27,7 @@ def check_of(run: Callable[[CheckContext, Findings], None]) -> Check:
     return Check("host/one", run, "certify.md", 60.0, "host")
 
 
-def outcome_of(folder: Path, *, raises: Exception | None = None, value: float = 1.0) -> Outcome:
+def outcome_of(folder: Path, *, raises: Exception | None = None, value: float = 1.0) -> CheckOutcome:
     def run(context: CheckContext, found: Findings) -> None:
         found.tell("errors", value, most=1)
         found.note("looked at")
@@ -66,7 +66,7 @@ def test_an_error_is_the_outcome(tmp_path: Path, error: Exception, result: Resul
 
 def test_an_outcome_survives_its_file(tmp_path: Path) -> None:
     outcome = outcome_of(tmp_path, value=math.inf)
-    assert Outcome.from_json(json.loads(json.dumps(asdict(outcome)))) == outcome
+    assert CheckOutcome.from_json(json.loads(json.dumps(asdict(outcome)))) == outcome
 
 
 def test_what_is_shared_is_opened_once_and_not_again_after_a_failure(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_process_that_dies_fails_its_check_and_the_rest_goes_on(tmp_path: Path
     """Takes two processes, which is what it is about."""
     (known,) = selected(all_checks(plan_in(tmp_path)), ["host/shared-memory"])
     unknown = replace(known, path="host/no-such-check")
-    outcomes: list[Outcome] = []
+    outcomes: list[CheckOutcome] = []
     run_checks(plan_in(tmp_path), [unknown, known], outcomes.append)
     assert [outcome.check for outcome in outcomes] == ["host/no-such-check", "host/shared-memory"]
     assert [outcome.result for outcome in outcomes] == [Result.FAIL, Result.PASS]
@@ -99,7 +99,7 @@ def test_a_process_that_dies_fails_its_check_and_the_rest_goes_on(tmp_path: Path
 def test_a_check_that_hangs_is_ended(tmp_path: Path) -> None:
     (known,) = selected(all_checks(plan_in(tmp_path)), ["host/shared-memory"])
     hanging = replace(known, timeout_s=0.0)
-    outcomes: list[Outcome] = []
+    outcomes: list[CheckOutcome] = []
     run_checks(plan_in(tmp_path), [hanging], outcomes.append)
     assert outcomes[0].result is Result.FAIL and "took longer than 0 s" in outcomes[0].reason
 

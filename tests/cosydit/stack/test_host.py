@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import runpy
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,10 @@ from cosydit.stack.gpu_presets import (
     PRESETS,
     STREAM_BYTES,
     TOKEN2WAV_BYTES,
-    deploy_files,
     preset_for,
 )
 from cosydit.stack.host import (
-    Host,
+    Machine,
     describe_choice,
     find_host,
     for_host,
@@ -39,8 +39,8 @@ from tests import ROOT
 from tests.cosydit.stack.gpu_hosts import A4000, H100, H200, KINDS, L4
 
 
-def gpu_host(*gpus: GpuFacts, has_trtllm: bool = False) -> Host:
-    return Host(gpus, lambda _, on_gpu: LLMBackend.TRTLLM if has_trtllm and on_gpu else LLMBackend.EMBEDDED)
+def gpu_host(*gpus: GpuFacts, has_trtllm: bool = False) -> Machine:
+    return Machine(gpus, lambda _, on_gpu: LLMBackend.TRTLLM if has_trtllm and on_gpu else LLMBackend.EMBEDDED)
 
 
 def options_of(tmp_path: Path, **changes: object) -> StackOptions:
@@ -50,9 +50,9 @@ def options_of(tmp_path: Path, **changes: object) -> StackOptions:
 
 def test_without_a_gpu_nothing_is_set(tmp_path: Path) -> None:
     options = options_of(tmp_path)
-    assert for_host(options, Host()) == dataclasses.replace(options, llm_backend="embedded")
-    assert describe_choice(options, Host()) == []
-    assert find_host("cpu") == Host()
+    assert for_host(options, Machine()) == dataclasses.replace(options, llm_backend="embedded")
+    assert describe_choice(options, Machine()) == []
+    assert find_host("cpu") == Machine()
     with pytest.raises(ValueError, match="expected one of auto, cpu, cuda"):
         find_host("tpu")
 
@@ -127,7 +127,7 @@ def test_servers_that_share_a_gpu_share_its_memory(tmp_path: Path) -> None:
     assert "0.15" not in chosen.llm.values(), "the LLM has a GPU to itself"
     one_each = options_of(tmp_path, llm_gpu="0", token2wav_gpus=("1",))
     assert not wants_mps(one_each, gpu_host(H100)) and wants_mps(options_of(tmp_path), gpu_host(H100))
-    assert not wants_mps(options_of(tmp_path), Host())
+    assert not wants_mps(options_of(tmp_path), Machine())
 
 
 def test_each_kind_of_gpu_has_its_preset_and_the_preset_fits() -> None:
@@ -163,7 +163,7 @@ def test_the_script_reads_what_it_did_not_give(tmp_path: Path) -> None:
     ]
     assert "setting dtype=float16" in lines and not any("max_streams" in line for line in lines)
     assert lines[-3:] == ["batch_size 256", "token2wav_batch_size 64", "mps"]
-    assert script_lines(for_host(asked, Host()), asked, Host()) == ["llm_backend embedded"]
+    assert script_lines(for_host(asked, Machine()), asked, Machine()) == ["llm_backend embedded"]
 
 
 @pytest.mark.slow
@@ -189,8 +189,9 @@ def test_the_embedded_server_and_converted_llms_are_served_as_they_are(tmp_path:
 
 
 def test_the_files_in_deploy_are_those_of_the_table() -> None:
-    for path, text in deploy_files(ROOT / "deploy").items():
-        assert path.read_text("utf-8") == text, "run: python -m cosydit.stack.gpu_presets"
+    made: dict[Path, str] = runpy.run_path(str(ROOT / "deploy/make_gpu_files.py"))["deploy_files"]()
+    for path, text in made.items():
+        assert path.read_text("utf-8") == text, "run: python deploy/make_gpu_files.py"
 
 
 def test_the_page_has_the_table() -> None:

@@ -17,7 +17,7 @@ from gateway.errors import UnsupportedOptionError
 from tests.gateway.audio.signals import cut, encoded, piece_lengths, snr_db, speech_like
 
 pytest.importorskip("av", reason="the audio extra is not installed")
-from tests.gateway.audio.decoding import decoded
+from tests.gateway.audio.signals import decoded
 
 PCM = OutputFormat(AudioFormat.PCM)
 ALL_FORMATS = [pytest.param(audio_format, id=audio_format.value) for audio_format in AudioFormat]

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from gateway.delivery.pacing import FRAME_S, Delivery, Pacer, frames_of, timed
+from gateway.delivery import FRAME_S, Delivery, Pacer, frames_of, timed
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.session import SessionAudio
 from gateway.speech.text_clock import CharacterTime

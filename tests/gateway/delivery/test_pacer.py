@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.delivery.pacing import Pacer
+from gateway.delivery import Pacer
 from tests.gateway.fakes import ManualClock
 
 RUN_AHEAD_S = 2.0

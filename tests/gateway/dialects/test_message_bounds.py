@@ -93,7 +93,7 @@ def read_socket(parse: Callable[[dict[str, Any]], object], text: str) -> None:
 
 JSON_DOORS: dict[str, tuple[type[BaseModel], Callable[[str], object], dict[str, Any]]] = {
     "openai": (openai_request.SpeechBody, read_openai, {"model": "m", "input": "a", "voice": "v"}),
-    "elevenlabs": (elevenlabs_http.SpeechBody, read_elevenlabs, {"text": "a"}),
+    "elevenlabs": (elevenlabs_http.ElevenLabsSpeechBody, read_elevenlabs, {"text": "a"}),
     "elevenlabs socket": (
         elevenlabs_wire.ClientMessage,
         lambda text: read_socket(elevenlabs_wire.parse_message, text),

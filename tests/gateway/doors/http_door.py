@@ -15,12 +15,12 @@ from gateway.audio import AudioFormat
 from gateway.chunking.policies import ExponentialChunks
 from gateway.doors.http import build_app
 from gateway.host import DEFAULT_READER_TIMEOUT_S, Host, HostLimits
-from gateway.lexicons.book import LexiconBook
+from gateway.lexicons import LexiconBook
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.text import TextFrontEnd, load_text_front_end
 from gateway.voices.registry import NO_ALIASES, NamedVoice, VoiceAliases, VoiceRegistry
-from gateway.voices.store import VoiceStore
+from gateway.voices.store import CreatedVoices
 from servicekit.checkpoint_file import CheckpointDeclaration
 from servicekit.clock import SystemClock
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_host
@@ -63,7 +63,7 @@ async def opened_door(
     llm: FakeLLM,
     token2wav: FakeToken2Wav,
     voices: list[NamedVoice],
-    store: VoiceStore | None = None,
+    store: CreatedVoices | None = None,
     default_format: AudioFormat = AudioFormat.WAV,
     aliases: VoiceAliases = NO_ALIASES,
     reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S,

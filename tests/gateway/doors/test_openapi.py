@@ -72,7 +72,7 @@ def test_the_document_is_sound() -> None:
 
 def test_every_field_of_a_body_is_described() -> None:
     api = document(ENDPOINTS, "1.2.3", ".")
-    for name in ("SpeechBody", "ElevenLabsSpeechBody", "VoiceObject", "VoiceSettings"):
+    for name in ("SpeechBody", "ElevenLabsSpeechBody", "VoiceObject", "VoiceSettingsFields"):
         fields = api["components"]["schemas"][name]["properties"]
         assert fields and all(field.get("description") for field in fields.values()), name
     assert api["components"]["schemas"]["SpeechBody"]["required"] == ["input"]

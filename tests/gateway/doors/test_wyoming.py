@@ -99,6 +99,16 @@ async def test_a_port_in_use_is_an_error_only_where_it_was_asked_for(
     assert f"Wyoming is off: can't listen on 127.0.0.1:{door.port}" in caplog.text
 
 
+async def test_a_connection_that_says_nothing_costs_no_task(voices: Voices) -> None:
+    async with opened_wyoming(FakeLLM([]), FakeToken2Wav(), voices) as door:
+        before = len(asyncio.all_tasks())
+        silent = [await asyncio.open_connection("127.0.0.1", door.port) for _ in range(20)]
+        await asyncio.sleep(0.1)
+        assert len(asyncio.all_tasks()) == before
+        for _, writer in silent:
+            writer.close()
+
+
 async def test_speech_under_way_ends_well_when_the_door_closes(voices: Voices) -> None:
     gate = asyncio.Event()
     door_context = opened_wyoming(FakeLLM(speech_deltas(60), gate=gate, ungated=30), FakeToken2Wav(), voices)

@@ -21,7 +21,7 @@ from gateway.access.http_middleware import guarded
 from gateway.access.settings import AccessSettings, http_rules, open_access
 from gateway.doors.grpc import GrpcSettings, serving_grpc
 from gateway.doors.http import dialect_routes
-from gateway.lexicons.book import load_lexicons
+from gateway.lexicons import load_lexicons
 from gateway.speech.speaker import Speaker
 from gateway.text import TextFrontEnd, load_text_front_end
 from gateway.voices.registry import NamedVoice, VoiceRegistry

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import ConfigError, LexiconNotFoundError
-from gateway.lexicons.book import LexiconBook, load_lexicons
+from gateway.lexicons import LexiconBook, load_lexicons
 from gateway.text import Normalization, TextOptions
 from gateway.text.pronunciation.aliases import apply_lexicons
 

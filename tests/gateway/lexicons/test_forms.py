@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
-from gateway.lexicons.forms import MAX_RULES, rules_of_json, rules_of_pls
+from gateway.lexicons import MAX_RULES, rules_of_json, rules_of_pls
 from gateway.text.pronunciation.aliases import AliasRule
 
 HEAD = '<lexicon version="1.0" xmlns="http://www.w3.org/2005/01/pronunciation-lexicon" alphabet="ipa" xml:lang="en">'

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from gateway.dialects.common.answers import LONGEST_RETRY_S
 from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.health import FailureKind, ReplicaState
 from gateway.routing.replica import LoadReport
@@ -232,4 +233,5 @@ def test_a_refusal_names_a_moment_within_the_time_in_which_all_who_wait_find_slo
     world.fleet.reported("a", LoadReport(slots=2, next_end_s=0.5))
     told = [world.fleet.overloaded(waiting=39).retry_after_s for _ in range(300)]
     assert 1.0 <= min(told) < 3.0 and 18.0 < max(told) <= 20.0
+    assert max(world.fleet.overloaded(waiting=10_000).retry_after_s for _ in range(300)) <= LONGEST_RETRY_S
     assert world.fleet.overloaded().retry_after_s == 1.0

@@ -8,8 +8,9 @@ import socket
 import sys
 from collections.abc import Iterator
 
+import grpc
 import pytest
-import tritonclient.grpc.aio as triton
+from tritonclient.grpc import service_pb2_grpc
 
 from gateway.errors import Token2WavUnavailableError
 from gateway.routing.discovery import StaticReplicas
@@ -47,8 +48,8 @@ async def test_a_reader_that_is_cancelled_on_a_refused_call_ends_cancelled_and_l
     rng = random.Random(1)
 
     async def read_and_cancel() -> None:
-        client = triton.InferenceServerClient(refused)
-        call = TritonCall(client, TOKEN2WAV_MODEL, refused)
+        channel = grpc.aio.insecure_channel(refused)
+        call = TritonCall(service_pb2_grpc.GRPCInferenceServiceStub(channel), TOKEN2WAV_MODEL, refused)
         call.send(Operation.STATUS, "status", {})
         reader = asyncio.create_task(call.next_result())
         await asyncio.sleep(rng.uniform(0.0, LONGEST_PAUSE_S))
@@ -56,7 +57,7 @@ async def test_a_reader_that_is_cancelled_on_a_refused_call_ends_cancelled_and_l
         reader.cancel()
         await asyncio.wait([reader])
         call.close()
-        await client.close()
+        await channel.close()
         assert was_done or reader.cancelled(), reader
 
     async with timeout(BOUND_S):

@@ -14,7 +14,7 @@ from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
 from gateway.speech.speaker import Speaker
 from gateway.text import TextFrontEnd, TextOptions, TextStream
-from gateway.text.normalization.normalizer import NormalizedText, unchanged
+from gateway.text.alignment import NormalizedText, unchanged
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 
@@ -94,7 +94,7 @@ def test_what_is_written_is_not_cut_before_somebody_listens(voices: Voices, monk
 
 
 async def test_of_many_sessions_that_begin_at_once_one_reads_its_text_at_a_time(voices: Voices) -> None:
-    rounds, text = Rounds(), "This is the only sentence."
+    rounds, text = Rounds(), "This is sentence 1 of 1."
     pipeline = make_pipeline(voices, rounds)
     sessions = [SpeechSession(pipeline, SpeechRequest("", seed=1, text_options=ENGLISH)) for _ in range(20)]
 

@@ -23,7 +23,7 @@ from gateway.speech.guard import (
     GuardMode,
     GuardSettings,
     Trouble,
-    Verdict,
+    TroubleFound,
     free_tokens,
     repeats_in,
 )
@@ -52,7 +52,7 @@ def verdict_of(tokens: tuple[int, ...], text: str = TEXT, finish_reason: str = "
     return None if verdict is None else verdict.trouble
 
 
-def first_verdict(guard: AnswerGuard, tokens: tuple[int, ...], finish_reason: str) -> Verdict | None:
+def first_verdict(guard: AnswerGuard, tokens: tuple[int, ...], finish_reason: str) -> TroubleFound | None:
     verdicts = [*map(guard.push, tokens), guard.end(finish_reason)]
     return next((each for each in verdicts if each is not None), None)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gateway.core import FloatArray
-from gateway.delivery.pacing import timed
-from gateway.speech.leading_silence import DEFAULT_KEPT_S, SOFTEST_DBFS, LeadingSilence
+from gateway.delivery import timed
+from gateway.speech.pauses import DEFAULT_KEPT_S, SOFTEST_DBFS, LeadingSilence
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.session import SpeechSession
 from gateway.speech.speaker import PipelineSettings

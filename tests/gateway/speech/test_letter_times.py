@@ -18,7 +18,7 @@ from gateway.speech.session import SpeechSession
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.speech.text_clock import CharacterTime, TextClock, WordGatherer
 from gateway.text import Segment, SpokenSegment
-from gateway.text.alignment import Alignment, Span, align
+from gateway.text.alignment import Alignment, SpokenStretch, align
 from gateway.text.pauses import Pause
 from gateway.voices.registry import NamedVoice
 from llm_service.aligner import PAUSES, Aligner, FloatArray, LetterModel, spell
@@ -117,7 +117,7 @@ def test_a_text_that_grows_keeps_what_was_spoken() -> None:
 
 
 def test_a_digit_is_told_by_its_words() -> None:
-    alignment = Alignment((Span(2, 2), Span(1, 5), Span(2, 2)))
+    alignment = Alignment((SpokenStretch(2, 2), SpokenStretch(1, 5), SpokenStretch(2, 2)))
     span = heard_span("a three b", "a_thhhreee_b", "a 3 b")
     span.segment = SpokenSegment(span.segment.source, "a three b", alignment, "en", True)
 
@@ -130,7 +130,7 @@ def test_a_digit_is_told_by_its_words() -> None:
 def test_a_break_behind_a_segment_begins_when_its_speech_has_ended() -> None:
     span = heard_span("no", "nnoo___", "no<break/>")
     source = Segment("no<break/>", 0, pause=Pause(0.5), pause_from=2)
-    span.segment = SpokenSegment(source, "no", Alignment((Span(2, 2), Span(8, 0))), "en", True)
+    span.segment = SpokenSegment(source, "no", Alignment((SpokenStretch(2, 2), SpokenStretch(8, 0))), "en", True)
     span.pause_samples = 12_000
 
     read = TextClock([span]).finish(0.78)

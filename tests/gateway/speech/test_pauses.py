@@ -7,7 +7,7 @@ import pytest
 
 from gateway import errors
 from gateway.core import FloatArray
-from gateway.delivery.pacing import timed
+from gateway.delivery import timed
 from gateway.speech.pauses import FADE_SAMPLES
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.session import SpeechSession

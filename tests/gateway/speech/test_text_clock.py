@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.speech.request import SpokenSpan
 from gateway.speech.text_clock import CharacterTime, TextClock
 from gateway.text import Segment, SpokenSegment
-from gateway.text.alignment import Alignment, Span
+from gateway.text.alignment import Alignment, SpokenStretch
 
 
 def span(text: str, start: int, first_token: int, tokens: int, is_complete: bool = True) -> SpokenSpan:
@@ -39,7 +39,7 @@ def test_only_what_was_heard_is_read_and_nothing_twice() -> None:
 
 
 def test_normalised_text_is_told_in_the_callers_characters() -> None:
-    alignment = Alignment((Span(2, 2), Span(1, 8)))
+    alignment = Alignment((SpokenStretch(2, 2), SpokenStretch(1, 8)))
     segment = SpokenSegment(Segment("a 3", 0), "a threexxx", alignment, "en", True)
     read = TextClock([SpokenSpan(segment, 0, 250, True)]).advance(10.0)
     assert [(each.character, each.end_s) for each in read] == [("a", 1.0), (" ", 2.0), ("3", 10.0)]

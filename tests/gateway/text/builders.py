@@ -6,8 +6,7 @@ import zlib
 
 from hypothesis import strategies as st
 
-from gateway.text.alignment import Alignment, Span
-from gateway.text.normalization.normalizer import NormalizedText
+from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch
 from gateway.text.segments.breaks import BreakFinder
 from gateway.text.segments.sentences import SentenceRules, SentencexRules
 from gateway.text.segments.splitter import CutBounds, SplitSettings
@@ -115,5 +114,5 @@ class Shouting:
     """A normaliser whose work is easy to see: every `5` becomes FIVE."""
 
     def normalize(self, text: str) -> NormalizedText:
-        spans = tuple(Span(1, 4 if character == "5" else 1) for character in text)
+        spans = tuple(SpokenStretch(1, 4 if character == "5" else 1) for character in text)
         return NormalizedText(text.replace("5", "FIVE"), Alignment(spans))

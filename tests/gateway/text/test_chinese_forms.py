@@ -25,11 +25,11 @@ def rows(path: Path) -> list[list[str]]:
         return [row for row in read if not row[0].startswith("# ")]
 
 
-FORMS = rows(HERE / "data/chinese_forms.tsv")
+CHINESE_FORMS = rows(HERE / "data/chinese_forms.tsv")
 PUBLIC = rows(HERE / "public_sets/zh.tsv")
 
 
-@pytest.mark.parametrize(("kind", "written", "spoken"), FORMS)
+@pytest.mark.parametrize(("kind", "written", "spoken"), CHINESE_FORMS)
 def test_a_written_form_is_read_as_the_table_says(kind: str, written: str, spoken: str) -> None:
     assert chinese_forms(cleaned(written)) == spoken
 
@@ -41,7 +41,9 @@ def test_peers_public_sets_are_read_as_they_were_judged_by_hand() -> None:
 
 
 def test_a_form_is_read_alike_within_a_sentence_and_no_figure_is_left() -> None:
-    spoken = [ChineseNormalizer().normalize(f"他说：{cleaned(written)}，就是这样。").text for _, written, _ in FORMS]
+    spoken = [
+        ChineseNormalizer().normalize(f"他说：{cleaned(written)}，就是这样。").text for _, written, _ in CHINESE_FORMS
+    ]
     assert [text for text in spoken if any(map(str.isdecimal, text))] == []
 
 
@@ -56,5 +58,5 @@ def test_any_text_is_read_without_error_and_covered_by_its_alignment(text: str) 
 @pytest.mark.parametrize(
     "unit", ["1", "1.", "1-", "1/", "A-1", "12:3", "$1,", "+1 ", "第1", "1个", "2 ", "0", "1到", "1年", "号1"]
 )
-def test_a_segment_full_of_one_form_ends_its_reading(unit: str) -> None:
+def test_a_chinese_segment_full_of_one_form_ends_its_reading(unit: str) -> None:
     chinese_forms(unit * 240)

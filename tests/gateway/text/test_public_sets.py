@@ -1,8 +1,4 @@
-"""What peers' public test sets are read as, judged by hand.
-
-Inputs: the test cases of NeMo-text-processing and WeTextProcessing. A reading is right, as good as the peer's (several
-readings are common, or the input is malformed), or wrong.
-"""
+"""What peers' public test sets, and texts that were once read wrongly, are read as."""
 
 from __future__ import annotations
 

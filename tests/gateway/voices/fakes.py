@@ -14,7 +14,7 @@ from gateway.errors import InvalidVoicePromptError, VoiceEvictedError, VoiceFile
 from gateway.ledger import CallerLedger
 from gateway.voices.directory import VoiceDirectory
 from gateway.voices.draft import VoiceDraft
-from gateway.voices.store import VoiceLimits, VoiceStore
+from gateway.voices.store import CreatedVoices, VoiceLimits
 from tests.gateway.fakes import FakeToken2Wav, ManualClock
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
 
@@ -67,9 +67,9 @@ class FakeVoiceMaker(FakeToken2Wav):
 
 def make_store(
     folder: Path, maker: FakeVoiceMaker, limits: VoiceLimits | None = None, clock: ManualClock | None = None
-) -> VoiceStore:
+) -> CreatedVoices:
     """Open a store whose voices are created at `UNIX_TIME`."""
-    return VoiceStore(VoiceDirectory(folder), maker, limits, CallerLedger(clock or ManualClock()), lambda: UNIX_TIME)
+    return CreatedVoices(VoiceDirectory(folder), maker, limits, CallerLedger(clock or ManualClock()), lambda: UNIX_TIME)
 
 
 def draft(name: str = "eva", audio: bytes = b"RIFF-eva", **changes: str) -> VoiceDraft:

@@ -14,7 +14,7 @@ from gateway import errors
 from gateway.core import RegisteredVoice
 from gateway.voices.directory import StoredVoice, Viewer, VoiceDirectory
 from gateway.voices.names import ReservedNames
-from gateway.voices.store import VoiceLimits, VoiceStore
+from gateway.voices.store import CreatedVoices, VoiceLimits
 from servicekit.files import LOCK_FILE, locked
 from tests.gateway.fakes import ManualClock
 from tests.gateway.voices.fakes import UNIX_TIME, UNREADABLE, FakeVoiceMaker, draft, make_store
@@ -237,7 +237,7 @@ async def test_a_voice_counts_once_while_its_creation_returns(tmp_path: Path, ma
             written.set()
             counted.wait(PATIENCE_S)
 
-    store = VoiceStore(WatchedDirectory(tmp_path), maker, VoiceLimits(max_voices=2))
+    store = CreatedVoices(WatchedDirectory(tmp_path), maker, VoiceLimits(max_voices=2))
     creation = asyncio.create_task(store.create(draft("first")))
     assert await asyncio.to_thread(written.wait, PATIENCE_S)
     store.admit("key a")
@@ -314,7 +314,7 @@ def test_a_directory_that_cant_be_used_stops_the_start(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_vanishes_is_a_typed_error(tmp_path: Path, maker: FakeVoiceMaker) -> None:
-    store: VoiceStore = make_store(tmp_path / "voices", maker)
+    store: CreatedVoices = make_store(tmp_path / "voices", maker)
     (tmp_path / "voices").rmdir()
     with pytest.raises(errors.VoiceStoreError, match="readable again"):
         store.voices()

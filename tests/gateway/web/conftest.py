@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gateway.lexicons.book import LexiconBook
+from gateway.lexicons import LexiconBook
 from gateway.voices.registry import NamedVoice
 from gateway.voices.store import VoiceLimits
 from servicekit.checkpoint_file import CheckpointDeclaration

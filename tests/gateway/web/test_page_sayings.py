@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.lexicons.book import load_lexicons
+from gateway.lexicons import load_lexicons
 from servicekit.checkpoint_file import CheckpointDeclaration
 from tests.gateway.fakes import FakeLLM, speech_deltas
 from tests.gateway.web.conftest import visited

@@ -15,9 +15,9 @@ from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest
 from llm_service.errors import (
-    EngineStoppedError,
     GenerationFailedError,
     InvalidGenerationError,
+    LLMStoppedError,
     QueueFullError,
 )
 from llm_service.gpu.engine import GpuEngine
@@ -176,7 +176,7 @@ def test_a_failing_request_does_not_touch_the_others(model: SpeechLanguageModel,
 def test_the_loop_bounds_its_queue_and_stopping_fails_what_runs(model: SpeechLanguageModel) -> None:
     loop = EngineLoop(reference_engine(model), max_queue_size=1, clock=SystemClock())
     outputs: queue.Queue[GenerationOutput] = queue.Queue()
-    with pytest.raises(EngineStoppedError):
+    with pytest.raises(LLMStoppedError):
         loop.submit(make_request("early"), outputs.put)
     loop.start()
     for index in range(5):
@@ -185,7 +185,7 @@ def test_the_loop_bounds_its_queue_and_stopping_fails_what_runs(model: SpeechLan
         loop.submit(make_request("5"), outputs.put)
     loop.stop()
     ended = [output for output in iter_ready(outputs) if output.is_last]
-    assert len(ended) == 5 and all(isinstance(output.error, EngineStoppedError) for output in ended)
+    assert len(ended) == 5 and all(isinstance(output.error, LLMStoppedError) for output in ended)
     assert loop.stats().free_slots == 4 and not loop.is_running
 
 

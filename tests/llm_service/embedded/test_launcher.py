@@ -24,13 +24,11 @@ from llm_service.config import (
     EmbeddedConfig,
     LLMBackend,
     SettingValue,
-    VllmConfig,
     parse_embedded_config,
     parse_server_config,
-    parse_vllm_config,
 )
 from llm_service.embedded.serve import build_loop
-from llm_service.errors import BackendUnavailableError, CheckpointError, ConfigError
+from llm_service.errors import BackendUnavailableError, CheckpointError, LLMConfigError
 from llm_service.huggingface_layout import ARCHITECTURE
 from servicekit.clock import SystemClock
 from servicekit.settings import SWITCH
@@ -161,20 +159,14 @@ def test_all_interfaces_are_bound_in_a_container_only() -> None:
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(LLMConfigError, match=message):
         parse_server_config(LLMBackend.EMBEDDED, settings)
-
-
-def test_vllms_settings_are_read_and_bounded() -> None:
-    assert parse_vllm_config({"model_dir": "m", "ras_window": "4"}) == VllmConfig(ras_window=4)
-    with pytest.raises(ConfigError, match="ras_window"):
-        VllmConfig(ras_window=-1)
 
 
 def test_the_embedded_settings_are_read_and_bounded() -> None:
     config = parse_embedded_config({"model_dir": "m", "ras_tau": "0.5", "num_threads": "2"})
     assert config == EmbeddedConfig(ras_tau=0.5, num_threads=2)
-    with pytest.raises(ConfigError, match="ras_tau"):
+    with pytest.raises(LLMConfigError, match="ras_tau"):
         EmbeddedConfig(ras_tau=0.0)
 
 
@@ -235,7 +227,7 @@ def test_a_missing_directory_is_refused_before_anything_starts(
 def test_the_share_of_memory_bounds_the_slots(llm_dir: Path) -> None:
     common: dict[str, SettingValue] = {"model_dir": str(llm_dir), "max_batch_size": 2, "max_seq_len": 64}
     tiny_share: dict[str, SettingValue] = {**common, "kv_cache_free_gpu_memory_fraction": 1e-12}
-    with pytest.raises(ConfigError, match="one slot"):
+    with pytest.raises(LLMConfigError, match="one slot"):
         build_loop(parse_server_config(LLMBackend.EMBEDDED, tiny_share), EmbeddedConfig(num_threads=1), SystemClock())
     loop = build_loop(parse_server_config(LLMBackend.EMBEDDED, common), EmbeddedConfig(num_threads=1), SystemClock())
     loop.stop()

@@ -14,8 +14,8 @@ from llm_service.prompt import (
     EmptyTextError,
     LengthLimits,
     PromptError,
+    PromptTooLongError,
     TextEncoder,
-    TextTooLongError,
     UnsafeTextError,
     build_chat_messages,
     build_prompt,
@@ -133,7 +133,7 @@ def test_bounds_are_two_to_twenty_tokens_each_below_the_cap(text_tokens: int) ->
 
 
 def test_a_text_that_can_not_fit_the_cap_is_refused() -> None:
-    with pytest.raises(TextTooLongError, match="split"):
+    with pytest.raises(PromptTooLongError, match="split"):
         generation_bounds(51, LengthLimits(max_speech_tokens=100))
 
 

@@ -1,15 +1,19 @@
-"""Numbering of speech tokens and the parser of their text form."""
+"""Numbering of speech tokens, the parser of their text, a checkpoint's bounds, and counts in buckets."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llm_service import vocab
+from llm_service.embedded.types import BucketCounts
+from llm_service.errors import CheckpointError
+from llm_service.speech_bounds import BOUNDS_FILE, SpeechBounds, load_speech_bounds, write_speech_bounds
 from llm_service.vocab import SpeechTokenTextParser, VocabularyError
 
 speech_ids = st.lists(st.integers(0, vocab.SPEECH_TOKEN_COUNT - 1), max_size=40)
@@ -94,3 +98,41 @@ def test_vocab_and_prompt_import_no_torch_and_no_transformers() -> None:
         "sys.exit(bool({'torch', 'transformers', 'fastapi'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_counts_are_cumulative_and_a_bound_is_within_its_bucket() -> None:
+    counts = BucketCounts((0.1, 1.0))
+    for value in (0.05, 0.1, 0.5, 7.0):
+        counts.add(value)
+    counts.add(1.0, times=3)
+    read = counts.read()
+    assert read.bounds == (0.1, 1.0)
+    assert read.counts == (2, 6, 7)
+    assert read.total == 0.05 + 0.1 + 0.5 + 7.0 + 3.0
+
+
+def test_bounds_are_read_as_they_were_written(tmp_path: Path) -> None:
+    assert load_speech_bounds(tmp_path) == SpeechBounds()
+    write_speech_bounds(tmp_path, SpeechBounds(segment_letters=90, carry_tokens=0))
+    assert load_speech_bounds(tmp_path) == SpeechBounds(90, 0)
+    write_speech_bounds(tmp_path, SpeechBounds(silent_tokens=(0, 6560)))
+    assert load_speech_bounds(tmp_path) == SpeechBounds(silent_tokens=(0, 6560))
+
+
+def test_what_is_asked_for_replaces_what_the_checkpoint_says() -> None:
+    learnt = SpeechBounds(90, 100)
+    assert learnt.overridden_by(SpeechBounds()) == learnt
+    assert learnt.overridden_by(SpeechBounds(carry_tokens=0)) == SpeechBounds(90, 0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "3", '{"letters": 3}', '{"segment_letters": 0}', '{"carry_tokens": -1}', '{"carry_tokens": true}'),
+        *('{"follows_text": 1.5}', '{"silent_tokens": 3}', '{"silent_tokens": [6561]}', '{"silent_tokens": ["1"]}'),
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / BOUNDS_FILE).write_text(content)
+    with pytest.raises(CheckpointError, match=r"speech_bounds.json can't be read .*segment_letters, carry_tokens"):
+        load_speech_bounds(tmp_path)

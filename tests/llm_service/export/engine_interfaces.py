@@ -29,7 +29,6 @@ TENSORRT_LLM_ATTRIBUTES = {
 }
 
 # vLLM 0.20.2.
-_PROCESSOR = "docs/features/custom_logitsprocs.md; vllm/v1/sample/logits_processor/interface.py"
 VLLM_IMPORTS = {
     "vllm.ModelRegistry": "docs/contributing/model/registration.md; vllm/model_executor/models/registry.py",
     "vllm.distributed.get_pp_group": "vllm/distributed/parallel_state.py",
@@ -38,8 +37,6 @@ VLLM_IMPORTS = {
         "vllm/model_executor/layers/vocab_parallel_embedding.py"
     ),
     "vllm.model_executor.models.qwen2.Qwen2ForCausalLM": "vllm/model_executor/models/qwen2.py",
-    "vllm.v1.sample.logits_processor.LogitsProcessor": _PROCESSOR,
-    "vllm.v1.sample.logits_processor.MoveDirectionality": _PROCESSOR,
 }
 
 VLLM_ATTRIBUTES = {
@@ -53,18 +50,6 @@ VLLM_ATTRIBUTES = {
     "bias": "vllm/model_executor/layers/vocab_parallel_embedding.py, ParallelLMHead",
     "hidden_size": "Transformers' config, as vllm/model_executor/models/qwen2.py uses it",
     "vocab_size": "Transformers' config, as vllm/model_executor/models/qwen2.py uses it",
-    "model_config": "vllm/config/vllm.py, VllmConfig",
-    "hf_config": "vllm/config/model.py, ModelConfig",
-    "additional_config": "docs/configuration/engine_args.md; vllm/config/vllm.py, VllmConfig",
-    "removed": _PROCESSOR,
-    "added": _PROCESSOR,
-    "moved": _PROCESSOR,
-    "SWAP": _PROCESSOR,
-    "extra_args": "docs/features/custom_arguments.md; vllm/sampling_params.py, SamplingParams",
-    "temperature": "vllm/sampling_params.py, SamplingParams",
-    "top_k": "vllm/sampling_params.py, SamplingParams",
-    "top_p": "vllm/sampling_params.py, SamplingParams",
-    "seed": "vllm/sampling_params.py, SamplingParams",
 }
 
 # Of Python, torch, numpy-like tensors, and keys of the converted form.
@@ -74,10 +59,4 @@ OTHER_ATTRIBUTES = {
     *("linear", "pad", "float", "new_empty", "new_full", "shape", "data", "copy_", "contiguous"),
     *("speech_head_first_id", "speech_head_rows"),
     *("ids_before", "ids_after", "vocab_size_padded", "weight", "bias", "speech_qwen2"),
-    *("arange", "cumsum", "device", "double", "gather", "minimum", "randint", "roll", "scatter", "softmax"),
-    *("array", "astype", "from_numpy", "full", "int64", "float64", "tensor", "to", "uint64", "where"),
-    *("getLogger", "pop", "sort", "sum", "values", "warning"),
-    *("answer", "guard", "redrawn_from", "tau", "window"),
-    *("_device", "_first_id", "_guard", "_is_warned", "_limits", "_limits_now", "_numbers", "_places", "_put"),
-    *("_request", "_requests", "_rows", "_warn_of_placeholders"),
 }

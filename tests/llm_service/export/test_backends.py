@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -14,14 +12,12 @@ from llm_service.__main__ import main
 from llm_service.adapters import (
     TRTLLM_MODULE_DIR,
     VLLM_PLUGIN_DIR,
-    VLLM_REPETITION_CONFIG,
-    VLLM_REPETITION_PROCESSOR,
 )
 from llm_service.backends import EmbeddedBackend, TrtllmBackend, VllmBackend
 from llm_service.backends.vllm import RUNNER_VARIABLE
 from llm_service.config import EmbeddedConfig, LLMBackend, ServerConfig, parse_server_config
 from llm_service.embedded.serve import build_loop
-from llm_service.errors import CheckpointError, ConfigError
+from llm_service.errors import CheckpointError, LLMConfigError
 from llm_service.huggingface_layout import has_speech_form
 from servicekit.clock import SystemClock
 
@@ -82,7 +78,7 @@ def test_an_engine_is_served_by_the_backend_that_runs_engines(engine_dir: Path, 
 @pytest.mark.usefixtures("programs")
 def test_the_converted_form_is_no_engine(converted_dir: Path) -> None:
     config = config_for(LLMBackend.TRTLLM, converted_dir, converted_dir, engine_backend="tensorrt")
-    with pytest.raises(ConfigError, match="is no engine; build one with cosydit convert-llm trtllm and build"):
+    with pytest.raises(LLMConfigError, match="is no engine; build one with cosydit convert-llm trtllm and build"):
         TrtllmBackend().check(config)
 
 
@@ -126,67 +122,15 @@ def serve(model_dir: Path, *flags: str) -> None:
     assert main(["--backend", "vllm", "--model-dir", str(model_dir), *flags]) == 0
 
 
-def test_vllm_draws_the_converted_form_with_repetition_awareness(
-    converted_dir: Path, started: list[tuple[list[str], str | None]], caplog: pytest.LogCaptureFixture
-) -> None:
-    serve(converted_dir, "--ras-window", "6")
-    [(command, runner)] = started
-    assert runner == "0"
-    assert command[command.index("--logits-processors") + 1] == VLLM_REPETITION_PROCESSOR
-    settings = json.loads(command[command.index("--additional-config") + 1])
-    assert settings == {VLLM_REPETITION_CONFIG: {"ras_window": 6, "ras_tau": 0.1}}
-    assert "repetition-aware" not in caplog.text
-
-
-def test_vllm_draws_as_before_where_awareness_is_off_or_has_no_plugin(
-    converted_dir: Path,
-    stock_dir: Path,
-    started: list[tuple[list[str], str | None]],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    serve(converted_dir, "--ras-window", "0")
-    command, runner = started[-1]
-    assert runner == "1" and "--logits-processors" not in command
-    command = VllmBackend().command(config_for(LLMBackend.VLLM, stock_dir, stock_dir))
-    assert "--logits-processors" not in command
-    monkeypatch.setenv(RUNNER_VARIABLE, "0")
-    serve(converted_dir, "--ras-window", "0")
-    assert started[-1][1] == "0"
-    assert "repetition-aware" not in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("runner", "version", "problem"),
-    [
-        ("1", "0.20.2", f"{RUNNER_VARIABLE}=1 asks for the runner that has no logits processors; unset it"),
-        (None, "0.10.0", "vLLM 0.10.0 has no logits processors of this interface; take 0.10.1 or later"),
-        (None, "0.10.1.1", None),
-        ("0", "1.0", None),
-    ],
-)
-def test_vllm_says_why_it_draws_without_awareness(
+@pytest.mark.parametrize(("given", "taken"), [(None, "1"), ("0", "0")])
+def test_vllm_runs_the_newer_runner_unless_told(
     converted_dir: Path,
     started: list[tuple[list[str], str | None]],
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    runner: str | None,
-    version: str,
-    problem: str | None,
+    given: str | None,
+    taken: str,
 ) -> None:
-    monkeypatch.setattr(metadata, "version", lambda _: version)
-    if runner is not None:
-        monkeypatch.setenv(RUNNER_VARIABLE, runner)
+    if given is not None:
+        monkeypatch.setenv(RUNNER_VARIABLE, given)
     serve(converted_dir)
-    command, taken = started[-1]
-    assert ("--logits-processors" in command) == (problem is None)
-    assert taken == ("0" if problem is None else "1")
-    assert (problem or "") in caplog.text
-    assert ("repetition-aware" in caplog.text) == (problem is not None)
-
-
-def test_the_named_processor_is_in_the_plugin() -> None:
-    module, _, name = VLLM_REPETITION_PROCESSOR.partition(":")
-    path = VLLM_PLUGIN_DIR.joinpath(*module.split(".")).with_suffix(".py")
-    text = path.read_text("utf-8")
-    assert f"class {name}(" in text and f'CONFIG_KEY = "{VLLM_REPETITION_CONFIG}"' in text
+    assert started[-1][1] == taken

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from llm_service.backends import EmbeddedBackend, TrtllmBackend, VllmBackend
 from llm_service.errors import BuildError
 from llm_service.export import check_server as functional_test
-from llm_service.export.check_server import Certificate, Expectation, certify
+from llm_service.export.check_server import Expectation, ServerFindings, certify
 from llm_service.vocab import END_IDS, SPEECH_TOKEN_OFFSET
 from tests.llm_service.export.serving import embedded_server
 
@@ -32,7 +32,7 @@ def spoken(*token_ids: int) -> httpx.Response:
 
 def certify_fake(
     monkeypatch: pytest.MonkeyPatch, source_dir: Path, answer: Answer, *, backend: Any = VllmBackend
-) -> Certificate:
+) -> ServerFindings:
     """Certify a server that is a function."""
 
     def handle(request: httpx.Request) -> httpx.Response:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
-from llm_service.errors import CheckpointError, ConfigError
+from llm_service.errors import CheckpointError, LLMConfigError
 from llm_service.export.convert import Origin, convert_huggingface, read_source
 from llm_service.export.source import SpeechLMSource
 from llm_service.huggingface_layout import has_speech_form
@@ -111,7 +111,7 @@ def test_llm_pt_converts_to_the_same_files(official_dir: Path, converted_dir: Pa
 
 
 def test_an_unknown_dtype_is_refused_and_nothing_is_written(stock_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="float8"):
+    with pytest.raises(LLMConfigError, match="float8"):
         convert_huggingface(Origin(stock_dir), tmp_path / "made", "float8")
     with pytest.raises(CheckpointError, match="neither"):
         convert_huggingface(Origin(tmp_path), tmp_path / "made", "float32")

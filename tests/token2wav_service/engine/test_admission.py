@@ -1,18 +1,28 @@
-"""The engine admits as many streams as it serves in time, at once or not at all; a real engine on tiny weights."""
+"""The engine admits as many streams as it serves in time, and measures how punctual it is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
 
+import numpy as np
 import pytest
 
 from servicekit.stream_limit import COLD_STREAMS, LEAST_STREAMS, reserved_streams
-from tests.token2wav_service.engine.factory import ManualClock, drain, make_engine, make_prompt, tokens_of
-from tests.token2wav_service.engine.test_meter import slowed
+from tests.token2wav_service.engine.factory import (
+    ManualClock,
+    PoisonableRunner,
+    drain,
+    make_engine,
+    make_prompt,
+    open_stream,
+    push_all,
+    tokens_of,
+)
 from token2wav_service.engine.engine import Token2WavEngine
+from token2wav_service.engine.meter import MAX_KEPT, EngineMeter, PlaybackDeadline, Punctuality
 from token2wav_service.errors import CapacityError
-from token2wav_service.types import StreamOptions, TokenChunk
+from token2wav_service.types import AudioChunk, ChunkTiming, StreamOptions, TokenChunk
 
 CHUNK_TOKENS = 18
 FURTHER = StreamOptions(caller_has_share=True)
@@ -80,3 +90,83 @@ def test_a_slow_engine_admits_fewer_and_room_comes_back_with_the_streams_that_en
 def test_without_listeners_as_many_streams_open_as_there_are_slots() -> None:
     engine = make_engine(ManualClock(), max_streams=100)
     assert len(_opened(engine, 200)) == engine.status().max_streams == 100
+
+
+def slowed(engine: Token2WavEngine, clock: ManualClock, step_s: float) -> None:
+    """Make each step of an engine take time."""
+    runner = engine._runner
+    assert isinstance(runner, PoisonableRunner)
+    run = runner.run
+
+    def slow_run(works):  # type: ignore[no-untyped-def]
+        clock.time_s += step_s
+        return run(works)
+
+    runner.run = slow_run  # type: ignore[method-assign]
+
+
+def test_queue_and_step_times_are_measured_and_taken_once() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock)
+    slowed(engine, clock, 0.25)
+    stream = open_stream(engine)
+    windows = push_all(engine, stream, tokens_of(40, 0), 15)
+    assert engine.stats().queued_chunks == windows == 3
+    clock.time_s += 0.1
+    results = drain(engine)
+    taken = engine.take_measurements()
+    assert taken.step_s == pytest.approx((0.25,) * 3)
+    assert taken.queue_s == pytest.approx((0.1, 0.35, 0.6))
+    chunk = results[1].outcome
+    assert isinstance(chunk, AudioChunk)
+    assert chunk.timing == ChunkTiming(0.0, pytest.approx(0.35), pytest.approx(0.6), 1)
+    assert engine.stats().queued_chunks == 0
+    assert engine.take_measurements().step_s == ()
+
+
+def test_a_step_that_makes_a_waiting_listener_run_dry_is_a_deadline_miss() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock)
+    stream = open_stream(engine)
+    engine.add_chunk(TokenChunk(stream, 0, tokens_of(18, 0), False))
+    engine.step()
+    engine.add_chunk(TokenChunk(stream, 1, tokens_of(18, 1), False))
+    slowed(engine, clock, 5.0)
+    engine.step()
+    assert engine.stats().deadline_misses == 1
+
+
+def test_a_chunk_that_was_pushed_too_late_is_no_miss_of_the_engine() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock)
+    stream = open_stream(engine)
+    engine.add_chunk(TokenChunk(stream, 0, tokens_of(18, 0), False))
+    engine.step()
+    clock.time_s += 5.0
+    engine.add_chunk(TokenChunk(stream, 1, tokens_of(18, 1), False))
+    slowed(engine, clock, 0.5)
+    engine.step()
+    assert engine.stats().deadline_misses == 0
+
+
+def test_after_a_miss_the_listener_plays_on_and_one_delay_is_one_miss() -> None:
+    deadline = PlaybackDeadline()
+    kept = [deadline.deliver(accepted_s, now_s, 1.0) for accepted_s, now_s in ((0.0, 1.0), (1.0, 2.5), (2.5, 3.0))]
+    assert [each is not None and each.is_late for each in kept] == [False, True, False], "it plays from 2.5 to 3.5 now"
+    assert kept[1:] == [Punctuality(-0.5, 1.0, True), Punctuality(0.5, 1.0, False)]
+    assert deadline.deliver(3.0, 9.0, 0.0) is None, "nothing was due with an empty chunk"
+
+
+def test_slots_and_the_voice_cache_are_in_the_counters() -> None:
+    engine = make_engine(max_streams=5)
+    engine.voices.register(make_prompt(1))
+    engine.voices.register(make_prompt(1))
+    stats = engine.stats()
+    assert (stats.slots, stats.voice_hits, stats.voice_misses, stats.voice_evictions) == (5, 1, 1, 0)
+
+
+def test_what_nobody_takes_does_not_pile_up() -> None:
+    meter = EngineMeter()
+    for value in np.arange(MAX_KEPT + 10):
+        meter.step(float(value))
+    assert len(meter.take().step_s) == MAX_KEPT

@@ -27,7 +27,7 @@ from token2wav_service.errors import (
     StreamAbortedError,
     StreamNotFoundError,
     Token2WavError,
-    VoiceNotFoundError,
+    VoiceNotCachedError,
 )
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
 from token2wav_service.types import AudioChunk, StreamOptions, StreamStatus, TokenChunk
@@ -171,7 +171,7 @@ def test_a_failing_stream_pays_alone() -> None:
 
 def test_open_refuses_unknown_voices_full_engines_and_bad_options() -> None:
     engine = make_engine(max_streams=1)
-    with pytest.raises(VoiceNotFoundError, match="register its prompt again"):
+    with pytest.raises(VoiceNotCachedError, match="register its prompt again"):
         engine.open_stream("nobody", StreamOptions())
     stream = open_stream(engine)
     with pytest.raises(CapacityError, match="1 streams are open"):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.token2wav_service.engine.factory import POISON, ManualClock, make_engine, make_prompt, tokens_of
 from tests.token2wav_service.serving.client import wait_until
-from token2wav_service.engine.loop import FEW_RESULTS, MAX_PENDING_VOICES, REAP_INTERVAL_S, REST_AFTER_S, EngineLoop
+from token2wav_service.engine.loop import FEW_RESULTS, MAX_PENDING_VOICES, REAP_INTERVAL_S, REST_AFTER_S, ServingLoop
 from token2wav_service.errors import (
     CapacityError,
     EngineStoppedError,
@@ -28,7 +28,7 @@ WAIT_S = 30.0
 class Listener:
     """Collects what a loop calls back."""
 
-    def __init__(self, loop: EngineLoop, voice_id: str | None = None) -> None:
+    def __init__(self, loop: ServingLoop, voice_id: str | None = None) -> None:
         self.loop = loop
         self.results: queue.Queue[AudioChunk | Token2WavError] = queue.Queue()
         self.ends: queue.Queue[StreamSummary] = queue.Queue()
@@ -45,15 +45,15 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def loop(clock: ManualClock) -> Iterator[EngineLoop]:
-    loop = EngineLoop(make_engine(clock))
+def loop(clock: ManualClock) -> Iterator[ServingLoop]:
+    loop = ServingLoop(make_engine(clock))
     loop.start()
     yield loop
     loop.stop()
     assert loop.stats().open_streams == 0
 
 
-def test_a_stream_gets_each_result_and_one_end(loop: EngineLoop) -> None:
+def test_a_stream_gets_each_result_and_one_end(loop: ServingLoop) -> None:
     listener = Listener(loop)
     listener.push(0, 18, False)
     listener.push(1, 10, True)
@@ -66,7 +66,7 @@ def test_a_stream_gets_each_result_and_one_end(loop: EngineLoop) -> None:
 class Crowd:
     """So many listeners whose first chunks run in one step, and one more; answering the first takes its time."""
 
-    def __init__(self, loop: EngineLoop, listeners: int) -> None:
+    def __init__(self, loop: ServingLoop, listeners: int) -> None:
         self.loop = loop
         self.other = Listener(loop)
         self.listeners = [Listener(loop) for _ in range(listeners)]
@@ -102,7 +102,7 @@ class Crowd:
             assert listener.results.empty() and listener.ends.empty()
 
 
-def test_the_next_step_runs_while_many_callers_are_answered(loop: EngineLoop) -> None:
+def test_the_next_step_runs_while_many_callers_are_answered(loop: ServingLoop) -> None:
     crowd = Crowd(loop, FEW_RESULTS + 1)
     wait_until(lambda: loop.stats().chunks == FEW_RESULTS + 2, "the crowd's step")
     crowd.other.push(1, 10, True)
@@ -115,7 +115,7 @@ def test_the_next_step_runs_while_many_callers_are_answered(loop: EngineLoop) ->
 
 def test_an_error_in_the_second_thread_is_fatal_too(monkeypatch: pytest.MonkeyPatch) -> None:
     failures: queue.Queue[Exception] = queue.Queue()
-    loop = EngineLoop(make_engine(), failures.put)
+    loop = ServingLoop(make_engine(), failures.put)
     loop.start()
     end = loop._end
 
@@ -133,7 +133,7 @@ def test_an_error_in_the_second_thread_is_fatal_too(monkeypatch: pytest.MonkeyPa
     loop.stop()
 
 
-def test_stop_delivers_what_was_made(loop: EngineLoop) -> None:
+def test_stop_delivers_what_was_made(loop: ServingLoop) -> None:
     crowd = Crowd(loop, FEW_RESULTS + 1)
     wait_until(lambda: loop.stats().chunks == FEW_RESULTS + 2, "the crowd's step")
     stopper = threading.Thread(target=loop.stop)
@@ -144,7 +144,7 @@ def test_stop_delivers_what_was_made(loop: EngineLoop) -> None:
     assert crowd.other.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
 
 
-def test_abort_answers_every_waiting_chunk(loop: EngineLoop) -> None:
+def test_abort_answers_every_waiting_chunk(loop: ServingLoop) -> None:
     listener = Listener(loop)
     for index in range(6):
         listener.push(index, 18, False)
@@ -154,7 +154,7 @@ def test_abort_answers_every_waiting_chunk(loop: EngineLoop) -> None:
     assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
 
 
-def test_a_failed_chunk_answers_those_behind_it(loop: EngineLoop) -> None:
+def test_a_failed_chunk_answers_those_behind_it(loop: ServingLoop) -> None:
     listener = Listener(loop)
     blocker = threading.Event()
     loop.push(
@@ -172,7 +172,7 @@ def test_a_failed_chunk_answers_those_behind_it(loop: EngineLoop) -> None:
 
 def test_the_engine_rests_once_after_its_work_and_not_while_a_stream_is_open(clock: ManualClock) -> None:
     rests: queue.Queue[float] = queue.Queue()
-    loop = EngineLoop(make_engine(clock), on_rest=lambda: rests.put(clock.time_s))
+    loop = ServingLoop(make_engine(clock), on_rest=lambda: rests.put(clock.time_s))
     loop.start()
     try:
         listener = Listener(loop)
@@ -191,13 +191,13 @@ def test_the_engine_rests_once_after_its_work_and_not_while_a_stream_is_open(clo
         loop.stop()
 
 
-def test_an_idle_stream_is_aborted(loop: EngineLoop, clock: ManualClock) -> None:
+def test_an_idle_stream_is_aborted(loop: ServingLoop, clock: ManualClock) -> None:
     listener = Listener(loop)
     clock.time_s += loop.engine.config.idle_timeout_s + 1
     assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
 
 
-def test_an_idle_stream_is_aborted_under_load_too(loop: EngineLoop, clock: ManualClock) -> None:
+def test_an_idle_stream_is_aborted_under_load_too(loop: ServingLoop, clock: ManualClock) -> None:
     idle, busy = Listener(loop), Listener(loop)
     ended_under_load = threading.Event()
 
@@ -218,7 +218,7 @@ def test_an_idle_stream_is_aborted_under_load_too(loop: EngineLoop, clock: Manua
 
 def test_an_engine_that_fails_answers_everybody_and_says_so() -> None:
     failures: queue.Queue[Exception] = queue.Queue()
-    loop = EngineLoop(make_engine(), failures.put)
+    loop = ServingLoop(make_engine(), failures.put)
     loop.start()
     speaking, waiting = Listener(loop), Listener(loop)
     run, may_fail = loop.engine._runner.run, threading.Event()
@@ -252,7 +252,7 @@ def _lost() -> None:
 
 def test_a_lost_gpu_is_fatal_and_a_failed_chunk_is_not() -> None:
     failures: queue.Queue[Exception] = queue.Queue()
-    loop = EngineLoop(make_engine(probe_device=_lost), failures.put)
+    loop = ServingLoop(make_engine(probe_device=_lost), failures.put)
     loop.start()
     good, bad = Listener(loop), Listener(loop)
     good.push(0, 18, False)
@@ -267,7 +267,7 @@ def test_a_lost_gpu_is_fatal_and_a_failed_chunk_is_not() -> None:
 
 def test_a_gpu_that_is_lost_in_the_making_of_a_voice_is_fatal() -> None:
     failures: queue.Queue[Exception] = queue.Queue()
-    loop = EngineLoop(make_engine(probe_device=_lost), failures.put)
+    loop = ServingLoop(make_engine(probe_device=_lost), failures.put)
     loop.start()
 
     def extract(prompt: object) -> object:
@@ -283,14 +283,14 @@ def test_a_gpu_that_is_lost_in_the_making_of_a_voice_is_fatal() -> None:
 
 def test_a_stopped_loop_has_not_failed() -> None:
     failures: queue.Queue[Exception] = queue.Queue()
-    loop = EngineLoop(make_engine(), failures.put)
+    loop = ServingLoop(make_engine(), failures.put)
     loop.start()
     assert not loop.status().is_draining
     loop.stop()
     assert failures.empty() and loop.status().is_draining
 
 
-def test_voices_that_nobody_wants_are_not_made_and_too_many_are_refused(loop: EngineLoop) -> None:
+def test_voices_that_nobody_wants_are_not_made_and_too_many_are_refused(loop: ServingLoop) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def is_wanted() -> bool:
@@ -312,7 +312,7 @@ def test_voices_that_nobody_wants_are_not_made_and_too_many_are_refused(loop: En
 
 
 def test_stop_ends_streams_and_refuses_later_calls() -> None:
-    loop = EngineLoop(make_engine())
+    loop = ServingLoop(make_engine())
     loop.start()
     listener = Listener(loop)
     loop.stop()
@@ -323,7 +323,7 @@ def test_stop_ends_streams_and_refuses_later_calls() -> None:
         loop.register_voice(make_prompt())
 
 
-def test_a_callback_that_raises_harms_nobody(loop: EngineLoop) -> None:
+def test_a_callback_that_raises_harms_nobody(loop: ServingLoop) -> None:
     def explode(result: object) -> None:
         raise RuntimeError("caller's own fault")
 
@@ -334,7 +334,7 @@ def test_a_callback_that_raises_harms_nobody(loop: EngineLoop) -> None:
     assert first.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
 
 
-def test_a_voice_file_gives_the_same_audio_as_the_prompt_it_was_made_from(loop: EngineLoop) -> None:
+def test_a_voice_file_gives_the_same_audio_as_the_prompt_it_was_made_from(loop: ServingLoop) -> None:
     made = loop.register_voice(make_prompt()).result(WAIT_S)
     imported = loop.import_voice(loop.export_voice(made.voice_id).result(WAIT_S)).result(WAIT_S)
     assert imported.voice_id != made.voice_id
@@ -345,7 +345,7 @@ def test_a_voice_file_gives_the_same_audio_as_the_prompt_it_was_made_from(loop: 
     np.testing.assert_array_equal(audio[0].samples, audio[1].samples)
 
 
-def test_a_bad_prompt_fails_its_future_only(loop: EngineLoop) -> None:
+def test_a_bad_prompt_fails_its_future_only(loop: ServingLoop) -> None:
     silent = make_prompt()
     with pytest.raises(InvalidPromptError):
         loop.register_voice(type(silent)(silent.samples * 0)).result(WAIT_S)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.token2wav_service.engine.factory import MODEL_VERSION, SPEAKER_DIMENSIONS, make_engine, make_prompt
 from token2wav_service.engine.voices import MAX_VOICE_FILE_BYTES, VOICE_NICENESS, BoundedPool, VoiceStore
-from token2wav_service.errors import InvalidVoiceFileError, VoiceModelMismatchError, VoiceNotFoundError
+from token2wav_service.errors import InvalidVoiceFileError, VoiceModelMismatchError, VoiceNotCachedError
 from token2wav_service.types import VoiceFeatures, VoicePrompt
 from token2wav_service.voice_file import VoiceFile, decode_voice_file, encode_voice_file
 
@@ -113,7 +113,7 @@ def test_bytes_that_are_no_voice_file_are_refused() -> None:
 
 
 def test_a_voice_that_is_not_cached_cant_be_exported() -> None:
-    with pytest.raises(VoiceNotFoundError, match="register"):
+    with pytest.raises(VoiceNotCachedError, match="register"):
         make_engine().voices.export_file("nobody")
 
 

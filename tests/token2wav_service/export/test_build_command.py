@@ -20,8 +20,8 @@ from token2wav_service.graphs.catalogue import GRAPHS
 from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
 from token2wav_service.runtime.tensorrt.manifest import (
     TENSORRT_RTX,
-    Certificate,
     CertifiedCase,
+    EngineCertificate,
     GpuHost,
     OutputError,
     Speed,
@@ -33,7 +33,7 @@ from token2wav_service.runtime.tensorrt.manifest import (
 pytest.importorskip("tensorrt_rtx_bindings", reason="the extra tensorrt-rtx is not installed")
 L4 = GpuHost("sm89", "NVIDIA L4", installed_libraries())
 NO_GPU = replace(L4, architecture=None, gpu_name=None)
-MEASURED = Certificate(55.0, (CertifiedCase({"rows": 1}, (OutputError("y", 60.0, 0.0),)),))
+MEASURED = EngineCertificate(55.0, (CertifiedCase({"rows": 1}, (OutputError("y", 60.0, 0.0),)),))
 
 
 class Loading(TensorRT):

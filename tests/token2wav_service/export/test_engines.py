@@ -26,8 +26,8 @@ from token2wav_service.graphs.spec import DType, GraphSpec, Precision, TensorSpe
 from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
 from token2wav_service.runtime.tensorrt.manifest import (
     TENSORRT_RTX,
-    Certificate,
     CertifiedCase,
+    EngineCertificate,
     EngineManifest,
     GpuHost,
     OutputError,
@@ -98,8 +98,8 @@ def task(tmp_path: Path) -> Task:
     return task_of(tmp_path / "product.onnx")
 
 
-def certificate(snr_db: float = 60.0) -> Certificate:
-    return Certificate(55.0, (CertifiedCase({"rows": 1}, (OutputError("y", snr_db, 0.0),)),))
+def certificate(snr_db: float = 60.0) -> EngineCertificate:
+    return EngineCertificate(55.0, (CertifiedCase({"rows": 1}, (OutputError("y", snr_db, 0.0),)),))
 
 
 def build(

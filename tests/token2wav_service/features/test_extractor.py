@@ -1,18 +1,32 @@
-"""The whole way from samples to voice features, on the small stand-in models."""
+"""The way from samples to voice features: golden vectors, spectra, and the whole on small stand-in models."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, save_model
 
-from tests.token2wav_service.features.helpers import noise, tone
+from tests.token2wav_service.features.helpers import ASSETS, golden, noise, tone
 from token2wav_service.checkpoint.make_onnx import make_speaker_encoder, make_speech_tokenizer
 from token2wav_service.errors import CheckpointError, InvalidPromptError
+from token2wav_service.features.audio import resample_16k_to_24k, resample_poly
 from token2wav_service.features.extractor import PromptFeatureExtractor, voice_id_of
-from token2wav_service.types import VoicePrompt
+from token2wav_service.features.mel import (
+    flow_mel_24k,
+    flow_mel_filters,
+    kaldi_fbank,
+    s3_log_mel,
+    s3_mel_filters,
+    slaney_mel_filters,
+    speaker_fbank,
+)
+from token2wav_service.features.prompt_models import SpeakerEncoder
+from token2wav_service.types import FloatArray, VoicePrompt
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +128,93 @@ def test_features_import_neither_torch_nor_torchaudio() -> None:
     )
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+Vectors = dict[str, FloatArray]
+
+
+@pytest.mark.parametrize(
+    ("name", "compute", "tolerance"),
+    [
+        pytest.param("audio_24k", lambda g: resample_16k_to_24k(g["audio_16k"]), 1e-6, id="resample"),
+        pytest.param("mel_24k", lambda g: flow_mel_24k(g["audio_24k"][0]).T, 1e-3, id="flow mel"),
+        pytest.param("mel_filters_24k", lambda g: flow_mel_filters(), 1e-6, id="flow filters"),
+        pytest.param("s3_mel_filters", lambda g: s3_mel_filters(), 1e-6, id="tokenizer filters"),
+        pytest.param("s3_log_mel", lambda g: s3_log_mel(g["audio_16k"]), 1e-3, id="tokenizer mel"),
+        pytest.param("fbank", lambda g: kaldi_fbank(g["audio_16k"]), 1e-3, id="fbank"),
+        pytest.param("fbank_mean_sub", lambda g: speaker_fbank(g["audio_16k"]), 1e-3, id="fbank mean_sub"),
+    ],
+)
+def test_feature_equals_the_golden_vector(
+    name: str, compute: Callable[[Vectors], FloatArray], tolerance: float
+) -> None:
+    vectors = golden()
+    expected = vectors[name]
+    if expected.ndim > 1 and expected.shape[0] == 1:
+        expected = expected[0]
+
+    got = compute(vectors)
+
+    assert got.dtype == np.float32
+    assert got.shape == expected.shape
+    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
+
+
+def test_speaker_embedding_equals_the_golden_vector() -> None:
+    from safetensors.numpy import load_file
+
+    folder = ASSETS / "h_checkpoint"
+    expected = load_file(folder / "campplus_expected.safetensors")["embedding"]
+
+    got = SpeakerEncoder(folder / "token2wav" / "campplus.onnx").embed_fbank(golden()["fbank_mean_sub"])
+
+    np.testing.assert_allclose(got, expected[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("samples", [1920, 1921, 1922, 1923, 16_001])
+def test_resampled_length_is_three_halves_rounded_up(samples: int) -> None:
+    assert len(resample_16k_to_24k(noise(2.0)[:samples])) == ceil(3 * samples / 2)
+
+
+@pytest.mark.parametrize("samples", [1920, 2079, 2080, 16_000])
+def test_frame_counts_follow_the_hops(samples: int) -> None:
+    audio = noise(1.0)[:samples]
+
+    assert flow_mel_24k(resample_16k_to_24k(audio)).shape == (ceil(samples * 3 / 2) // 480, 80)
+    assert s3_log_mel(audio).shape == (128, samples // 160)
+    assert kaldi_fbank(audio).shape == (1 + (samples - 400) // 160, 80)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"sample_rate_hz": 16_000}, {"n_fft": 1024}, {"n_mels": 40}, {"low_hz": 50.0}, {"high_hz": 7000.0}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_filter_bank_cache_tells_all_parameters_apart(changed: dict[str, Any]) -> None:
+    usual: dict[str, Any] = {"sample_rate_hz": 24_000, "n_fft": 1920, "n_mels": 80, "low_hz": 0.0, "high_hz": 8000.0}
+    first = slaney_mel_filters(**usual)
+
+    other = slaney_mel_filters(**{**usual, **changed})
+
+    assert slaney_mel_filters(**usual) is first
+    assert other.shape != first.shape or not np.array_equal(other, first)
+
+
+def test_a_shared_filter_bank_can_not_be_written_to() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        slaney_mel_filters(sample_rate_hz=24_000, n_fft=1920, n_mels=80)[0, 0] = 1
+
+
+@pytest.mark.parametrize("rate_hz", [8_000, 22_050, 44_100, 48_000, 96_000])
+def test_a_tone_keeps_its_pitch_and_level_at_16_khz(rate_hz: int) -> None:
+    resampled = resample_poly(tone(1.0, rate_hz), rate_hz, 16_000)
+
+    assert len(resampled) == 16_000
+    inner = slice(800, -800)  # the filter rings at both ends
+    np.testing.assert_allclose(resampled[inner], tone(1.0)[inner], atol=5e-3)
+
+
+def test_what_16_khz_can_not_carry_is_filtered_out() -> None:
+    resampled = resample_poly(tone(1.0, 48_000, frequency_hz=12_000.0), 48_000, 16_000)
+
+    assert np.abs(resampled[800:-800]).max() < 2e-3

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from token2wav_service.engine.voice_cache import VoiceCache
-from token2wav_service.errors import CapacityError, InvalidPromptError, VoiceNotFoundError
+from token2wav_service.errors import CapacityError, InvalidPromptError, VoiceNotCachedError
 
 DEADLINE_S = 10.0
 
@@ -29,7 +29,7 @@ def test_least_recently_used_voice_is_evicted_when_the_budget_is_spent() -> None
 
     assert cache.stats().used_bytes == 80
     assert cache.stats().evictions == 1
-    with pytest.raises(VoiceNotFoundError, match="register"):
+    with pytest.raises(VoiceNotCachedError, match="register"):
         cache.acquire("b")
     cache.check_integrity()
 
@@ -42,7 +42,7 @@ def test_pinned_voice_is_not_evicted() -> None:
         assert value == "A"
 
     assert cache.acquire("a") == "A"
-    with pytest.raises(VoiceNotFoundError):
+    with pytest.raises(VoiceNotCachedError):
         cache.acquire("b")
 
 

@@ -19,7 +19,7 @@ from token2wav_service.runtime.kernels import ops, product_ops
 from token2wav_service.runtime.kernels.attention_ops import Pieces
 from token2wav_service.runtime.kernels.product_ops import FEW_ROWS
 from token2wav_service.runtime.slots.fused_solver import FusedSolver, SolverBatch, SolverPool
-from token2wav_service.runtime.slots.pool import SlotAllocator
+from token2wav_service.runtime.slots.pool import SlotPool
 
 STEPS, LAYERS, HEADS, HIDDEN, WINDOW = 2, 2, 2, 48, 10
 
@@ -130,7 +130,7 @@ def test_few_rows_have_kernels_of_their_own_where_the_gpu_has_what_they_need(
 
 
 def test_slots_are_handed_out_once_and_come_back() -> None:
-    slots = SlotAllocator(3)
+    slots = SlotPool(3)
     taken = [slots.allocate() for _ in range(3)]
     assert sorted(taken) == [1, 2, 3]
     slots.free(taken[1])

@@ -22,6 +22,7 @@ from tests.token2wav_service.engine.factory import (
 )
 from tests.token2wav_service.runtime.test_block_slot_runner import MelSlotVocoder
 from tests.token2wav_service.streaming.flow_factory import make_flow, make_hift
+from tests.workers import is_whole
 from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.voices import VoiceStore
@@ -106,6 +107,7 @@ def test_mixed_streams_equal_the_plain_modules(plain: Token2WavEngine, fused: To
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not is_whole(), reason="the interpreter takes half a minute; the nightly run has it")
 @pytest.mark.usefixtures("plain_noise")
 def test_chunks_of_several_buckets_share_a_program_and_equal_each_alone(fused: Token2WavEngine) -> None:
     """Each stream's chunk is once the smaller one; the second step reads what the first kept of a padded row."""

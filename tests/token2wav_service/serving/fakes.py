@@ -23,7 +23,7 @@ from token2wav_service.errors import (
     StreamNotFoundError,
     Token2WavError,
     VoiceModelMismatchError,
-    VoiceNotFoundError,
+    VoiceNotCachedError,
 )
 from token2wav_service.types import (
     AudioChunk,
@@ -279,7 +279,7 @@ class FakeEngineLoop:
         future: Future[bytes] = Future()
         features = self.voices.get(voice_id)
         if features is None:
-            future.set_exception(VoiceNotFoundError(f"no voice {voice_id!r}: register it"))
+            future.set_exception(VoiceNotCachedError(f"no voice {voice_id!r}: register it"))
             return future
         tokens = features.prompt_tokens.astype(np.int32)
         file = VoiceFile(self.MODEL_VERSION, tokens, features.prompt_mel, features.speaker_embedding)
@@ -309,7 +309,7 @@ class FakeEngineLoop:
     def open_stream(self, voice_id: str, options: StreamOptions, on_end: Callable[[StreamSummary], None]) -> str:
         with self._lock:
             if voice_id not in self.voices:
-                raise VoiceNotFoundError(f"no voice {voice_id!r}: register it")
+                raise VoiceNotCachedError(f"no voice {voice_id!r}: register it")
             self._opened += 1
             stream_id = f"stream-{self._opened}"
             self.streams[stream_id] = _FakeStream(voice_id, options, on_end)

@@ -18,7 +18,7 @@ from token2wav_service.contract import (
 )
 from token2wav_service.python_backend.server_process import ENTRY_PARAMETER
 from token2wav_service.serving.assemble import MODEL_FILE, TEMPLATES, assemble, count_instances, main, read_config
-from token2wav_service.serving.settings import SETTINGS, SettingsError
+from token2wav_service.serving.settings import SETTINGS, RepositorySettingsError
 
 MODELS = (TOKEN2WAV_MODEL, DROP_IN_MODEL, AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL)
 
@@ -116,7 +116,9 @@ def test_with_the_cache_of_voices_the_feature_models_are_left_out(tmp_path: Path
 
 
 def test_a_family_without_other_models_is_told_so(tmp_path: Path, required: dict[str, str]) -> None:
-    with pytest.raises(SettingsError, match="no other models beside cosyvoice2_dit; expected a checkpoint of cosy"):
+    with pytest.raises(
+        RepositorySettingsError, match="no other models beside cosyvoice2_dit; expected a checkpoint of cosy"
+    ):
         assemble(tmp_path / "out", required | {"ORIGINAL_MODELS": "True"})
     assert not (tmp_path / "out").exists()
 
@@ -214,18 +216,18 @@ def test_every_setting_is_covered_by_a_test_here() -> None:
     ],
 )
 def test_a_bad_value_is_refused_by_name(tmp_path: Path, required: dict[str, str], name: str, value: str) -> None:
-    with pytest.raises(SettingsError, match=name):
+    with pytest.raises(RepositorySettingsError, match=name):
         assemble(tmp_path / "out", required | {name: value})
     assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_setting_is_refused_with_the_known_ones(tmp_path: Path, required: dict[str, str]) -> None:
-    with pytest.raises(SettingsError, match=r"unknown setting 'BLS_INSTANCES'; known are .*BLS_INSTANCE_NUM"):
+    with pytest.raises(RepositorySettingsError, match=r"unknown setting 'BLS_INSTANCES'; known are .*BLS_INSTANCE_NUM"):
         assemble(tmp_path / "out", required | {"BLS_INSTANCES": "3"})
 
 
 def test_missing_required_settings_are_all_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"(?s)model_dir is missing.*llm_tokenizer_dir is missing"):
+    with pytest.raises(RepositorySettingsError, match=r"(?s)model_dir is missing.*llm_tokenizer_dir is missing"):
         assemble(tmp_path / "out", {})
 
 
@@ -241,7 +243,7 @@ def test_assembling_again_replaces_the_repository_and_leaves_nothing_beside_it(
 def test_a_folder_that_is_no_repository_is_not_replaced(tmp_path: Path, required: dict[str, str]) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("precious")
-    with pytest.raises(SettingsError, match="no model repository"):
+    with pytest.raises(RepositorySettingsError, match="no model repository"):
         assemble(tmp_path / "out", required)
     assert (tmp_path / "out" / "thesis.txt").read_text() == "precious"
 

@@ -1,6 +1,6 @@
 """Stands for a loaded engine, whose library computes on GPUs only: it runs a graph's module in torch on the CPU.
 
-It takes the place of `api.Engine`, and fails on shapes outside the profile, a missing address or missing memory.
+It takes the place of `api.TensorRTEngine`; shapes outside the profile, missing addresses or memory fail.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Journal:
 
 
 class ModuleEngine:
-    """A graph in torch, behind the interface of `api.Engine`."""
+    """A graph in torch, behind the interface of `api.TensorRTEngine`."""
 
     activation_bytes = 1024
 

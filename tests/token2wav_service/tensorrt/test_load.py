@@ -48,8 +48,8 @@ from token2wav_service.runtime.slots.step_shapes import StepShapes
 from token2wav_service.runtime.tensorrt import load
 from token2wav_service.runtime.tensorrt.load import EngineFinder, EngineParts, assemble_parts, load_parts
 from token2wav_service.runtime.tensorrt.manifest import (
-    Certificate,
     CertifiedCase,
+    EngineCertificate,
     EngineKey,
     EngineManifest,
     EngineProfile,
@@ -68,7 +68,7 @@ POLICY = SynthesisPolicy(
 SHAPES = StepShapes((1, 2), (4, 6))
 SIZES = PoolSizes(streams=2, estimator_recent=10, conformer_recent=12, max_prompt_frames=32)
 HOST = GpuHost("sm89", "NVIDIA L4", ("tensorrt_rtx 1.7.1.116",))
-MEASURED = Certificate(45.0, (CertifiedCase({"rows": 2}, (OutputError("velocity", 60.0, 0.01),)),))
+MEASURED = EngineCertificate(45.0, (CertifiedCase({"rows": 2}, (OutputError("velocity", 60.0, 0.01),)),))
 
 
 class Checkpoint:

@@ -35,7 +35,7 @@ SHARED_BYTES = 160_000
 
 
 @dataclass(frozen=True)
-class Tile:
+class ProductTile:
     """One program's share of a product."""
 
     rows: int
@@ -136,29 +136,29 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, has_gelu: 
     return out
 
 
-def _tile(rows: int, columns: int) -> Tile:
+def _tile(rows: int, columns: int) -> ProductTile:
     if IS_INTERPRETED:
         return _interpreted(rows, columns)
     if rows > THIN_ROWS:
-        return Tile(64, 64, 8)
-    return Tile(16, 128, 8) if columns >= WIDE_COLUMNS else Tile(16, 64, 4)
+        return ProductTile(64, 64, 8)
+    return ProductTile(16, 128, 8) if columns >= WIDE_COLUMNS else ProductTile(16, 64, 4)
 
 
-def _mixed_tile(rows: int, columns: int) -> Tile:
+def _mixed_tile(rows: int, columns: int) -> ProductTile:
     if IS_INTERPRETED:
         return _interpreted(rows, columns)
-    return Tile(64 if rows > THIN_ROWS else 16, 32, 4)
+    return ProductTile(64 if rows > THIN_ROWS else 16, 32, 4)
 
 
-def _interpreted(rows: int, columns: int) -> Tile:
+def _interpreted(rows: int, columns: int) -> ProductTile:
     """Return a tile for the interpreter, whose time depends on the number of programs, not on their sizes."""
-    return Tile(_power(rows), min(512, _power(columns)), 4)
+    return ProductTile(_power(rows), min(512, _power(columns)), 4)
 
 
 def _power(size: int) -> int:
     return max(LEAST_DOT, 1 << (size - 1).bit_length())
 
 
-def _grid(out: Tensor, tile: Tile) -> tuple[int, int, int]:
+def _grid(out: Tensor, tile: ProductTile) -> tuple[int, int, int]:
     parts, rows, columns = out.shape
     return triton.cdiv(columns, tile.columns), triton.cdiv(rows, tile.rows), parts

@@ -29,7 +29,7 @@ from token2wav_service.runtime.slots.block_slot_flow import BlockSlotFlow, make_
 from token2wav_service.runtime.slots.block_solver import BlockSolver
 from token2wav_service.runtime.slots.bucket_program import BatchedVocoder, BucketProgram, ProgramTable
 from token2wav_service.runtime.slots.causal_slot_vocoder import CausalSlotVocoder, allocate_causal_vocoder
-from token2wav_service.runtime.slots.pool import SCRATCH_SLOT, SlotAllocator, allocate_vocoder
+from token2wav_service.runtime.slots.pool import SCRATCH_SLOT, SlotPool, allocate_vocoder
 from token2wav_service.runtime.slots.slot_vocoder import SlotVocoder, VocoderProgress
 from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, StepShapes
 from token2wav_service.runtime.slots.vocoder_network import VocoderNetwork
@@ -127,7 +127,7 @@ class BlockSlotRunner:
         self.sizes = sizes
         self.device, self.dtype = flow.device, flow.spk_embed_affine_layer.weight.dtype
         self.shapes = StepShapes(tuple(stream_buckets), tuple(token_buckets or block_buckets(flow)))
-        self.slots = SlotAllocator(sizes.streams)
+        self.slots = SlotPool(sizes.streams)
         slots, ring = sizes.streams + 1, ring_frames(flow, sizes.recent_frames)
         solver = solver or make_solver(flow, policy.ode_steps)
         self._vocoder_pool: Any

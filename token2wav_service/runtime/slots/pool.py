@@ -21,7 +21,7 @@ SCRATCH_SLOT = 0
 """Slot that padding rows of a batch use; it is never given to a stream."""
 
 
-class SlotAllocator:
+class SlotPool:
     """Slots 1..count, each held by one stream at most; thread-safe."""
 
     def __init__(self, count: int) -> None:

@@ -22,7 +22,7 @@ from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.runtime.slots.bucket_program import BucketProgram, ProgramTable
 from token2wav_service.runtime.slots.fused_solver import ChunkSolver, FusedSolver
-from token2wav_service.runtime.slots.pool import SCRATCH_SLOT, PoolSizes, SlotAllocator, StreamPool, allocate_pool
+from token2wav_service.runtime.slots.pool import SCRATCH_SLOT, PoolSizes, SlotPool, StreamPool, allocate_pool
 from token2wav_service.runtime.slots.prompt_flow import PromptFlow
 from token2wav_service.runtime.slots.slot_flow import SlotFlow, SlotRow
 from token2wav_service.runtime.slots.slot_vocoder import SlotVocoder, VocoderProgress
@@ -54,7 +54,7 @@ class SlotVoice:
 
 
 @dataclass
-class SlotState:
+class StreamSlot:
     """One stream's place and how far it is; changed in place by `run`."""
 
     voice: SlotVoice
@@ -105,7 +105,7 @@ class SlotRunner:
         self.pool: StreamPool = allocate_pool(
             sizes, flow.config, hift.config, policy.ode_steps, self.dtype, self.device
         )
-        self.slots = SlotAllocator(sizes.streams)
+        self.slots = SlotPool(sizes.streams)
         chosen: ChunkSolver = solver or FusedSolver(flow.decoder, policy.ode_steps, self.dtype)
         self.flow = SlotFlow(flow, chosen, self.pool, sizes.max_prompt_frames, self.shapes.token_buckets)
         self.vocoder = SlotVocoder(hift, self.policy, self.pool.vocoder, self.dtype, convolutions)
@@ -145,19 +145,19 @@ class SlotRunner:
         tails = state.solver_tail.view(steps, depth, cfg, 2, -1, columns).permute(0, 1, 3, 2, 5, 4)
         return SlotVoice(state, tails.contiguous(), flow.spk_embed_affine_layer(normalised))
 
-    def open(self, voice: SlotVoice) -> SlotState:
+    def open(self, voice: SlotVoice) -> StreamSlot:
         """Take a slot.
 
         Raises:
             CapacityError: all are taken.
         """
-        return SlotState(voice, self.slots.allocate(), self.pool.bytes_per_stream)
+        return StreamSlot(voice, self.slots.allocate(), self.pool.bytes_per_stream)
 
-    def close(self, state: SlotState) -> None:
+    def close(self, state: StreamSlot) -> None:
         """Give the slot back."""
         self.slots.free(state.slot)
 
-    def bucket(self, chunk: TokenChunk, state: SlotState) -> int:
+    def bucket(self, chunk: TokenChunk, state: StreamSlot) -> int:
         """Return the spoken tokens that the chunk's program has room for."""
         return self.shapes.token_bucket(self._spoken(chunk))
 
@@ -166,7 +166,7 @@ class SlotRunner:
         return self.shapes.step_size(bucket, ready)
 
     @torch.inference_mode()
-    def run(self, works: Sequence[ChunkWork[SlotState]]) -> list[ChunkOutcome[SlotState]]:
+    def run(self, works: Sequence[ChunkWork[StreamSlot]]) -> list[ChunkOutcome[StreamSlot]]:
         """Run every chunk; in the largest one's program if it has room for all, else each in its own bucket's.
 
         Raises:
@@ -174,14 +174,14 @@ class SlotRunner:
         """
         if any(work.state.is_broken for work in works):
             raise Token2WavError("an earlier step failed while it changed this stream; open it again")
-        outcomes: dict[int, ChunkOutcome[SlotState]] = {}
+        outcomes: dict[int, ChunkOutcome[StreamSlot]] = {}
         for indices, tokens in self.shapes.groups([self._spoken(work) for work in works]):
             group = [works[index] for index in indices]
             for index, samples in zip(indices, self._run_group(group, tokens), strict=True):
                 outcomes[index] = ChunkOutcome(samples, works[index].state)
         return [outcomes[index] for index in range(len(works))]
 
-    def _run_group(self, works: Sequence[ChunkWork[SlotState]], tokens: int) -> list[FloatArray]:
+    def _run_group(self, works: Sequence[ChunkWork[StreamSlot]], tokens: int) -> list[FloatArray]:
         prompt_size = self.flow.solver.prompt_size(max(work.state.voice.frames for work in works))
         program = self.program(self.shapes.stream_bucket(len(works)), tokens, prompt_size)
         for work in works:
@@ -193,7 +193,7 @@ class SlotRunner:
             work.state.is_broken = False
         return samples
 
-    def _begin_streams(self, states: Sequence[SlotState]) -> None:
+    def _begin_streams(self, states: Sequence[StreamSlot]) -> None:
         """Copy what a voice's streams start from into their slots."""
         targets: list[Tensor] = []
         sources: list[Tensor] = []
@@ -206,7 +206,7 @@ class SlotRunner:
             torch._foreach_copy_(targets, sources)
 
     def _inputs(
-        self, works: Sequence[ChunkWork[SlotState]], streams: int, tokens: int
+        self, works: Sequence[ChunkWork[StreamSlot]], streams: int, tokens: int
     ) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
         """Return the batch's fields [FIELDS, B] and tokens [B, T + 3], padded with scratch rows."""
         window = np.zeros((streams, tokens + self.flow.lookahead), np.int64)
@@ -219,7 +219,7 @@ class SlotRunner:
         rows += [SlotRow(SCRATCH_SLOT, *voice)] * (streams - len(rows))
         return np.array(rows, np.int64).T, window
 
-    def _advance(self, work: ChunkWork[SlotState], speech: FloatArray) -> FloatArray:
+    def _advance(self, work: ChunkWork[StreamSlot], speech: FloatArray) -> FloatArray:
         """Move the host's half of a state on, and cut the row's samples to deliver."""
         state = work.state
         frames = self.facts.new_frames(len(work.token_ids), work.is_last)
@@ -230,11 +230,11 @@ class SlotRunner:
         """Return the program of a bucket, making it at first use; one of any other size is not kept."""
         return self._programs.get(streams, tokens, prompt_size)
 
-    def _spoken(self, chunk: ChunkWork[SlotState] | TokenChunk) -> int:
+    def _spoken(self, chunk: ChunkWork[StreamSlot] | TokenChunk) -> int:
         return len(chunk.token_ids) - (0 if chunk.is_last else self.flow.lookahead)
 
 
-def _row(work: ChunkWork[SlotState]) -> SlotRow:
+def _row(work: ChunkWork[StreamSlot]) -> SlotRow:
     state, flow = work.state, work.state.voice.flow
     return SlotRow(
         slot=state.slot,

@@ -114,7 +114,7 @@ class TensorRT:
     def _said(self) -> str:
         return "\n".join(self._messages or ["no message"])
 
-    def load(self, plan: bytes) -> Engine:
+    def load(self, plan: bytes) -> TensorRTEngine:
         """Put a serialized engine on the current GPU.
 
         Raises:
@@ -125,10 +125,10 @@ class TensorRT:
         engine = runtime.deserialize_cuda_engine(plan)
         if engine is None:
             raise EngineUnfitError(f"{self.library} refuses the engine:\n{self._said()}")
-        return Engine(self._module, runtime, engine, is_rtx=self._is_rtx)
+        return TensorRTEngine(self._module, runtime, engine, is_rtx=self._is_rtx)
 
 
-class Engine:
+class TensorRTEngine:
     """A loaded engine; makes contexts."""
 
     def __init__(self, module: Any, runtime: object, engine: Any, *, is_rtx: bool = False) -> None:

@@ -13,19 +13,19 @@ from torch import Tensor
 
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.graphs.spec import ShapeRange
-from token2wav_service.runtime.tensorrt.api import Context, Engine
+from token2wav_service.runtime.tensorrt.api import Context, TensorRTEngine
 from token2wav_service.runtime.tensorrt.types import Shape
 
 ALIGNMENT_BYTES = 256
 """Alignment of activation memory, as TensorRT asks for."""
 
 
-def activation_memory(engine: Engine, device: torch.device) -> Tensor:
+def activation_memory(engine: TensorRTEngine, device: torch.device) -> Tensor:
     """Allocate the memory that an engine's contexts share: many may be bound, one computes at a time."""
     return torch.empty(engine.activation_bytes + ALIGNMENT_BYTES, dtype=torch.uint8, device=device)
 
 
-def new_context(engine: Engine, memory: Tensor) -> Context:
+def new_context(engine: TensorRTEngine, memory: Tensor) -> Context:
     """Make a context on `activation_memory`."""
     context = engine.new_context()
     address = -(-memory.data_ptr() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -36,7 +36,7 @@ def new_context(engine: Engine, memory: Tensor) -> Context:
 class BoundContext:
     """A context with everything set; `run` only queues work. It keeps its tensors alive."""
 
-    def __init__(self, engine: Engine, context: Context, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, engine: TensorRTEngine, context: Context, tensors: Mapping[str, Tensor]) -> None:
         """Set profile, shapes and addresses.
 
         Args:
@@ -106,7 +106,7 @@ def _holds(ranges: Mapping[str, ShapeRange], shapes: Mapping[str, Shape]) -> boo
     )
 
 
-def _check_names_and_types(engine: Engine, tensors: Mapping[str, Tensor]) -> None:
+def _check_names_and_types(engine: TensorRTEngine, tensors: Mapping[str, Tensor]) -> None:
     if set(engine.tensors) != set(tensors):
         raise EngineUnfitError(f"the engine has tensors {sorted(engine.tensors)}, expected {sorted(tensors)}")
     for name, value in tensors.items():
@@ -116,7 +116,7 @@ def _check_names_and_types(engine: Engine, tensors: Mapping[str, Tensor]) -> Non
             raise EngineUnfitError(f"{name!r} is not contiguous; TensorRT reads plain memory")
 
 
-def run_once(engine: Engine, inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+def run_once(engine: TensorRTEngine, inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Return the outputs for some inputs.
 
     Args:

@@ -86,7 +86,7 @@ class CertifiedCase:
 
 
 @dataclass(frozen=True)
-class Certificate:
+class EngineCertificate:
     """The error of a graph against the float32 modules, measured where it runs."""
 
     min_snr_db: float
@@ -144,7 +144,7 @@ class EngineManifest:
     profiles: tuple[EngineProfile, ...]
     """As the builder held them."""
     engine_bytes: int
-    certificate: Certificate
+    certificate: EngineCertificate
     speed: Speed | None = None
     """None until it was measured; without it, `runner=auto` leaves the engine alone."""
 

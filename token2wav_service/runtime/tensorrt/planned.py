@@ -15,7 +15,7 @@ from torch import Tensor
 
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.graphs.spec import GraphSpec, TensorSpec
-from token2wav_service.runtime.tensorrt.api import Engine
+from token2wav_service.runtime.tensorrt.api import TensorRTEngine
 from token2wav_service.runtime.tensorrt.contexts import (
     BoundContext,
     activation_memory,
@@ -77,7 +77,7 @@ class PlannedEngine(Generic[S]):
     All sizes share one memory for each tensor, so one of them computes at a time.
     """
 
-    def __init__(self, engine: Engine, spec: GraphSpec, planned: Sequence[S], device: torch.device) -> None:
+    def __init__(self, engine: TensorRTEngine, spec: GraphSpec, planned: Sequence[S], device: torch.device) -> None:
         """Check the engine and allocate its tensors.
 
         Args:
@@ -121,7 +121,7 @@ class PlannedEngine(Generic[S]):
         return views
 
 
-def _check_graph(engine: Engine, spec: GraphSpec) -> None:
+def _check_graph(engine: TensorRTEngine, spec: GraphSpec) -> None:
     expected = {tensor.name: tensor.dtype.value for tensor in (*spec.inputs, *spec.outputs)}
     got = {tensor.name: tensor.dtype for tensor in engine.tensors.values()}
     if got != expected:

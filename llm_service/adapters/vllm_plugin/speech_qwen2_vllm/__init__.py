@@ -1,7 +1,5 @@
 """Teaches vLLM the speech-token LLM: Qwen2 with a head of speech and end tokens only, its bias kept.
 
-`repetition` has its sampling, for `--logits-processors`.
-
 vLLM calls `register` in each of its processes (entry point group `vllm.general_plugins`, in the dist-info beside this
 package). Written to vLLM 0.20.2; imports nothing of the project it comes from.
 """

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.elevenlabs.audio import AlignmentWriter
-from gateway.dialects.elevenlabs.text import MessageFeed
+from gateway.dialects.elevenlabs.feeds import AlignmentWriter, MessageFeed
 from gateway.dialects.elevenlabs.wire import ClientMessage
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession

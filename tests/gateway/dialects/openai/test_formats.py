@@ -16,7 +16,7 @@ from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.speaking import SPEECH_TOKENS, SpeakingToken2Wav, audio_of, events_of, spoken_sound
 
 pytest.importorskip("av", reason="the audio extra is not installed")
-from tests.gateway.audio.decoding import decoded
+from tests.gateway.audio.signals import decoded
 
 Voices = list[NamedVoice]
 

@@ -1,12 +1,17 @@
-"""Numbers in words, in languages without a grammar of their own."""
+"""Numbers, addresses and what a caller says a text is, in words, with and without grammars."""
 
 from __future__ import annotations
 
 import pytest
+from gateway.text.normalization.normalizer import Normalizer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.text.chinese import ChineseNormalizer
+from gateway.text.normalization.addresses import spoken_addresses
 from gateway.text.normalization.numbers import NUMBER_STYLES, NumberNormalizer
+from gateway.text.normalization.say_as import NotReadableError, said_as
+from gateway.text.normalization.wetext_normalizer import WeTextNormalizer
 from tests.gateway.text.builders import texts
 
 LANGUAGES = sorted(NUMBER_STYLES)
@@ -77,3 +82,128 @@ def test_a_normalised_text_is_covered_by_its_alignment_and_normalising_again_cha
 @given(st.text(st.characters(exclude_categories=["Nd", "Cs"]), max_size=60))
 def test_a_text_without_digits_stays_as_it_is(text: str) -> None:
     assert NORMALIZERS["de"].normalize(text).text == text
+
+
+@pytest.mark.parametrize(
+    ("written", "spoken"),
+    [
+        ("https://example.com", "example dot com"),
+        (
+            "See http://www.example.com/docs/a_b, please.",
+            "See example dot com slash docs slash a underscore b, please.",
+        ),
+        ("https://example.co.uk/?utm=1#top", "example dot co dot U K"),
+        ("www.example.org.", "example dot org."),
+        ("example.com/path", "example dot com slash path"),
+        ("Visit docs.python.org/3 now", "Visit docs dot python dot org slash 3 now"),
+        ("http://localhost:8080/", "localhost 8 0 8 0"),
+        ("john.doe99@mail.com", "john dot doe 9 9 at mail dot com"),
+        ("write to a-b@c.io!", "write to a dash b at c dot I O!"),
+    ],
+)
+def test_addresses_become_words(written: str, spoken: str) -> None:
+    assert spoken_addresses(written, "en").text == spoken
+
+
+@pytest.mark.parametrize(
+    ("written", "spoken"),
+    [
+        ("发到a_b@qq.com，谢谢", "发到a下划线b艾特qq点com，谢谢"),
+        ("访问www.a.com/x吧", "访问a点com斜杠x吧"),
+        ("邮箱ab@c.cn谢谢", "邮箱ab艾特c点C N谢谢"),
+    ],
+)
+def test_an_address_begins_and_ends_beside_chinese(written: str, spoken: str) -> None:
+    assert spoken_addresses(written, "zh").text == spoken
+
+
+@pytest.mark.parametrize(
+    ("language", "spoken"), [("de", "a Punkt com"), ("zh", "a点com"), ("xx", "a dot com"), (None, "a dot com")]
+)
+def test_the_words_are_the_languages(language: str | None, spoken: str) -> None:
+    assert spoken_addresses("https://a.com", language).text == spoken
+
+
+@pytest.mark.parametrize(
+    "text", ["node.js", "e.g. this", "1.5", "The end.Next one", "a@b", "Dr.Smith", "192.168.0.1", "I.am"]
+)
+def test_what_is_no_address_stays(text: str) -> None:
+    assert spoken_addresses(text, "en").text == text
+
+
+@given(texts)
+def test_an_address_is_covered_by_its_alignment(text: str) -> None:
+    spoken = spoken_addresses(text, "en")
+    assert (spoken.alignment.source_length, spoken.alignment.spoken_length) == (len(text), len(spoken.text))
+
+
+pytest.importorskip("wetext", reason="the text extra is not installed")
+
+SAYING: dict[str, Normalizer] = {"en": WeTextNormalizer("en"), "zh": ChineseNormalizer()}
+
+
+def said(text: str, kind: str, language: str, form: str | None = None) -> str:
+    return said_as(text, kind, form, language, lambda plain: SAYING[language].normalize(plain).text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "english", "chinese"),
+    [
+        ("digits", "4207", "four two zero seven", "四二零七"),
+        ("characters", "AB3", "A B three", "A B 三"),
+        ("spell-out", "a-b", "A B", "A B"),
+        ("cardinal", "1,234", "one thousand two hundred and thirty four", "一千二百三十四"),
+        ("cardinal", "-5", "minus five", "负五"),
+        ("ordinal", "21", "twenty first", "第二十一"),
+        ("ordinal", "3rd", "third", "第三"),
+        ("telephone", "+86 110-119", "plus eight six, one one zero, one one nine", "加八六，幺幺零，幺幺九"),
+        ("time", "14:30", "fourteen thirty", "十四点三十分"),
+        ("time", "2:05 p.m.", "two oh five P M", "下午两点五分"),
+        ("time", "8:00am", "eight A M", "上午八点整"),
+        ("currency", "$3.50", "three dollars and fifty cents", "三点五零美元"),
+        ("currency", "20 EUR", "twenty euros", "二十欧元"),
+        ("currency", "CNY5", "five yuan", "五元"),
+    ],
+)
+def test_a_text_is_read_as_what_it_is_said_to_be(kind: str, text: str, english: str, chinese: str) -> None:
+    assert said(text, kind, "en").replace("two hundred thirty", "two hundred and thirty") == english
+    assert said(text, kind, "zh") == chinese
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "english", "chinese"),
+    [
+        ("mdy", "5/3/2024", "May third, twenty twenty four", "二零二四年五月三日"),
+        ("dmy", "3.5.2024", "May third, twenty twenty four", "二零二四年五月三日"),
+        ("ymd", "2024-05-03", "May third, twenty twenty four", "二零二四年五月三日"),
+        ("md", "5/3", "May third", "五月三日"),
+        ("my", "5/2024", "May twenty twenty four", "二零二四年五月"),
+        ("y", "1999", "nineteen ninety nine", "一九九九年"),
+    ],
+)
+def test_a_date_is_read_by_its_format(form: str, text: str, english: str, chinese: str) -> None:
+    assert (said(text, "date", "en", form), said(text, "date", "zh", form)) == (english, chinese)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "form"),
+    [
+        ("digits", "four", None),
+        ("characters", "-", None),
+        ("cardinal", "1.2.3", None),
+        ("ordinal", "first", None),
+        ("telephone", "call me", None),
+        ("date", "13/13/2024", "mdy"),
+        ("date", "5/3", "mdy"),
+        ("date", "5/3", "xyz"),
+        ("time", "25:61", None),
+        ("currency", "3.50", None),
+        ("currency", "$3 EUR", None),
+        ("poem", "a", None),
+        ("digits", "", None),
+    ],
+)
+def test_what_can_not_be_read_so_is_refused(kind: str, text: str, form: str | None) -> None:
+    for language in ("en", "zh"):
+        with pytest.raises(NotReadableError):
+            said(text, kind, language, form)

@@ -1,4 +1,4 @@
-"""Where sentences end by a public list of rules, and what no cut may part, however the text comes."""
+"""Where sentences end by a public list of rules and by our own, and what no cut may part."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import csv
 from pathlib import Path
 
 import pytest
+from hypothesis import given
 
 from gateway.text.segments.breaks import BreakFinder
+from gateway.text.segments.endings import ended, full_stop
 from gateway.text.segments.sentences import SentencexRules
 from gateway.text.segments.splitter import INTERLEAVED_TEXT, LIVE_TEXT, WHOLE_TEXT, CutBounds, SplitSettings, split_text
 from gateway.text.tags import InlineTags
+from tests.gateway.text.builders import texts
 
 TABLE = Path(__file__).parents[1] / "data/golden_sentences.tsv"
 EAGER = SplitSettings(first=CutBounds(1, 1000, 1000), later=CutBounds(1, 1000, 1000))
@@ -68,3 +71,62 @@ def test_an_item_of_a_list_stays_with_its_number() -> None:
     text = "Buy these: 1. Apples and figs 2. Pears 3. Plums"
     segments = split_text(text, finder("en"), EAGER)
     assert [segment.text for segment in segments] == ["Buy these: 1. Apples and figs ", "2. Pears ", "3. Plums"]
+
+
+@pytest.mark.parametrize(
+    ("written", "spoken"),
+    [
+        ("Please bring the blue folder", "Please bring the blue folder."),
+        ("Please bring the blue folder. ", "Please bring the blue folder. "),
+        ("Really?!", "Really?!"),
+        ("Yes\n\n", "Yes.\n\n"),
+        ('He said "Yes."', 'He said "Yes".'),
+        ("He said “yes”", "He said “yes”."),
+        ("(as we saw.)", "(as we saw)."),
+        ("But I—", "But I."),
+        ("But I - ", "But I. "),
+        ("Well...", "Well."),
+        ("Well…", "Well."),
+        ("First,", "First."),
+        ("Dear John,\n\n", "Dear John.\n\n"),
+        ("<strong>Now</strong>", "<strong>Now</strong>."),
+        ("ha [laughter]", "ha [laughter]."),
+        ("the dogs'", "the dogs'."),
+        ("你好", "你好。"),
+        ("你好，", "你好。"),
+        ("他说：“好的。”", "他说：“好的”。"),
+        ("see [1]", "see [1]."),
+        (" … ", " … "),
+        ("", ""),
+        ("A ", "A. "),
+    ],
+)
+def test_the_last_segment_ends_in_a_stop(written: str, spoken: str) -> None:
+    assert ended(written, None, is_last=True).text == spoken
+
+
+@pytest.mark.parametrize("written", ["First, ", "Listen: ", "好，", "One; "])
+def test_a_pause_within_a_text_stays(written: str) -> None:
+    assert ended(written, None, is_last=False).text == written
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "stop"),
+    [
+        ("नमस्ते", "hi", "।"),
+        ("hello", "hi", "."),
+        ("مرحبا", "ar", "."),
+        ("好", None, "。"),
+        ("さん", "ja", "。"),
+        ("Ja", "de", "."),
+    ],
+)
+def test_the_stop_is_the_languages(text: str, language: str | None, stop: str) -> None:
+    assert full_stop(text, language) == stop
+
+
+@given(texts)
+def test_an_ended_text_is_covered_and_ending_it_again_changes_nothing(text: str) -> None:
+    once = ended(text, None, is_last=True)
+    assert (once.alignment.source_length, once.alignment.spoken_length) == (len(text), len(once.text))
+    assert ended(once.text, None, is_last=True).text == once.text

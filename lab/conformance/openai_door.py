@@ -11,8 +11,7 @@ from gateway.audio import AudioFormat
 from gateway.core import FloatArray, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import LLMInterruptedError
 from gateway.voices.registry import NamedVoice, VoiceAliases
-from tests.gateway.audio.decoding import decoded
-from tests.gateway.audio.signals import best_lag, snr_db
+from tests.gateway.audio.signals import best_lag, decoded, snr_db
 from tests.gateway.doors.http_door import Door, opened_door
 from tests.gateway.fakes import FakeLLM, speech_deltas
 from tests.gateway.speaking import SPEECH_TOKENS, SpeakingToken2Wav, spoken_sound

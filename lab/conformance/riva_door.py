@@ -10,9 +10,8 @@ import soxr
 from gateway.audio import AudioFormat
 from gateway.host import HostLimits
 from gateway.voices.registry import NamedVoice
-from tests.conformance.openai_door import ScriptedLLM
-from tests.gateway.audio.decoding import decoded
-from tests.gateway.audio.signals import best_lag
+from lab.conformance.openai_door import ScriptedLLM
+from tests.gateway.audio.signals import best_lag, decoded
 from tests.gateway.doors.grpc_door import Door, opened_grpc
 from tests.gateway.fakes import speech_deltas
 from tests.gateway.speaking import SPEECH_TOKENS, SpeakingToken2Wav, spoken_sound

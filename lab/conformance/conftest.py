@@ -1,8 +1,8 @@
 """Official clients, unmodified, each from a virtual environment of its own: DIRECTORY/<client>/bin/python.
 
-    COSYDIT_CLIENTS=DIRECTORY pytest tests/conformance
+    COSYDIT_CLIENTS=DIRECTORY pytest -c lab/pyproject.toml lab/conformance
 
-Outside the default run: the clients don't agree on their dependencies, with each other or with ours.
+Part of no other run: the clients don't agree on their dependencies, with each other or with ours.
 """
 
 from __future__ import annotations

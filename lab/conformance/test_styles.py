@@ -9,8 +9,8 @@ import pytest
 
 from gateway.text import load_text_front_end
 from gateway.voices.registry import NamedVoice
+from lab.conformance.conftest import run_script
 from servicekit.checkpoint_file import CheckpointDeclaration
-from tests.conformance.conftest import run_script
 from tests.gateway.doors.grpc_door import opened_grpc
 from tests.gateway.doors.http_door import opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas

@@ -1,4 +1,6 @@
-"""Audio of one ElevenLabs context: encoded, with the times of its characters, and an account of what has been sent.
+"""Text and audio of one ElevenLabs context: when its text is spoken, how its audio and their times are told.
+
+Text goes on at once, or once enough of it has come; each feed knows where in the client's own text everything is.
 
     alignments, whole milliseconds on one of two clocks:
 
@@ -13,13 +15,95 @@ makes that sum exact: it loses no gap and gains no rounding error, however the a
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from gateway.delivery.turn_encoder import TurnEncoder
-from gateway.dialects.elevenlabs.wire import audio_message
-from gateway.speech.session import SessionAudio
+from gateway.delivery import TurnEncoder
+from gateway.dialects.elevenlabs.wire import ClientMessage, audio_message
+from gateway.speech.session import SessionAudio, SpeechSession
 from gateway.speech.text_clock import CharacterTime
+
+
+class MessageFeed:
+    """`auto_mode=true`: a message is a sentence, or more, and is spoken without waiting for the next one."""
+
+    def __init__(self, session: SpeechSession) -> None:
+        """Begin with the first message."""
+        self._session = session
+        self._spaces: list[int] = []
+
+    def push(self, message: ClientMessage) -> None:
+        """Take a message's text and its flush; raises InvalidRequestError if the text can't be taken."""
+        if message.has_speech:
+            self._write(message.text or "")
+            self._session.cut()
+        if message.is_flush_only:
+            self._session.flush()
+
+    def end(self) -> None:
+        """Say that no more will come; what is buffered is spoken."""
+        self._session.end()
+
+    def position_in_text(self, position: int) -> int:
+        """Return the position in the client's text for one in the session's."""
+        return position - bisect_right(self._spaces, position - 1)
+
+    def _write(self, text: str) -> None:
+        # Pipecat sends sentences without a space behind them, and reads words off between spaces.
+        separated = text if text[-1].isspace() else f"{text} "
+        self._session.write(separated)
+        if separated != text:
+            self._spaces.append(self._session.characters_written - 1)
+
+
+class BufferedFeed:
+    """`auto_mode=false`: messages are pieces of text, down to single words or letters."""
+
+    def __init__(self, session: SpeechSession, schedule: Sequence[float]) -> None:
+        """Begin with the first message.
+
+        Args:
+            session: where the text goes; it finds the sentences.
+            schedule: characters to wait for before the first speech, the second, ...; empty: wait for none.
+        """
+        self._session = session
+        self._schedule = schedule
+        self._handed_over = 0
+        self._held = ""
+
+    def push(self, message: ClientMessage) -> None:
+        """Take a message's text and its flush; raises InvalidRequestError if the text can't be taken."""
+        is_first = not self._held and not self._session.characters_written
+        if message.text and (message.has_speech or not is_first):
+            self._held += message.text
+        if message.flush or message.try_trigger_generation or len(self._held) >= self._threshold:
+            self._hand_over()
+        if message.flush:
+            self._session.flush()
+
+    def end(self) -> None:
+        """Say that no more will come; what is buffered is spoken."""
+        self._hand_over()
+        self._session.end()
+
+    def position_in_text(self, position: int) -> int:
+        """Return the position in the client's text for one in the session's."""
+        return position
+
+    @property
+    def _threshold(self) -> float:
+        return self._schedule[min(self._handed_over, len(self._schedule) - 1)] if self._schedule else 0
+
+    def _hand_over(self) -> None:
+        if self._held:
+            held, self._held = self._held, ""
+            self._session.write(held)
+            self._handed_over += 1
+
+
+TextFeed = MessageFeed | BufferedFeed
+
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 _MS_PER_S = 1000
