@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -39,15 +38,6 @@ Run = Callable[[Tensors], Tensors]
 """Computes a graph's outputs of its inputs, by name."""
 
 
-class Executor(str, Enum):
-    """The program that computed the compared side."""
-
-    ONNX_RUNTIME = "onnxruntime"
-    """ONNX Runtime ran the exported file."""
-    PYTORCH = "pytorch"
-    """PyTorch ran the module that was exported."""
-
-
 @dataclass(frozen=True)
 class Sweep:
     """Sizes to compare at; every combination is taken that is not too large."""
@@ -67,20 +57,15 @@ class Sweep:
         return [_axis_sizes(spec, *point) for point in points if point[0] * point[1] <= self.largest]
 
 
-def compare_graph(
-    directory: Path | None, spec: GraphSpec, models: Models, sweep: Sweep
-) -> Iterator[tuple[Executor, EngineCertificate]]:
-    """Compare one graph at every point of a sweep, by each executor.
+def compare_graph(directory: Path | None, spec: GraphSpec, models: Models, sweep: Sweep) -> EngineCertificate:
+    """Compare one graph at every point of a sweep, as ONNX Runtime computes the exported file.
 
     Args:
-        directory: holds the exported file; None compares the module alone.
+        directory: holds the file; None compares the module that is exported, as PyTorch computes it.
     """
-    executors: dict[Executor, Run] = {Executor.PYTORCH: _of_module(spec, module_for(spec, models))}
-    if directory is not None:
-        executors[Executor.ONNX_RUNTIME] = open_graph(directory, spec)
+    run = _of_module(spec, module_for(spec, models)) if directory is None else open_graph(directory, spec)
     cases = [(sizes, number) for number, sizes in enumerate(sweep.sizes(spec))]
-    for executor, run in executors.items():
-        yield executor, _certificate(spec, models, run, cases, MIN_SNR_DB[spec.precision])
+    return _certificate(spec, models, run, cases, MIN_SNR_DB[spec.precision])
 
 
 def certify_engine(spec: GraphSpec, models: Models, engine: TensorRTEngine, device: torch.device) -> EngineCertificate:

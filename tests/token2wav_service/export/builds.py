@@ -14,10 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from cosydit.bench.report import describe_environment, write_json
+from tests.token2wav_service.export.checkpoints import TINY_SIZES
 from token2wav_service.checkpoint.family import Family
-from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES, make_random_token2wav
+from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, make_random_token2wav
 from token2wav_service.errors import Token2WavError
-from token2wav_service.export.compare import Executor, Sweep, compare_graph
+from token2wav_service.export.compare import Sweep, compare_graph
 from token2wav_service.export.directory import ExportDirectory, ExportOptions, ExportTask
 from token2wav_service.export.engines import ProgressBars, Target, ensure_engine
 from token2wav_service.graphs.spec import Precision
@@ -25,8 +26,8 @@ from token2wav_service.runtime.tensorrt.api import load_tensorrt
 from token2wav_service.runtime.tensorrt.manifest import TENSORRT_RTX, EngineManifest, probe_host
 
 ARCHITECTURE = "sm89"
-SIZES = {"small": SMALL_SIZES, "official": OFFICIAL_SIZES}
-SWEEP = Sweep(streams=(1, 3), frames=(2, 60), history=(1, 120))
+SIZES = {"small": TINY_SIZES, "official": OFFICIAL_SIZES}
+SWEEP = Sweep(streams=(1, 3), frames=(2, 30), history=(1, 40))
 
 
 @dataclass
@@ -73,7 +74,7 @@ def _build(build: Build, exports: ExportDirectory, task: ExportTask) -> EngineMa
     build.export_s = round(time.monotonic() - started_s, 1)
     build.onnx_mb = round(task.path.stat().st_size / 1e6, 2)
     if build.sizes == "small":
-        compared = dict(compare_graph(exports.out_dir, task.spec, exports.models, SWEEP))[Executor.ONNX_RUNTIME]
+        compared = compare_graph(exports.out_dir, task.spec, exports.models, SWEEP)
         build.onnx_snr_db = round(compared.worst_db, 1)
         if compared.failures():
             build.failure = compared.failures()[0]
@@ -105,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["small"])
     parser.add_argument("--out", type=Path, help="JSON to write")
     args = parser.parse_args(argv)
-    builds = []
+    builds: list[Build] = []
     for sizes in args.sizes:
         with TemporaryDirectory() as folder:
             for build, _, _ in build_all(Path(folder), args.families, sizes, args.precisions):
@@ -114,23 +115,33 @@ def main(argv: Sequence[str] | None = None) -> int:
                 said = build.failure or times
                 sys.stdout.write(f"{build.family} {sizes} {build.graph} {build.precision}: {said}\n")
                 sys.stdout.flush()
-    failed = [build for build in builds if build.failure]
+                if args.out:
+                    _write(args, builds)
+    sys.stdout.write(f"{_figures(builds)}\n")
+    return int(any(build.failure for build in builds))
+
+
+def _write(args: argparse.Namespace, builds: Sequence[Build]) -> None:
+    """Write what is built so far, so that a run that is cut short leaves what it did."""
+    arguments = {"sizes": args.sizes, "families": [f.value for f in args.families], "out": args.out.name}
+    rows = [vars(build) for build in builds]
+    environment = describe_environment(arguments)
+    write_json(args.out, {"figures": _figures(builds), "engines": rows, "environment": environment})
+
+
+def _figures(builds: Sequence[Build]) -> dict[str, object]:
+    failed = sum(bool(build.failure) for build in builds)
     figures: dict[str, object] = {
-        "engines_built_real": len(builds) - len(failed),
-        "engine_build_failures": len(failed),
+        "engines_built_real": len(builds) - failed,
+        "engine_build_failures": failed,
         "built_by": probe_host().library(ARCHITECTURE, TENSORRT_RTX),
         "built_for": ARCHITECTURE,
         "engines_run": 0,
     }
-    for precision in args.precisions:
+    for precision in Precision:
         measured = [b.onnx_snr_db for b in builds if b.precision == precision.value and b.onnx_snr_db is not None]
         figures |= {f"onnx_snr_db_{precision.value}": min(measured)} if measured else {}
-    sys.stdout.write(f"{figures}\n")
-    if args.out:
-        arguments = {"sizes": args.sizes, "families": [f.value for f in args.families], "out": args.out.name}
-        rows = [vars(build) for build in builds]
-        write_json(args.out, {"figures": figures, "engines": rows, "environment": describe_environment(arguments)})
-    return 1 if failed else 0
+    return figures
 
 
 if __name__ == "__main__":
