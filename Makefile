@@ -17,7 +17,7 @@ CLIENTS ?= openai=openai elevenlabs=elevenlabs riva=nvidia-riva-client stubs=grp
 
 comma := ,
 
-.PHONY: help install check test test-fast test-lab test-random test-clients test-images test-campaigns images build docs sbom audit fuzz clean
+.PHONY: help install check test test-fast test-lab test-tensorrt test-random test-clients test-images test-campaigns images build docs sbom audit fuzz clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ test-fast:  ## the tests without the slow ones and without real servers
 
 test-lab:  ## the laboratory's own tests: studies, campaigns, training
 	$(PYTHON) -m pytest -c lab/pyproject.toml lab/tests
+
+test-tensorrt:  ## an engine of every graph that a runner serves, by TensorRT for RTX on the CPU; takes minutes
+	$(PYTHON) -m tests.token2wav_service.export.builds
 
 test-random:  ## the same, with examples that Hypothesis draws anew
 	$(PYTHON) -m pytest $(FAST) --hypothesis-profile=random

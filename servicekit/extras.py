@@ -31,6 +31,7 @@ _EXTRA_OF = {
     "opentelemetry": "tracing",
     "pocketsphinx": "ears",
     "tensorrt": "tensorrt",
+    "tensorrt_rtx_bindings": "tensorrt-rtx",
     "s3tokenizer": "gpu",
 }
 

@@ -26,9 +26,21 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: the disk refuses.
     """
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file: readers see it as it was before, or all of it.
+
+    Raises:
+        OSError: the disk refuses.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}{PART_SUFFIX}")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    try:
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -17,7 +17,7 @@ from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.loop import OnFatal, ServingLoop
 from token2wav_service.engine.runner import Runner
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
-from token2wav_service.errors import CheckpointError
+from token2wav_service.errors import CheckpointError, EngineUnfitError
 from token2wav_service.models.flow.block_flow import BlockFlow, state_bytes
 from token2wav_service.models.flow.block_stream import MAX_STARTS, BlockStreamFlow
 from token2wav_service.models.flow.flow import Flow
@@ -29,6 +29,7 @@ from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.runtime.cpu.column_hift import ColumnHiFT
 from token2wav_service.runtime.cpu.packed_flow import PackedFlow
 from token2wav_service.runtime.slots.step_shapes import StepShapes, stream_buckets_up_to
+from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER
 from token2wav_service.runtime.torch_runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -95,7 +96,10 @@ def _voice_cache_bytes(config: Token2WavConfig, models: LoadedModels) -> int:
 
 
 def choose_runner(config: Token2WavConfig) -> RunnerKind:
-    """Return what `auto` means: slots on a CUDA device, packed on a CPU, unless a policy needs the plain modules."""
+    """Return what `auto` means: slots on a CUDA device, packed on a CPU, unless a policy needs the plain modules.
+
+    See `_engine_parts` for engines in slots.
+    """
     if config.runner is not RunnerKind.AUTO:
         return config.runner
     policy = config.synthesis
@@ -137,17 +141,19 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
     planned = shapes or StepShapes(stream_buckets_up_to(config.max_batch_size))
     make = partial(SlotRunner, flow, hift, policy, sizes, planned.stream_buckets, planned.token_buckets)
     if torch.device(config.device).type != "cuda":
-        return make(**_engine_parts(config, flow, hift, kind))
+        return make(**_engine_parts(config, flow, hift, planned))
     need = memory_need(sizes, flow.config, hift.config, policy.ode_steps, DTYPES[config.dtype])
     runner = _runner_that_fits(
-        need, partial(_free_bytes, config.device), lambda: _warm_runner(config, flow, hift, make)
+        need, partial(_free_bytes, config.device), lambda: _warm_runner(config, flow, hift, planned, make)
     )
     warn_of_cache(config.voice_cache_bytes, _free_bytes(config.device))
     return runner
 
 
-def _warm_runner(config: Token2WavConfig, flow: Flow, hift: HiFT, make: Callable[..., SlotRunner]) -> SlotRunner:
-    runner = make(**_engine_parts(config, flow, hift, choose_runner(config)))
+def _warm_runner(
+    config: Token2WavConfig, flow: Flow, hift: HiFT, shapes: StepShapes, make: Callable[..., SlotRunner]
+) -> SlotRunner:
+    runner = make(**_engine_parts(config, flow, hift, shapes))
     runner.warm_up()
     logger.info("token2wav itself holds %.1f GB of the GPU", torch.cuda.memory_reserved(config.device) / 1e9)
     return runner
@@ -193,10 +199,10 @@ def _build_block_runner(config: Token2WavConfig, models: LoadedModels, shapes: S
     kind = choose_runner(config)
     if kind is RunnerKind.PACKED and config.runner is RunnerKind.AUTO:
         kind = RunnerKind.TORCH
-    if kind in (RunnerKind.TENSORRT, RunnerKind.PACKED) or not isinstance(flow, BlockFlow):
+    if kind is RunnerKind.PACKED or not isinstance(flow, BlockFlow):
         raise CheckpointError(
             f"{config.model_dir} is of family {models.family.value}, which runner `{config.runner.value}` does not "
-            "serve; set runner to auto, slots or torch (its exported graphs and engines are for other runtimes)"
+            "serve; set runner to auto, slots, tensorrt or torch"
         )
     if kind is RunnerKind.TORCH:
         streamed = BlockStreamFlow(flow, policy)
@@ -211,7 +217,8 @@ def _build_block_runner(config: Token2WavConfig, models: LoadedModels, shapes: S
     planned = shapes or StepShapes(stream_buckets_up_to(config.max_batch_size), block_buckets(flow))
 
     def make() -> BlockSlotRunner:
-        runner = BlockSlotRunner(flow, vocoder, policy, sizes, planned.stream_buckets, planned.token_buckets)
+        parts = _engine_parts(config, flow, vocoder, planned)
+        runner = BlockSlotRunner(flow, vocoder, policy, sizes, planned.stream_buckets, planned.token_buckets, **parts)
         if torch.device(config.device).type == "cuda":
             runner.warm_up()
         return runner
@@ -224,14 +231,30 @@ def _build_block_runner(config: Token2WavConfig, models: LoadedModels, shapes: S
     return runner
 
 
-def _engine_parts(config: Token2WavConfig, flow: Flow, hift: HiFT, kind: RunnerKind) -> dict[str, Any]:
-    """Return the arguments of `SlotRunner` that put TensorRT engines in the place of fused kernels."""
-    if kind is not RunnerKind.TENSORRT:
+def _engine_parts(
+    config: Token2WavConfig, flow: Flow | BlockFlow, hift: HiFT | CausalHiFT, shapes: StepShapes
+) -> dict[str, Any]:
+    """Return the arguments of a slot runner that put TensorRT engines in the place of fused kernels.
+
+    `runner=auto` takes them where they fit and were measured to be faster, and says why not where there are some.
+
+    Raises:
+        EngineUnfitError: `runner=tensorrt`, and no engine fits.
+    """
+    is_wanted = config.runner is RunnerKind.TENSORRT
+    folder = config.engines_dir or config.model_dir / ENGINES_FOLDER
+    if not is_wanted and not (config.runner is RunnerKind.AUTO and folder.is_dir()):
         return {}
     from token2wav_service.runtime.tensorrt.load import load_parts
 
-    parts = load_parts(config, flow, hift, MAX_PROMPT_FRAMES)
-    return {"solver": parts.solver, "network": parts.network}
+    try:
+        parts = load_parts(config, flow, hift, MAX_PROMPT_FRAMES, shapes, only_faster=not is_wanted)
+    except EngineUnfitError as err:
+        if is_wanted:
+            raise
+        logger.warning("runner=auto takes slots, no engine of %s: %s", folder, err)
+        return {}
+    return {"solver": parts.solver, "convolutions": parts.convolutions}
 
 
 def _device_probe(device: str) -> Callable[[], None]:

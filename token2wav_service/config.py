@@ -64,7 +64,8 @@ class RunnerKind(str, Enum):
     """What computes the engine's batches."""
 
     AUTO = "auto"
-    """`slots` on a CUDA device, `packed` on a CPU for the families whose estimator is a DiT, else `torch`."""
+    """`slots` on a CUDA device, with engines where they fit and were timed to be faster; `packed` on a CPU for the
+    families whose estimator is a DiT, else `torch`."""
     TORCH = "torch"
     """Plain modules, on any device and under every policy."""
     PACKED = "packed"
@@ -72,7 +73,8 @@ class RunnerKind(str, Enum):
     SLOTS = "slots"
     """Fused kernels and CUDA graphs over a fixed pool; history `prompt_and_recent`."""
     TENSORRT = "tensorrt"
-    """`slots` with the DiT in a TensorRT engine that was built beforehand; not run where this is developed."""
+    """`slots` with estimator and vocoder in TensorRT engines that were built beforehand; never run where this is
+    developed."""
 
 
 class SourcePhase(str, Enum):
@@ -143,7 +145,6 @@ class Token2WavConfig:
         None,
         "Folder of TensorRT engines, for runner `tensorrt`; None is `engines` in model_dir.",
     )
-    tensorrt_contexts: int = described(64, "Most TensorRT execution contexts; every size that is prepared keeps one.")
     tensorrt_prompt_frames: tuple[int, ...] = described(
         (300, 900),
         "Mel frames (50 Hz), ascending, to which a batch's prompts are padded, the first that fits; longer "
@@ -220,7 +221,6 @@ SETTABLE: dict[str, Callable[[str], object]] = {
     "idle_timeout_s": _positive_seconds,
     "runner": RunnerKind,
     "engines_dir": Path,
-    "tensorrt_contexts": _at_least(1),
     "tensorrt_prompt_frames": _ascending,
     "tensorrt_vocoder": _one_of("float32", "float16"),
     "num_threads": _at_least(1),

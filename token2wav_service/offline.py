@@ -5,6 +5,7 @@ The same engine as in the service, without its thread. Knows nothing of texts, f
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -91,6 +92,36 @@ def cut_chunks(token_ids: Sequence[int], chunk_tokens: int, hop_multiple: int = 
         chunks.append(tuple(token_ids[start : start + hop + LOOKAHEAD_TOKENS]))
         start, hop = start + hop, chunk_tokens
     return [*chunks, tuple(token_ids[start:])]
+
+
+def chunk_seconds(
+    engine: Token2WavEngine, voice_id: str, streams: int, tokens: int, runs: int, warm_up_runs: int = 2
+) -> list[float]:
+    """Return, for each run, the seconds from the tokens of one chunk in so many streams to the last one's audio.
+
+    Args:
+        engine: nothing else may step it meanwhile.
+        tokens: of each chunk, without look-ahead.
+
+    Raises:
+        Token2WavError: a stream failed.
+    """
+    seconds = []
+    for run in range(warm_up_runs + runs):
+        opened = [engine.open_stream(voice_id, StreamOptions(seed=run * streams + i)) for i in range(streams)]
+        began_s, done = time.perf_counter(), 0
+        for stream in opened:
+            engine.add_chunk(TokenChunk(stream, 0, tuple(range(tokens + LOOKAHEAD_TOKENS)), is_last=False))
+        while done < streams:
+            results = engine.step()
+            for result in results:
+                if isinstance(result.outcome, Token2WavError):
+                    raise result.outcome
+            done += len(results)
+        seconds.append(time.perf_counter() - began_s)
+        for stream in opened:
+            engine.abort(stream)
+    return seconds[warm_up_runs:]
 
 
 @dataclass

@@ -1,6 +1,7 @@
-"""`cosydit build-engines`: exported graphs as TensorRT engines for this GPU, each with a numerics certificate.
+"""`cosydit build-engines`: TensorRT engines of a checkpoint's two graphs, for this GPU or ahead for another.
 
-Written to TensorRT's documented API; not run where this is developed.
+On a GPU, every engine is compared with float32, and a chunk is timed with all engines and without. Builds ran with
+TensorRT for RTX on a CPU; nothing of this was ever run on a GPU.
 """
 
 from __future__ import annotations
@@ -8,169 +9,178 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cosydit.cli.export import PRECISIONS, VOCODER_PRECISIONS
+from cosydit.cli.export import PRECISIONS, export_options, own_errors, token2wav_dir
 
 if TYPE_CHECKING:
-    from token2wav_service.export.tensorrt.build import Certifier, EngineRequest
+    from token2wav_service.export.directory import ExportDirectory, ExportTask
+    from token2wav_service.export.engines import Certify, Target
     from token2wav_service.runtime.tensorrt.api import TensorRT
-    from token2wav_service.runtime.tensorrt.manifest import GpuHost
+    from token2wav_service.runtime.tensorrt.manifest import EngineManifest, GpuHost, Speed
 
-ONNX_FOLDER, ENGINES_FOLDER = "onnx", "engines"
-MIB = 1024 * 1024
+ONNX_FOLDER = "onnx"
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What building uses of this machine."""
+
+    host: GpuHost
+    load: Callable[[str], TensorRT]
+    """Imports the library of a name and version."""
+    certify_of: Callable[[ExportDirectory, ExportTask], Certify]
+    """Returns what measures a graph's engine."""
+    time_chunks: Callable[[Path, Path, str, str], Speed]
+    """Times a checkpoint's chunks with its engines and without; of the estimator's and the vocoder's precision."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "build-engines",
-        help="build TensorRT engines of exported graphs, for this GPU",
-        description="Builds TensorRT engines of exported graphs, for this GPU. Written to TensorRT's documented API, "
-        "not run where it was developed. Every engine is compared with float32 before it is put into place.",
+        help="build TensorRT engines of a checkpoint, for this GPU or ahead for another",
+        description="Exports a checkpoint's graphs and builds TensorRT engines of them. On the GPU that they are for, "
+        "it compares them with float32 and times them. Builds were run on a CPU; no engine was ever run.",
     )
     parser.add_argument("checkpoint", type=Path, help="directory with token2wav/, or a token2wav directory itself")
     parser.add_argument(
-        "--onnx-dir", type=Path, help="directory that `cosydit export` wrote (default: onnx in token2wav/)"
+        "--for",
+        dest="architectures",
+        nargs="+",
+        metavar="SM",
+        help="GPUs to build for on any machine, such as sm89, with TensorRT for RTX (default: this machine's GPU)",
     )
+    parser.add_argument("--onnx-dir", type=Path, help="directory of the exported graphs (default: onnx in token2wav/)")
     parser.add_argument("--engines-dir", type=Path, help="directory for the engines (default: engines in token2wav/)")
     parser.add_argument(
         "--precision",
         nargs="+",
         choices=PRECISIONS,
         default=["float16"],
-        help="precisions of the flow's graphs, one equal to the service's dtype (default float16)",
+        help="precisions of the estimator, one equal to the service's dtype (default float16)",
     )
     parser.add_argument(
         "--vocoder-precision",
         nargs="+",
-        choices=VOCODER_PRECISIONS,
+        choices=PRECISIONS,
         default=["float32"],
         help="of the vocoder's convolutions; float32 products are TF32 (default float32)",
     )
+    parser.add_argument("--only", nargs="+", metavar="GRAPH", help="graphs to build (default: estimator_chunk vocoder)")
     parser.add_argument(
-        "--only",
-        nargs="+",
-        metavar="GRAPH",
-        default=["estimator_chunk", "vocoder"],
-        help="graphs to build (default estimator_chunk and vocoder, those that runner=tensorrt uses)",
-    )
-    parser.add_argument(
-        "--optimization-level",
-        type=int,
-        choices=range(6),
-        default=3,
-        help="effort of the builder; 0: fastest build, 5: fastest engine",
-    )
-    parser.add_argument(
-        "--workspace-mib", type=int, help="MiB of GPU memory that a kernel may use (default: all of it)"
+        "--shapes", type=Path, metavar="YAML", help="file of sizes to build for, as profile: {axis: [min, opt, max]}"
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Build what is missing; return 0, or 1 if an engine could not be built or was refused."""
-    from token2wav_service.export.tensorrt.build import LazyCertifier
+    from token2wav_service.runtime.tensorrt.api import load_tensorrt
     from token2wav_service.runtime.tensorrt.manifest import probe_host
 
     host = probe_host()
-
-    def certifier_of(model_dir: Path, request: EngineRequest) -> Certifier:
-        return LazyCertifier(lambda: _gpu_certifier(model_dir, request.onnx))
-
-    return build_engines(args, host, lambda: _load_on_gpu(host), certifier_of)
+    return build_engines(args, Tools(host, load_tensorrt, _gpu_certifier, _time_on_gpu))
 
 
-def build_engines(
-    args: argparse.Namespace,
-    host: GpuHost,
-    load_tensorrt: Callable[[], TensorRT],
-    certifier_of: Callable[[Path, EngineRequest], Certifier],
-) -> int:
-    """Build every engine that was asked for on a host; returns the exit status."""
-    from token2wav_service.errors import CheckpointError, ExportError, TensorRTError
-    from token2wav_service.export.tensorrt.build import ProgressBars, ensure_engine
-
-    inner = args.checkpoint / "token2wav"
-    model_dir = inner if inner.is_dir() else args.checkpoint
-    engines_dir = args.engines_dir or model_dir / ENGINES_FOLDER
-    try:
-        for request in _requests(args, model_dir):
-            bars = ProgressBars(f"{request.graph} {request.precision}", sys.stderr)
-            started_s = time.monotonic()
-            try:
-                certify = certifier_of(model_dir, request)
-                result = ensure_engine(request, host, engines_dir, load_tensorrt, certify, bars)
-            finally:
-                bars.close()
-            path = result.manifest.engine_path(engines_dir)
-            worst = min(error.snr_db for case in result.manifest.certificate.cases for error in case.outputs)
-            took = f"built in {time.monotonic() - started_s:.0f} s" if result.was_built else "was there already"
-            print(f"{path}: {took}, {worst:.1f} dB from float32 at worst")
-    except (CheckpointError, ExportError, TensorRTError, OSError) as err:
-        print(f"cosydit build-engines: {err}", file=sys.stderr)
-        return 1
-    return 0
+def build_engines(args: argparse.Namespace, tools: Tools) -> int:
+    """Build every engine that was asked for; returns the exit status."""
+    with own_errors("build-engines", "tensorrt-rtx") as status:
+        for target in _targets(args.architectures, tools.host):
+            _build_for(args, target, tools)
+    return status.code
 
 
-def _requests(args: argparse.Namespace, model_dir: Path) -> list[EngineRequest]:
-    from token2wav_service.errors import ExportError
-    from token2wav_service.export.tensorrt.build import read_request
-    from token2wav_service.graphs.catalogue import FLOW_GRAPHS, VOCODER_GRAPHS
-    from token2wav_service.graphs.spec import Precision
-    from token2wav_service.runtime.tensorrt.types import BuildOptions
+def _targets(architectures: Sequence[str] | None, host: GpuHost) -> list[Target]:
+    """Return what engines are made for.
 
-    known = (*FLOW_GRAPHS, *VOCODER_GRAPHS)
-    unknown = sorted(set(args.only) - set(known))
-    if unknown:
-        raise ExportError(f"got --only {' '.join(unknown)}, expected some of {' '.join(known)}")
-    onnx_dir = args.onnx_dir or model_dir / ONNX_FOLDER
-    workspace_bytes = args.workspace_mib * MIB if args.workspace_mib is not None else None
-    options = BuildOptions(args.optimization_level, workspace_bytes)
-    try:
-        requests = [
-            read_request(onnx_dir, graph, Precision(precision), options)
-            for graph in dict.fromkeys(args.only)
-            for precision in _precisions(args, graph)
-        ]
-    except ExportError as err:
-        command = f"cosydit export {model_dir} --out {onnx_dir} --precision {' '.join(args.precision)}"
-        command += f" --vocoder-precision {' '.join(args.vocoder_precision)}"
-        raise ExportError(f"{err}\nrun: {command} --only {' '.join(args.only)}") from err
-    return list({request.onnx: request for request in requests}.values())
-
-
-def _precisions(args: argparse.Namespace, graph: str) -> list[str]:
-    """Return the precisions to build a graph in; the pitch predictor is float32 always."""
-    from token2wav_service.graphs.catalogue import F0_PREDICTOR, VOCODER
-
-    wanted: dict[str, list[str]] = {F0_PREDICTOR: ["float32"], VOCODER: args.vocoder_precision}
-    return list(dict.fromkeys(wanted.get(graph, args.precision)))
-
-
-def _load_on_gpu(host: GpuHost) -> TensorRT:
-    """Load TensorRT, once torch agrees on the GPU: both have to use the same one."""
-    import torch
-
+    Raises:
+        EngineBuildError: this machine has no GPU, and none was named.
+        EngineUnfitError: no library that is installed has engines for it.
+    """
     from token2wav_service.errors import EngineBuildError
-    from token2wav_service.runtime.tensorrt.api import load_tensorrt
-    from token2wav_service.runtime.tensorrt.manifest import architecture_name
+    from token2wav_service.export.engines import Target
+    from token2wav_service.runtime.tensorrt.manifest import TENSORRT_RTX
 
-    if not torch.cuda.is_available():
-        raise EngineBuildError(f"torch {torch.__version__} can't use the GPU; make .venv again on this host")
-    seen = architecture_name(*torch.cuda.get_device_capability())
-    if seen != host.architecture:
+    if architectures:
+        return [Target(name, host.library(name, TENSORRT_RTX), None) for name in dict.fromkeys(architectures)]
+    if host.architecture is None:
         raise EngineBuildError(
-            f"torch's first GPU is {seen}, nvidia-smi's is {host.architecture}; set CUDA_VISIBLE_DEVICES to one GPU"
+            "this machine has no GPU that nvidia-smi shows; name the one to build for, as in --for sm89"
         )
-    return load_tensorrt()
+    return [Target(host.architecture, host.library(host.architecture), host.gpu_name)]
 
 
-def _gpu_certifier(model_dir: Path, onnx: Path) -> Certifier:
+def _build_for(args: argparse.Namespace, target: Target, tools: Tools) -> None:
+    from token2wav_service.export.directory import ExportDirectory
+    from token2wav_service.export.engines import ProgressBars, ensure_engine
+    from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER
+
+    model_dir = token2wav_dir(args.checkpoint)
+    engines_dir = args.engines_dir or model_dir / ENGINES_FOLDER
+    exports = ExportDirectory(model_dir, args.onnx_dir or model_dir / ONNX_FOLDER, export_options(args))
+    made: list[EngineManifest] = []
+    for task in exports.plan():
+        bars = ProgressBars(f"{task.spec.name} {task.spec.precision.value} {target.architecture}", sys.stderr)
+        started_s = time.monotonic()
+        try:
+            certify = tools.certify_of(exports, task)
+            manifest, is_new = ensure_engine(
+                task, exports, target, engines_dir, lambda: tools.load(target.library), certify, bars
+            )
+        finally:
+            bars.close()
+        made.append(manifest)
+        took = f"done in {time.monotonic() - started_s:.0f} s" if is_new else "was there already"
+        print(
+            f"{manifest.engine_path(engines_dir)}: {took}, {manifest.engine_bytes / 1e6:.1f} MB, {_quality(manifest)}"
+        )
+    if target.gpu_name is None:
+        print(f"built ahead for {target.architecture}: runner=auto takes them once `cosydit build-engines` ran there")
+    else:
+        _record_speed(made, model_dir, engines_dir, tools)
+
+
+def _quality(manifest: EngineManifest) -> str:
+    certificate = manifest.certificate
+    return f"{certificate.worst_db:.1f} dB from float32 at worst" if certificate.errors else "not measured"
+
+
+def _record_speed(made: Sequence[EngineManifest], model_dir: Path, engines_dir: Path, tools: Tools) -> None:
+    """Time what serves, write it beside the engines, and say what `runner=auto` will do."""
+    from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER
+
+    precisions = {
+        graph: {m.key.precision for m in made if m.key.graph == graph} for graph in (ESTIMATOR_CHUNK, VOCODER)
+    }
+    vocoder = min(precisions[VOCODER], default="float32")
+    for estimator in sorted(precisions[ESTIMATOR_CHUNK]):
+        served = [m for m in made if m.key.precision == (vocoder if m.key.graph == VOCODER else estimator)]
+        if all(manifest.speed is not None for manifest in served):
+            speed = served[0].speed
+        else:
+            speed = tools.time_chunks(model_dir, engines_dir, estimator, vocoder)
+            for manifest in served:
+                replace(manifest, speed=speed).write(engines_dir)
+        assert speed is not None
+        takes = (
+            "takes them" if speed.is_faster else "leaves them alone and takes slots; runner=tensorrt would take them"
+        )
+        print(f"{estimator}: {speed}; runner=auto with dtype={estimator} {takes}")
+
+
+def _time_on_gpu(model_dir: Path, engines_dir: Path, dtype: str, vocoder: str) -> Speed:
+    from cosydit.stack.engines import time_chunks
+
+    return time_chunks(model_dir, engines_dir, dtype, vocoder)
+
+
+def _gpu_certifier(exports: ExportDirectory, task: ExportTask) -> Certify:
     import torch
 
-    from token2wav_service.export.tensorrt.certify import make_certifier
+    from token2wav_service.export.compare import certify_engine
 
-    return make_certifier(model_dir, onnx, torch.device("cuda"))
+    return lambda engine: certify_engine(task.spec, exports.models, engine, torch.device("cuda"))

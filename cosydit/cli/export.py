@@ -1,24 +1,22 @@
-"""`cosydit export`: a checkpoint's models as ONNX files, compared with PyTorch."""
+"""`cosydit export`: a checkpoint's estimator and vocoder as ONNX files, compared with PyTorch."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from servicekit.extras import install_command
 
 if TYPE_CHECKING:
-    from token2wav_service.export.compare import Comparison, Sweep
     from token2wav_service.export.directory import ExportDirectory, ExportOptions, ExportTask
 
 DEFAULT_CHECK_LIMIT = 3200
-PRECISIONS = ("float32", "float16", "bfloat16")
-VOCODER_PRECISIONS = ("float32", "float16")
-_UNREPORTED = ("run", "out", "report")
-"""Arguments left out of the report, as they do not influence its figures."""
+PRECISIONS = ("float32", "float16")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,23 +29,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         nargs="+",
         choices=PRECISIONS,
         default=["float32"],
-        help="precisions of the flow's graphs (default float32)",
+        help="precisions of the estimator (default float32)",
     )
     parser.add_argument(
         "--vocoder-precision",
         nargs="+",
-        choices=VOCODER_PRECISIONS,
+        choices=PRECISIONS,
         default=["float32"],
-        help="precisions of the vocoder's convolutions; its pitch predictor is always float32 (default float32)",
+        help="precisions of the vocoder's convolutions (default float32)",
     )
-    parser.add_argument("--only", nargs="+", metavar="GRAPH", help="graphs to write (default: all)")
+    parser.add_argument("--only", nargs="+", metavar="GRAPH", help="graphs to write (default: estimator_chunk vocoder)")
     parser.add_argument(
         "--shapes", type=Path, metavar="YAML", help="file of sizes to export for, as profile: {axis: [min, opt, max]}"
     )
     parser.add_argument("--check", action="store_true", help="compare every graph with PyTorch over a sweep of sizes")
-    parser.add_argument(
-        "--report", type=Path, metavar="JSON", help="JSON to write, with the comparison and the environment"
-    )
     parser.add_argument(
         "--check-limit",
         type=int,
@@ -58,24 +53,53 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run)
 
 
+@dataclass
+class Status:
+    """Exit status of a command."""
+
+    code: int = 0
+
+
+@contextmanager
+def own_errors(command: str, extra: str) -> Iterator[Status]:
+    """Turn the errors of exports and builds into a line on standard error, and the status into 1."""
+    from token2wav_service.errors import CheckpointError, ExportError, TensorRTError
+
+    status, message = Status(), ""
+    try:
+        yield status
+    except ModuleNotFoundError as err:
+        message = f"{err}; install the extra: {install_command(extra)}"
+    except (CheckpointError, ExportError, TensorRTError, OSError) as err:
+        message = str(err)
+    if message:
+        print(f"cosydit {command}: {message}", file=sys.stderr)
+        status.code = 1
+
+
 def run(args: argparse.Namespace) -> int:
     """Export, and compare if asked; return 0, or 1 if that failed or a graph is out of tolerance."""
-    from token2wav_service.errors import CheckpointError, ExportError
+    with own_errors("export", "export") as status:
+        from token2wav_service.export.directory import ExportDirectory
 
-    try:
-        options = _options(args)
-        directory = _open(args.checkpoint, args.out, options)
+        directory = ExportDirectory(token2wav_dir(args.checkpoint), args.out, export_options(args))
         tasks = directory.plan()
         _export(directory, tasks)
-        return _check(args, directory, tasks) if args.check or args.report else 0
-    except ModuleNotFoundError as err:
-        return _complain(f"{err}; install the extra: {install_command('export')}")
-    except (CheckpointError, ExportError, OSError) as err:
-        return _complain(str(err))
+        if args.check:
+            status.code = _check(args, directory, tasks)
+    return status.code
 
 
-def _options(args: argparse.Namespace) -> ExportOptions:
+def token2wav_dir(checkpoint: Path) -> Path:
+    """Return the folder of a checkpoint that holds token2wav's models."""
+    inner = checkpoint / "token2wav"
+    return inner if inner.is_dir() else checkpoint
+
+
+def export_options(args: argparse.Namespace) -> ExportOptions:
+    """Return what `--precision`, `--vocoder-precision`, `--only` and `--shapes` ask for."""
     from token2wav_service.export.directory import ExportOptions
+    from token2wav_service.graphs.catalogue import GRAPHS
     from token2wav_service.graphs.shapes import ShapeSettings, read_shapes
     from token2wav_service.graphs.spec import Precision
 
@@ -83,14 +107,7 @@ def _options(args: argparse.Namespace) -> ExportOptions:
     flow, vocoder = (
         tuple(Precision(name) for name in dict.fromkeys(names)) for names in (args.precision, args.vocoder_precision)
     )
-    return ExportOptions(flow, vocoder, tuple(args.only) if args.only else None, shapes)
-
-
-def _open(checkpoint: Path, out: Path, options: ExportOptions) -> ExportDirectory:
-    from token2wav_service.export.directory import ExportDirectory
-
-    inner = checkpoint / "token2wav"
-    return ExportDirectory(inner if inner.is_dir() else checkpoint, out, options)
+    return ExportOptions(flow, vocoder, tuple(args.only or GRAPHS), shapes)
 
 
 def _export(directory: ExportDirectory, tasks: Sequence[ExportTask]) -> None:
@@ -105,45 +122,18 @@ def _export(directory: ExportDirectory, tasks: Sequence[ExportTask]) -> None:
 
 
 def _check(args: argparse.Namespace, directory: ExportDirectory, tasks: Sequence[ExportTask]) -> int:
-    from token2wav_service.export.compare import Sweep, markdown_table, verdicts
-
-    sweep = Sweep(largest=args.check_limit)
-    comparisons = _compare(directory, tasks, sweep)
-    rows = verdicts(comparisons)
-    print(markdown_table(rows), end="")
-    if args.report:
-        _write_report(args, sweep, comparisons)
-    failed = [row for row in rows if not row.passed]
-    print(f"{len(rows)} comparisons, {len(failed)} out of tolerance")
-    return 1 if failed else 0
-
-
-def _compare(directory: ExportDirectory, tasks: Sequence[ExportTask], sweep: Sweep) -> list[Comparison]:
     from tqdm import tqdm
 
-    from token2wav_service.export.compare import compare_graph
-    from token2wav_service.graphs.catalogue import GIVEN_GRAPHS
+    from token2wav_service.export.compare import Sweep, compare_graph
 
-    comparisons: list[Comparison] = []
-    exported = [task.spec for task in tasks if task.spec.name not in GIVEN_GRAPHS]
-    with tqdm(exported, unit="graph") as bar:
-        for spec in bar:
-            bar.set_description(f"comparing {spec.file_name}")
-            comparisons += compare_graph(directory.out_dir, spec, directory.models, sweep)
-    return comparisons
-
-
-def _write_report(args: argparse.Namespace, sweep: Sweep, comparisons: Sequence[Comparison]) -> None:
-    from cosydit.bench.report import describe_environment, write_json
-    from token2wav_service.export.compare import report_json
-    from token2wav_service.export.manifest import versions
-
-    environment = describe_environment({name: value for name, value in vars(args).items() if name not in _UNREPORTED})
-    environment["packages"] |= versions()
-    write_json(args.report, {**report_json(comparisons, sweep), "environment": environment})
-    print(f"wrote {args.report}")
-
-
-def _complain(message: str) -> int:
-    print(f"cosydit export: {message}", file=sys.stderr)
-    return 1
+    failed, sweep = 0, Sweep(largest=args.check_limit)
+    with tqdm(tasks, unit="graph") as bar:
+        for task in bar:
+            bar.set_description(f"comparing {task.spec.file_name}")
+            made = compare_graph(directory.out_dir, task.spec, directory.models, sweep)
+            failures = made.failures()
+            failed += bool(failures)
+            told = "; ".join(failures[:2]) or f"{made.worst_db:.1f} dB from float32 at worst"
+            bar.write(f"{task.spec.file_name}, {len(made.cases)} sizes: {told}", file=sys.stdout)
+    print(f"{len(tasks)} comparisons, {failed} out of tolerance")
+    return 1 if failed else 0

@@ -15,12 +15,6 @@ if TYPE_CHECKING:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("replay", help="replay golden vectors and report every output's error")
     parser.add_argument("directory", type=Path, help="folder with the golden set's layout (a_dit, b_encoder, ...)")
-    parser.add_argument(
-        "--exported",
-        type=Path,
-        metavar="DIR",
-        help="replay the streams through what `cosydit export` wrote from the golden checkpoint, under ONNX Runtime",
-    )
     parser.add_argument("--failed-only", action="store_true", help="print only outputs out of tolerance")
     parser.set_defaults(run=run)
 
@@ -42,19 +36,14 @@ def _replay_schedules(path: Path, report: Report) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from token2wav_service.errors import CheckpointError, ExportError
+    from token2wav_service.errors import CheckpointError
     from token2wav_service.replay.report import format_folders, format_rows
     from token2wav_service.replay.run import replay_directory
 
     try:
-        if args.exported is not None:
-            from token2wav_service.replay.run import replay_exported
-
-            report = replay_exported(args.directory, args.exported)
-        else:
-            report = replay_directory(args.directory)
-            _replay_schedules(args.directory / "schedules.json", report)
-    except (CheckpointError, ExportError) as err:
+        report = replay_directory(args.directory)
+        _replay_schedules(args.directory / "schedules.json", report)
+    except CheckpointError as err:
         print(f"cosydit replay: {err}", file=sys.stderr)
         return 2
     rows = [row for row in report.rows if not (args.failed_only and row.passed)]

@@ -237,22 +237,27 @@ def checkpoint(directory: Path, is_named: bool) -> Finding:
 
 def engines(token2wav_dir: Path) -> Iterator[Finding]:
     """TensorRT and its engines; nothing but `runner=tensorrt` needs them."""
-    from cosydit.stack.engines import next_engine_command, report_engines, serves_engines
+    from cosydit.stack.engines import next_engine_command, report_engines
+    from token2wav_service.errors import EngineUnfitError
     from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER, probe_host
 
-    topic, host = "TensorRT (written to its documentation, not run where this is developed)", probe_host()
-    version = host.tensorrt or "not installed; only runner=tensorrt needs it"
-    yield Finding(topic, "version", version, State.OK if host.tensorrt else State.NOTE)
+    topic, host = "TensorRT (engines were built on a CPU, and never run where this is developed)", probe_host()
+    found = ", ".join(host.libraries) or "not installed; only runner=tensorrt needs it"
+    yield Finding(topic, "version", found, State.OK if host.libraries else State.NOTE)
     reports = report_engines(token2wav_dir, host)
     for report in reports:
         text = "; ".join(report.problems) or report.note
         yield Finding(topic, "engine", f"{report.name}: {text}", State.NOTE if report.problems else State.OK)
     if not reports:
         yield Finding(topic, "engine", f"none in {token2wav_dir / ENGINES_FOLDER}", State.NOTE)
-    if not serves_engines(token2wav_dir):
-        yield Finding(topic, "runner=tensorrt", "does not serve this checkpoint's family", State.NOTE)
     command = next_engine_command(token2wav_dir, reports)
-    if command is not None and host.architecture is not None:
+    if command is None or host.architecture is None:
+        return
+    try:
+        host.library(host.architecture)
+    except EngineUnfitError as err:
+        yield Finding(topic, "for runner=tensorrt", str(err), State.NOTE)
+    else:
         yield Finding(topic, "for runner=tensorrt", f"run: {command}", State.NOTE)
 
 

@@ -133,14 +133,13 @@ def token2wav_settings(
 
     Args:
         preset: of the GPU.
-        token2wav_dir: of the checkpoint, whose family decides how many streams fit; `runner=tensorrt` where an engine
-            of it fits this GPU.
+        token2wav_dir: of the checkpoint, whose family decides how many streams fit.
         given: by the user.
         servers: of token2wav on the GPU.
     """
     if not given.get("device", CUDA).startswith(CUDA):
         return {}
-    return preset.token2wav_settings(servers, _family(token2wav_dir)) | _runner(token2wav_dir)
+    return preset.token2wav_settings(servers, _family(token2wav_dir))
 
 
 def engine_settings(preset: GpuPreset, token2wav_dir: Path, given: Mapping[str, str]) -> dict[str, str]:
@@ -225,18 +224,6 @@ def _family(token2wav_dir: Path) -> str | None:
 
     family = find_family(token2wav_dir)
     return family.value if family else None
-
-
-def _runner(token2wav_dir: Path) -> dict[str, str]:
-    """Return `runner=tensorrt` where an engine for it was built on this kind of GPU."""
-    from cosydit.stack.engines import SERVED_GRAPHS, report_engines, serves_engines
-    from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER, probe_host
-
-    if not (token2wav_dir / ENGINES_FOLDER).is_dir() or not serves_engines(token2wav_dir):
-        return {}
-    reports = report_engines(token2wav_dir, probe_host())
-    fits = any(report.graph == SERVED_GRAPHS[0] and not report.problems for report in reports)
-    return {"runner": "tensorrt"} if fits else {}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -67,18 +67,29 @@ stage_build() {
 
 # TensorRT engines where they can be built; quick when they are there.
 build_engines() {
-  local model_dir
-  model_dir=$(checkpoint_dir)/token2wav
-  if [[ $DEVICE != cuda ]] || ! "$PYTHON" -c 'import tensorrt' 2> /dev/null; then
-    log "skipped: TensorRT engines for token2wav (they need a GPU and: pip install -e '.[tensorrt]')"
+  local reason setting dtype=float16 runner=auto
+  if [[ $DEVICE != cuda ]]; then
+    log "skipped: TensorRT engines for token2wav, which need a GPU"
     return
   fi
-  if [[ ! -f $model_dir/flow.yaml ]]; then
-    log "skipped: TensorRT engines for token2wav (runner=tensorrt serves no checkpoint without flow.yaml)"
+  if ! reason=$("$PYTHON" -m cosydit.stack.engines 2>&1); then
+    log "skipped: TensorRT engines for token2wav ($reason)"
     return
   fi
-  run "$VENV/bin/cosydit" export "$model_dir" --out "$model_dir/onnx" --precision float16 --only estimator_chunk vocoder
-  run "$VENV/bin/cosydit" build-engines "$model_dir" --precision float16
+  for setting in "${ASSEMBLER_SETTINGS[@]}"; do
+    case $setting in
+      dtype=*) dtype=${setting#dtype=} ;;
+      runner=*) runner=${setting#runner=} ;;
+    esac
+  done
+  if [[ $dtype != float16 && $dtype != float32 ]]; then
+    log "skipped: TensorRT engines for token2wav (there are none of dtype=$dtype)"
+    return
+  fi
+  run "$VENV/bin/cosydit" build-engines "$(checkpoint_dir)/token2wav" --precision "$dtype"
+  if [[ $runner != auto && $runner != tensorrt ]]; then
+    log "stage 3 will not use these engines: runner=$runner was given"
+  fi
 }
 
 # The form of the LLM that keeps its head's bias, and TensorRT-LLM's engine if that is to run; quick when they are there.

@@ -123,7 +123,7 @@ def test_a_hint_names_the_program_that_is_there(tmp_path: Path, monkeypatch: pyt
     assert own_command("doctor") == ".venv/bin/cosydit doctor"
 
 
-@pytest.mark.parametrize("extra", ["gpu", "tensorrt", "download"])
+@pytest.mark.parametrize("extra", ["gpu", "tensorrt", "tensorrt-rtx", "download"])
 def test_every_extra_of_a_gpu_host_can_download_the_checkpoint(extra: str) -> None:
     assert any(requirement.startswith("huggingface_hub") for requirement in PYPROJECT_EXTRAS[extra])
 

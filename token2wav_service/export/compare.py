@@ -1,48 +1,41 @@
-"""Compares exported graphs with the plain float32 models over a sweep of sizes.
-
-Two things are compared: the file under ONNX Runtime, and the module it was exported from under PyTorch. ONNX Runtime
-does not compute bfloat16 on a CPU; such a file runs under ONNX's own evaluator instead, at the small sizes that it can.
-"""
+"""Measures a graph against the checkpoint's own modules in float32: a file, a module or an engine, on drawn inputs."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
-from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 
-from token2wav_service.export.build import Models, module_for
-from token2wav_service.export.onnx_models import RUNNABLE, OnnxGraph
+from token2wav_service.errors import ExportError
+from token2wav_service.export.directory import manifest_path
+from token2wav_service.export.modules import Models, module_for
 from token2wav_service.export.samples import sample_inputs
+from token2wav_service.features.prompt_models import open_session
 from token2wav_service.graphs.spec import GraphSpec, Precision
+from token2wav_service.runtime.tensorrt.api import TensorRTEngine
+from token2wav_service.runtime.tensorrt.contexts import run_once
+from token2wav_service.runtime.tensorrt.manifest import CertifiedCase, EngineCertificate, OutputError
 
-MIN_SNR_DB = {Precision.FLOAT32: 90.0, Precision.FLOAT16: 50.0, Precision.BFLOAT16: 30.0}
-"""The least agreement with float32 that every output of a graph must reach."""
+MIN_SNR_DB = {Precision.FLOAT32: 90.0, Precision.FLOAT16: 50.0}
+"""The least agreement with float32 that every output of an exported file must reach."""
+ENGINE_MIN_SNR_DB = {Precision.FLOAT32: 55.0, Precision.FLOAT16: 45.0}
+"""The same of an engine: products have 11 bits, those of float32 engines too (TF32). An overflow or a wrong mask leaves
+less than 20 dB."""
+MAX_SNR_DB = 300.0
+"""Ratio that stands for no error at all; with a minus, for nothing in common. Finite, so that JSON can hold it."""
+SEEDS = (0, 1)
+"""Seeds of the inputs that an engine is measured with, at each size."""
 
-NOTHING_IN_COMMON_DB = -1000.0
-"""Value where a ratio has no meaning: not numbers, or an error where nothing should be. Finite, so that JSON can hold
-it."""
-
-
-class Executor(str, Enum):
-    """The program that computed the compared side."""
-
-    ONNX_RUNTIME = "onnxruntime"
-    """ONNX Runtime ran the exported file."""
-    ONNX_REFERENCE = "onnx reference"
-    """ONNX's slow reference evaluator ran the exported file."""
-    PYTORCH = "pytorch"
-    """PyTorch ran the module that was exported."""
+Tensors = Mapping[str, Tensor]
+Run = Callable[[Tensors], Tensors]
+"""Computes a graph's outputs of its inputs, by name."""
 
 
 @dataclass(frozen=True)
@@ -51,209 +44,126 @@ class Sweep:
 
     streams: tuple[int, ...] = (1, 3, 64)
     frames: tuple[int, ...] = (2, 50, 200)
-    """Frames of a chunk, of a whole utterance and of the vocoder's input; even."""
+    """Frames of a chunk and of the vocoder's input."""
     history: tuple[int, ...] = (1, 120, 1000)
     """Padded history frames, of the prompt and the window together."""
     largest: int = 3200
     """Largest product of streams and frames: beyond it, a CPU takes too long and finds nothing new."""
 
-
-REFERENCE_SWEEP = Sweep(streams=(1, 3), frames=(2, 10), history=(1, 8))
-"""Sizes for ONNX's evaluator, which gathers from at most 32 columns."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One graph at one set of sizes: its worst output."""
-
-    graph: str
-    precision: Precision
-    executor: Executor
-    sizes: Mapping[str, int]
-    output: str
-    max_abs: float
-    snr_db: float | None
-    """Signal to error ratio in dB; None where nothing differs."""
-
-    @property
-    def passed(self) -> bool:
-        """True within tolerance."""
-        return self.snr_db is None or self.snr_db >= MIN_SNR_DB[self.precision]
+    def sizes(self, spec: GraphSpec) -> list[dict[str, int]]:
+        """Return the sizes of a graph's axes at every point."""
+        history = self.history if "window_frames" in spec.axes else (1,)
+        points = itertools.product(self.streams, self.frames, history)
+        return [_axis_sizes(spec, *point) for point in points if point[0] * point[1] <= self.largest]
 
 
-@dataclass(frozen=True)
-class GraphVerdict:
-    """One graph over the whole sweep."""
-
-    graph: str
-    precision: Precision
-    executor: Executor
-    cases: int
-    max_abs: float
-    snr_db: float | None
-    passed: bool
-
-
-def sweep_sizes(spec: GraphSpec, sweep: Sweep) -> list[dict[str, int]]:
-    """Return the sizes of a graph's axes at every point of the sweep."""
-    has_history = "history_frames" in spec.axes or "window_frames" in spec.axes
-    points = itertools.product(sweep.streams, sweep.frames, sweep.history if has_history else (1,))
-    return [
-        spec.complete(_axis_sizes(spec, streams, frames, history))
-        for streams, frames, history in points
-        if streams * frames <= sweep.largest
-    ]
-
-
-def compare_graph(directory: Path | None, spec: GraphSpec, models: Models, sweep: Sweep) -> Iterator[Comparison]:
-    """Compare one graph at every point of the sweep, with each executor that can.
+def compare_graph(directory: Path | None, spec: GraphSpec, models: Models, sweep: Sweep) -> EngineCertificate:
+    """Compare one graph at every point of a sweep, as ONNX Runtime computes the exported file.
 
     Args:
-        directory: holds the exported file; None compares the module alone.
+        directory: holds the file; None compares the module that is exported, as PyTorch computes it.
     """
-    plain = module_for(spec, models, is_plain=True).eval()
-    for executor, graph in _executors(directory, spec, models).items():
-        points = sweep_sizes(spec, REFERENCE_SWEEP if executor is Executor.ONNX_REFERENCE else sweep)
-        for number, sizes in enumerate(points):
-            inputs = sample_inputs(spec, sizes, seed=number)
-            wanted = _run(plain, spec, {name: _widened(tensor) for name, tensor in inputs.items()})
-            output, max_abs, snr_db = _worst(_run(graph, spec, inputs), wanted)
-            yield Comparison(spec.name, spec.precision, executor, sizes, output, max_abs, snr_db)
+    run = _of_module(spec, module_for(spec, models)) if directory is None else open_graph(directory, spec)
+    cases = [(sizes, number) for number, sizes in enumerate(sweep.sizes(spec))]
+    return _certificate(spec, models, run, cases, MIN_SNR_DB[spec.precision])
 
 
-def verdicts(comparisons: Sequence[Comparison]) -> list[GraphVerdict]:
-    """Summarise comparisons by graph, precision and executor, in order of first appearance."""
-    groups: dict[tuple[str, Precision, Executor], list[Comparison]] = {}
-    for one in comparisons:
-        groups.setdefault((one.graph, one.precision, one.executor), []).append(one)
-    return [
-        GraphVerdict(
-            *key,
-            cases=len(group),
-            max_abs=max(one.max_abs for one in group),
-            snr_db=min((one.snr_db for one in group if one.snr_db is not None), default=None),
-            passed=all(one.passed for one in group),
-        )
-        for key, group in groups.items()
+def certify_engine(spec: GraphSpec, models: Models, engine: TensorRTEngine, device: torch.device) -> EngineCertificate:
+    """Run an engine at the smallest and the expected sizes of its profiles."""
+    sizes = [
+        spec.complete({axis: getattr(profile[axis], end) for axis in spec.axes})
+        for profile in spec.profiles
+        for end in ("min", "opt")
     ]
+    cases = [(at, seed) for at in sizes for seed in SEEDS]
+    least = ENGINE_MIN_SNR_DB[spec.precision]
+    return _certificate(spec, models, lambda inputs: run_once(engine, inputs, device), cases, least, device)
 
 
-def report_json(comparisons: Sequence[Comparison], sweep: Sweep) -> dict[str, Any]:
-    """Return everything that was compared, ready for JSON; errors with 3 digits, ratios with one decimal."""
-    samples: dict[str, dict[str, Any]] = {}
-    for one in comparisons:
-        sizes = " ".join(f"{axis}={size}" for axis, size in one.sizes.items())
-        group = samples.setdefault(f"{one.graph} {one.precision.value} {one.executor.value}", {})
-        group[sizes] = {"worst_output": one.output, **_rounded(one.max_abs, one.snr_db)}
-    figures = [{**dataclasses.asdict(row), **_rounded(row.max_abs, row.snr_db)} for row in verdicts(comparisons)]
-    tolerances = {precision.value: least for precision, least in MIN_SNR_DB.items()}
-    return {
-        "figures": figures,
-        "tolerance_min_snr_db": tolerances,
-        "sweeps": {"all": dataclasses.asdict(sweep), "onnx reference": dataclasses.asdict(REFERENCE_SWEEP)},
-        "samples": samples,
-    }
+def open_graph(directory: Path, spec: GraphSpec, threads: int = 1) -> Run:
+    """Return an exported file, as ONNX Runtime runs it on the CPU.
+
+    Raises:
+        ExportError: the file is missing.
+        CheckpointError: ONNX Runtime can't load it.
+    """
+    path = directory / spec.file_name
+    if not (path.is_file() and manifest_path(path).is_file()):
+        raise ExportError(f"{path} or its manifest is missing; run `cosydit export` on the checkpoint")
+    session = open_session(path, threads)
+    names = [output.name for output in session.get_outputs()]
+
+    def run(inputs: Tensors) -> Tensors:
+        made = session.run(names, {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in inputs.items()})
+        return {name: torch.from_numpy(value) for name, value in zip(names, made, strict=True)}
+
+    return run
 
 
-def markdown_table(rows: Sequence[GraphVerdict]) -> str:
-    """Return verdicts as a table for the documentation."""
-    lines = ["| graph | precision | computed by | sizes | max abs error | SNR, dB |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        snr = "exact" if row.snr_db is None else f"{row.snr_db:.1f}"
-        what = f"| {row.graph} | {row.precision.value} | {row.executor.value} | {row.cases} "
-        lines.append(f"{what}| {row.max_abs:.2g} | {snr}{'' if row.passed else ' (out of tolerance)'} |")
-    return "\n".join(lines) + "\n"
+@torch.inference_mode()
+def _certificate(
+    spec: GraphSpec,
+    models: Models,
+    run: Run,
+    cases: Sequence[tuple[Mapping[str, int], int]],
+    min_snr_db: float,
+    device: torch.device | str = "cpu",
+) -> EngineCertificate:
+    """Measure at every (sizes, seed)."""
+    plain = _of_module(spec, module_for(spec, models, is_plain=True).to(device))
+    measured = []
+    for sizes, seed in cases:
+        inputs = {name: value.to(device) for name, value in sample_inputs(spec, sizes, seed).items()}
+        got = run(inputs)
+        with _exact_products():
+            wanted = plain({name: _widened(value) for name, value in inputs.items()})
+        errors = tuple(output_error(name, got[name], value) for name, value in wanted.items())
+        measured.append(CertifiedCase(dict(sizes), errors))
+    return EngineCertificate(min_snr_db, tuple(measured))
 
 
-def _rounded(max_abs: float, snr_db: float | None) -> dict[str, float | None]:
-    return {"max_abs": float(f"{max_abs:.3g}"), "snr_db": None if snr_db is None else round(snr_db, 1)}
+def _of_module(spec: GraphSpec, module: nn.Module) -> Run:
+    def run(inputs: Tensors) -> Tensors:
+        made = module(*(inputs[tensor.name] for tensor in spec.inputs))
+        outputs = made if isinstance(made, tuple) else (made,)
+        return {tensor.name: value for tensor, value in zip(spec.outputs, outputs, strict=True)}
+
+    return run
+
+
+def output_error(name: str, got: Tensor, wanted: Tensor) -> OutputError:
+    """Return how far one output is from what it should be."""
+    difference = got.double() - wanted.double()
+    noise, signal = difference.square().sum().item(), wanted.double().square().sum().item()
+    worst = difference.abs().max().item()
+    if not math.isfinite(noise):
+        return OutputError(name, -MAX_SNR_DB, worst if math.isfinite(worst) else float(torch.finfo(torch.float32).max))
+    snr_db = MAX_SNR_DB if noise == 0 else 10 * math.log10(max(signal, 1e-30) / noise)
+    return OutputError(name, max(-MAX_SNR_DB, min(MAX_SNR_DB, snr_db)), worst)
 
 
 def _axis_sizes(spec: GraphSpec, streams: int, frames: int, history: int) -> dict[str, int]:
-    """Two streams share a voice, a tenth of the history is the window, tokens are half the frames."""
-    tokens, window = frames // 2, max(1, history // 10)
-    ahead = {axis: -derived.offset for axis, derived in spec.derived.items()}
+    """Two streams share a voice, a tenth of the history is the window."""
+    window = max(1, history // 10)
     sizes = {
         "streams": streams,
         "rows": 2 * streams,
         "prompt_rows": 2 * -(-streams // 2),
         "chunk_frames": frames,
-        "whole_frames": frames,
         "mel_frames": frames,
-        "whole_tokens": tokens,
-        "chunk_tokens": tokens + ahead.get("spoken_tokens", 0),
-        "mel_columns": frames + ahead.get("mel_frames", 0),
+        "mel_columns": frames - spec.derived["mel_frames"].offset if "mel_frames" in spec.derived else frames,
         "prompt_frames": max(1, history - window),
         "window_frames": window,
-        "history_frames": history,
-        "history_tokens": -(-history // 2),
     }
-    return {axis: sizes[axis] for axis in spec.axes if axis in sizes}
+    return spec.complete({axis: sizes[axis] for axis in spec.axes if axis in sizes})
 
 
-def _executors(
-    directory: Path | None, spec: GraphSpec, models: Models
-) -> dict[Executor, nn.Module | OnnxGraph | OnnxReference]:
-    executors: dict[Executor, nn.Module | OnnxGraph | OnnxReference] = {
-        Executor.PYTORCH: module_for(spec, models).eval()
-    }
-    if directory is None:
-        return executors
-    if spec.precision in RUNNABLE:
-        executors[Executor.ONNX_RUNTIME] = OnnxGraph(directory, spec.name, spec.precision)
-    else:
-        executors[Executor.ONNX_REFERENCE] = OnnxReference(directory / spec.file_name)
-    return executors
+def _widened(value: Tensor) -> Tensor:
+    return value.float() if value.is_floating_point() else value
 
 
-def _run(
-    graph: nn.Module | OnnxGraph | OnnxReference, spec: GraphSpec, inputs: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    if isinstance(graph, OnnxGraph | OnnxReference):
-        return graph.run(inputs)
-    with torch.inference_mode():
-        made = graph(*inputs.values())
-    return dict(zip([t.name for t in spec.outputs], made if isinstance(made, tuple) else (made,), strict=True))
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor
-
-
-def _worst(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> tuple[str, float, float | None]:
-    """Return the output with the lowest signal to error ratio, its largest error and that ratio."""
-    errors = {name: _error(got[name].double(), value.double()) for name, value in wanted.items()}
-    name = min(errors, key=lambda output: errors[output][1])
-    max_abs, snr_db = errors[name]
-    return name, max_abs, None if math.isinf(snr_db) and max_abs == 0 else snr_db
-
-
-def _error(got: Tensor, wanted: Tensor) -> tuple[float, float]:
-    difference = got - wanted
-    noise, signal = difference.square().sum().item(), wanted.square().sum().item()
-    if noise == 0:
-        return 0.0, math.inf
-    if signal == 0 or not math.isfinite(noise):
-        return difference.abs().max().item(), NOTHING_IN_COMMON_DB
-    return difference.abs().max().item(), 10 * math.log10(signal / noise)
-
-
-class OnnxReference:
-    """One exported file; tensors in and out by name."""
-
-    def __init__(self, path: Path) -> None:
-        self._evaluator = ReferenceEvaluator(str(path))
-
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the outputs by name; floating ones as float32."""
-        made = self._evaluator.run(None, {name: _to_numpy(tensor) for name, tensor in inputs.items()})
-        arrays = (np.asarray(array) for array in made)
-        floats = (array if array.dtype.kind in "ib" else array.astype(np.float32) for array in arrays)
-        return {name: torch.from_numpy(value) for name, value in zip(self._evaluator.output_names, floats, strict=True)}
-
-
-def _to_numpy(tensor: Tensor) -> np.ndarray:  # type: ignore[type-arg]
-    # torch and numpy share no bfloat16; through float32 nothing is lost.
-    if tensor.dtype is torch.bfloat16:
-        return tensor.float().numpy().astype(ml_dtypes.bfloat16)
-    return np.asarray(tensor.numpy())
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """Keep TF32, which convolutions take by default, out of the reference."""
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        yield

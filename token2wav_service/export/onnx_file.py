@@ -1,15 +1,9 @@
-"""Writes one module as an ONNX file that matches its description, and reads what a file says of itself.
-
-Before a graph is kept, its operators are checked against those that TensorRT takes. Source: onnx-tensorrt's
-docs/operators.md for TensorRT 10.15 (opset 9 to 24). Only operators that our graphs use are listed; one that is missing
-here may well be supported, but nobody has looked.
-"""
+"""Writes one module as an ONNX file that matches its description."""
 
 from __future__ import annotations
 
 import ast
 import logging
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,18 +15,17 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 from torch import nn
 from torch.export import Dim
 
+from servicekit.files import write_bytes
 from token2wav_service.errors import ExportError
 from token2wav_service.export.samples import sample_inputs
-from token2wav_service.graphs.spec import DType, GraphSpec, Precision, TensorSpec
+from token2wav_service.graphs.spec import DType, GraphSpec, TensorSpec
 
-OPSETS = {Precision.FLOAT32: 18, Precision.FLOAT16: 18, Precision.BFLOAT16: 22}
-"""Oldest operator set with every operator we need in the precision: bfloat16 convolutions came with 22."""
+OPSET = 18
+"""Version of the operator set."""
 _ELEMENT_TYPES = {
     DType.FLOAT32: TensorProto.FLOAT,
     DType.FLOAT16: TensorProto.FLOAT16,
-    DType.BFLOAT16: TensorProto.BFLOAT16,
     DType.INT64: TensorProto.INT64,
-    DType.INT32: TensorProto.INT32,
     DType.BOOL: TensorProto.BOOL,
 }
 _EXPORTER_LOGGERS = ("torch.onnx._internal.exporter._registration", "torch.onnx")
@@ -43,28 +36,19 @@ def write_graph(module: nn.Module, spec: GraphSpec, path: Path) -> None:
     """Trace a module and write it to `path`, whole or not at all.
 
     Raises:
-        ExportError: the graph is not what the description says, or has nodes that TensorRT does not take.
+        ExportError: the graph can't be exported, or is not what the description says.
     """
     model = _to_onnx(module, spec)
     _name_nodes(model)
     _strip(model)
     _name_output_axes(model, spec)
     check_interface(model, spec)
-    check_operators(model)
     onnx.checker.check_model(model, full_check=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        partial.write_bytes(model.SerializeToString(deterministic=True))
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_bytes(path, model.SerializeToString(deterministic=True))
 
 
-def check_interface(model: ModelProto, spec: GraphSpec, *, by_position: bool = False) -> None:
+def check_interface(model: ModelProto, spec: GraphSpec) -> None:
     """Check inputs and outputs against the description.
-
-    Args:
-        by_position: names may differ, and so may fixed sizes that the file leaves open.
 
     Raises:
         ExportError: names, element types, ranks or fixed sizes differ.
@@ -77,7 +61,7 @@ def check_interface(model: ModelProto, spec: GraphSpec, *, by_position: bool = F
             names = [value.name for value in got]
             raise ExportError(f"{spec.name} has the {kind}s {names}, expected {[tensor.name for tensor in expected]}")
         for tensor, value in zip(expected, got, strict=True):
-            problem = _difference(tensor, value, by_position)
+            problem = _difference(tensor, value)
             if problem:
                 raise ExportError(f"{spec.name}, {kind} {value.name}: {problem}")
 
@@ -101,7 +85,7 @@ def _to_onnx(module: nn.Module, spec: GraphSpec) -> ModelProto:
             exported = torch.onnx.export(
                 program,
                 dynamo=True,
-                opset_version=OPSETS[spec.precision],
+                opset_version=OPSET,
                 input_names=list(inputs),
                 output_names=[tensor.name for tensor in spec.outputs],
                 verbose=False,
@@ -118,7 +102,7 @@ def _to_onnx(module: nn.Module, spec: GraphSpec) -> ModelProto:
     return exported.model_proto
 
 
-def _dynamic_shapes(spec: GraphSpec) -> dict[str, dict[int, Dim]]:
+def _dynamic_shapes(spec: GraphSpec) -> dict[str, tuple[dict[int, Dim], ...]]:
     axes = {}
     for axis in spec.axes:
         if axis not in spec.derived:
@@ -127,10 +111,8 @@ def _dynamic_shapes(spec: GraphSpec) -> dict[str, dict[int, Dim]]:
     for axis, derived in spec.derived.items():
         if axis in spec.axes:
             axes[axis] = derived.factor * axes[derived.axis] + derived.offset
-    return {
-        tensor.name: {place: axes[dim] for place, dim in enumerate(tensor.dims) if isinstance(dim, str)}
-        for tensor in spec.inputs
-    }
+    named = ({place: axes[dim] for place, dim in enumerate(t.dims) if isinstance(dim, str)} for t in spec.inputs)
+    return {"inputs": tuple(named)}
 
 
 @contextmanager
@@ -180,10 +162,10 @@ def _name_output_axes(model: ModelProto, spec: GraphSpec) -> None:
                 shown.dim_param = dim
 
 
-def _difference(tensor: TensorSpec, value: ValueInfoProto, by_position: bool) -> str | None:
+def _difference(tensor: TensorSpec, value: ValueInfoProto) -> str | None:
     kind = value.type.tensor_type
     dims = kind.shape.dim
-    if not by_position and value.name != tensor.name:
+    if value.name != tensor.name:
         return f"expected the name {tensor.name}"
     if kind.elem_type != _ELEMENT_TYPES[tensor.dtype]:
         return f"got {TensorProto.DataType.Name(kind.elem_type)}, expected {tensor.dtype.value}"
@@ -191,68 +173,8 @@ def _difference(tensor: TensorSpec, value: ValueInfoProto, by_position: bool) ->
         return f"got {len(dims)} axes, expected {tensor.dims}"
     for dim, shown in zip(tensor.dims, dims, strict=True):
         fixed = shown.dim_value if shown.HasField("dim_value") else None
-        if isinstance(dim, int) and fixed != dim and not (by_position and fixed is None):
+        if isinstance(dim, int) and fixed != dim:
             return f"got size {fixed or shown.dim_param}, expected {dim} in {tensor.dims}"
-        if isinstance(dim, str) and fixed is not None and not by_position:
+        if isinstance(dim, str) and fixed is not None:
             return f"got fixed size {fixed}, expected axis {dim} to be dynamic"
     return None
-
-
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
-_NUMBERS = _FLOATS | {TensorProto.INT32, TensorProto.INT64}
-_ALL = _NUMBERS | {TensorProto.BOOL}
-_GROUPS = {
-    frozenset({TensorProto.FLOAT, TensorProto.FLOAT16}): "Mish",
-    frozenset({TensorProto.BOOL}): "And Not Or",
-    _FLOATS: (
-        "Clip Conv ConvTranspose Cos Elu Erf Exp Gemm LayerNormalization LeakyRelu Log MatMul Reciprocal Sigmoid Sin "
-        "Softmax Softplus Sqrt Tanh"
-    ),
-    _NUMBERS: (
-        "Abs Add Div Equal Gelu Greater GreaterOrEqual Less LessOrEqual Max Min Mul Neg Pad Pow Range ReduceL2 "
-        "ReduceMean ReduceSum Sub"
-    ),
-    _ALL: (
-        "Cast Concat Constant ConstantOfShape Expand Flatten Gather GatherElements Identity Reshape Shape Slice Split "
-        "Squeeze Transpose Unsqueeze Where"
-    ),
-}
-ELEMENT_TYPES = {name: types for types, names in _GROUPS.items() for name in names.split()}
-"""Element types of each operator's data input."""
-_DATA_INPUT = {"Where": 1}
-"""Index of the input that holds the data, where it is not the first."""
-
-
-def check_operators(model: ModelProto) -> None:
-    """Check that TensorRT takes every node.
-
-    Raises:
-        ExportError: it does not; the first few nodes are named.
-    """
-    found = list(_unsupported(model))
-    if found:
-        raise ExportError(
-            f"{len(found)} nodes are not known to work in TensorRT, e.g. {'; '.join(found[:3])}; export with the torch "
-            "and onnxscript of deploy/constraints-cpu.txt, or look the operator up in onnx-tensorrt's operators.md and "
-            "list it in token2wav_service/export/onnx_file.py"
-        )
-
-
-def _unsupported(model: ModelProto) -> Iterator[str]:
-    types = _element_types(model)
-    for node in model.graph.node:
-        supported = ELEMENT_TYPES.get(node.op_type)
-        if supported is None or node.domain:
-            yield f"{node.name}: operator {node.domain or 'ai.onnx'}.{node.op_type} is not listed"
-            continue
-        position = _DATA_INPUT.get(node.op_type, 0)
-        kind = types.get(node.input[position]) if len(node.input) > position else None
-        if kind is not None and kind not in supported:
-            yield f"{node.name}: operator {node.op_type} on {TensorProto.DataType.Name(kind)}"
-
-
-def _element_types(model: ModelProto) -> dict[str, int]:
-    graph = onnx.shape_inference.infer_shapes(model).graph
-    values = [*graph.input, *graph.output, *graph.value_info]
-    types = {value.name: value.type.tensor_type.elem_type for value in values}
-    return types | {tensor.name: tensor.data_type for tensor in graph.initializer}

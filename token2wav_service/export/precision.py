@@ -1,6 +1,6 @@
 """Runs the models' products in a smaller type, as the graph for a strongly typed runtime must say it node by node.
 
-Linear layers, convolutions, attention's two products and einsums take their operands in the graph's type and give
+Linear layers, convolutions and attention's two products take their operands in the graph's type and give
 float32 back. Everything between them is float32: norms, softmax, activations, residual sums. The time embedding and
 its modulations, small and sensitive, are float32 altogether. A cache and what is appended to it keep the graph's type.
 """
@@ -17,23 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from token2wav_service.graphs.catalogue import Precision
+from token2wav_service.graphs.spec import Precision
 
 M = TypeVar("M", bound=nn.Module)
 
 FLOAT32_PARTS = ("t_embedder", "adaLN_modulation", "time_mlp", "mlp.1", "attn_norm", "norm_out")
 """Modules whose layers stay in float32, by a part of their name: the time's embedding in the DiT and in the other two,
 and what is made of it in the DiT, in the U-Net's resnets and in the rotary DiT."""
+DTYPES = {Precision.FLOAT32: torch.float32, Precision.FLOAT16: torch.float16}
+"""Torch's types of products and caches."""
 _PRODUCTS = (nn.Linear, nn.Conv1d, nn.ConvTranspose1d)
-
-
-def dtype_of(precision: Precision) -> torch.dtype:
-    """Return torch's type for products and caches."""
-    return {
-        Precision.FLOAT32: torch.float32,
-        Precision.FLOAT16: torch.float16,
-        Precision.BFLOAT16: torch.bfloat16,
-    }[precision]
 
 
 def in_precision(module: M, precision: Precision) -> M:
@@ -41,7 +34,7 @@ def in_precision(module: M, precision: Precision) -> M:
     copied = copy.deepcopy(module)
     for name, layer in copied.named_modules():
         if isinstance(layer, _PRODUCTS) and not any(f".{part}." in f".{name}." for part in FLOAT32_PARTS):
-            layer.to(dtype_of(precision))
+            layer.to(DTYPES[precision])
     return copied
 
 
@@ -50,13 +43,12 @@ class MixedPrecision(TorchFunctionMode):
 
     def __init__(self, precision: Precision) -> None:
         super().__init__()
-        self.dtype = dtype_of(precision)
+        self.dtype = DTYPES[precision]
         self._rules: Mapping[Any, Callable[..., Tensor]] = {
             functional.linear: _like_weight(functional.linear),
             functional.conv1d: _like_weight(functional.conv1d),
             functional.conv_transpose1d: _like_weight(functional.conv_transpose1d),
             functional.scaled_dot_product_attention: self._attention,
-            torch.einsum: self._einsum,
             torch.cat: self._cat,
         }
 
@@ -73,19 +65,6 @@ class MixedPrecision(TorchFunctionMode):
         lowest = torch.finfo(torch.float32).min
         seen = scores.masked_fill(~attn_mask, lowest) if attn_mask.dtype == torch.bool else scores + attn_mask
         return self._matmul(functional.softmax(seen, -1), value)
-
-    def _einsum(self, equation: str, left: Tensor, right: Tensor) -> Tensor:
-        """Contract two operands in one product: ONNX knows no bfloat16 Einsum."""
-        (first, second), out = equation.split("->")[0].split(","), equation.split("->")[1]
-        batch = [axis for axis in first if axis in second and axis in out]
-        summed = [axis for axis in first if axis in second and axis not in out]
-        rows, columns = ([a for a in axes if a not in batch + summed] for axes in (first, second))
-        a = left.permute([first.index(axis) for axis in batch + rows + summed])
-        b = right.permute([second.index(axis) for axis in batch + summed + columns])
-        product = self._matmul(_grouped(a, len(batch), len(rows)), _grouped(b, len(batch), len(summed)))
-        made = product.reshape(*a.shape[: len(batch + rows)], *b.shape[len(batch + summed) :])
-        order = batch + rows + columns
-        return made.permute([order.index(axis) for axis in out])
 
     def _cat(self, tensors: Any, dim: int = 0) -> Tensor:
         parts = list(tensors)
@@ -104,8 +83,3 @@ def _like_weight(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return product(x.to(weight.dtype), weight, *arguments, **options).float()
 
     return run
-
-
-def _grouped(x: Tensor, batch: int, rows: int) -> Tensor:
-    """Join the axes behind `batch` to two: the next `rows`, and the rest."""
-    return x.flatten(batch + rows).flatten(batch, batch + rows - 1)

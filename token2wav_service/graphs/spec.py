@@ -14,18 +14,15 @@ class DType(str, Enum):
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
     INT64 = "int64"
-    INT32 = "int32"
     BOOL = "bool"
 
 
 class Precision(str, Enum):
-    """What a graph multiplies in. Norms, softmax, time embedding and residual sums are float32 in every one."""
+    """What a graph multiplies in. Norms, softmax, time embedding and residual sums are float32 in both."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
 
     @property
     def dtype(self) -> DType:

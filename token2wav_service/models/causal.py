@@ -72,8 +72,6 @@ class AttentionPlan:
     """Smallest value in `relative`."""
     relative_max: int
     """Largest value in `relative`."""
-    sinusoids: Tensor | None = None
-    """[R, width] what `relative_sinusoids` gives, where the caller has it already; None computes it."""
 
 
 def chunk_plan(
@@ -82,7 +80,6 @@ def chunk_plan(
     chunk_lengths: Tensor,
     chunk_size: int,
     block: int | None = None,
-    ends: Tensor | None = None,
 ) -> AttentionPlan:
     """Let every query see the valid history and its whole own chunk, or the chunk up to the end of its own block.
 
@@ -95,7 +92,6 @@ def chunk_plan(
         chunk_lengths: [B] valid columns of the chunk (the first ones).
         chunk_size: padded chunk columns.
         block: columns in a block of the mask, counted from the chunk's start; None is no mask inside the chunk.
-        ends: [at least chunk_size] what `block_ends` gives, where the caller has it already.
     """
     device = chunk_lengths.device
     seen = valid_mask(history_lengths, history_size).flip(1)
@@ -104,7 +100,7 @@ def chunk_plan(
     queries = torch.arange(chunk_size, device=device) + history_size
     mask = torch.cat([seen, own], 1)[:, None, None, :]
     if block is not None:
-        ends = block_ends(chunk_size, block, device) if ends is None else ends[:chunk_size]
+        ends = block_ends(chunk_size, block, device)
         mask = mask & (keys[None, :] < (ends + history_size)[:, None])[None, None]
     return AttentionPlan(
         mask=mask,
@@ -124,8 +120,6 @@ def relative_sinusoids(plan: AttentionPlan, width: int, dtype: torch.dtype) -> T
 
     Source: specification section 4 (Transformer-XL style encoding in closed form), angles in float64.
     """
-    if plan.sinusoids is not None:
-        return plan.sinusoids.to(dtype)
     distance = torch.arange(plan.relative_min, plan.relative_max + 1, device=plan.relative.device, dtype=torch.float64)
     channel = torch.arange(0, width, 2, device=plan.relative.device, dtype=torch.float64)
     angle = distance[:, None] * torch.exp(channel * (-math.log(10000.0) / width))[None, :]

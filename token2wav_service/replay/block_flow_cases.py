@@ -248,12 +248,6 @@ def _check_prefix(flow: BlockFlow, case: GoldenCase, call: dict[str, Any]) -> No
         case.close(key, whole_mel(flow, case, given, is_final=is_final, mask=UNMASKED_ESTIMATOR)[:, :, first:])
 
 
-def replay_block_chunks(folder: VectorFolder, flow: BlockFlow) -> None:
-    """Every stream's mel, chunk by chunk; `flow` computes instead of the folder's weights in PyTorch."""
-    for name, plan in folder.json("config.json")["streams"].items():
-        _chunks(flow, folder.case(f"stream_{name}"), plan["calls"])
-
-
 def _chunks(flow: BlockFlow, case: GoldenCase, plan: list[dict[str, Any]]) -> None:
     """Compute the calls under the block mask one after another, each from what the one before left."""
     policy = SynthesisPolicy(noise=NoiseSource.UPSTREAM, ode_steps=STEPS)

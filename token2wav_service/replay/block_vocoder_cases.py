@@ -65,13 +65,6 @@ def replay_family_vocoder(folder: VectorFolder) -> None:
         _stream(hift, case, mels, noise)
 
 
-def replay_vocoder_chunks(folder: VectorFolder, hift: HiFT | CausalHiFT) -> None:
-    """Every stream's golden mel to audio; `hift` computes instead of the folder's weights in PyTorch."""
-    for name in folder.json("config.json")["streams"]:
-        case = folder.case(f"stream_{name}")
-        _stream(hift, case, [call["mel"] for call in case.calls()], _noise_of(folder))
-
-
 def _noise_of(folder: VectorFolder) -> Tensor:
     return folder.tensors("source_noise_block.safetensors")["block"]
 

@@ -1,7 +1,6 @@
 """Finds the golden folders below a directory and replays each with what fits its name.
 
-Here are the cases of the audio front end and of a whole checkpoint directory; and `replay_exported`, which replays the
-streams through exported files under ONNX Runtime: encoder, every step of the solver, vocoder.
+Here are the cases of the audio front end and of a whole checkpoint directory.
 """
 
 from __future__ import annotations
@@ -23,10 +22,6 @@ from token2wav_service.features.mel import (
     s3_mel_filters,
     speaker_fbank,
 )
-from token2wav_service.graphs.spec import Precision
-from token2wav_service.models.flow.block_flow import BlockFlow, CosyVoice2Flow
-from token2wav_service.models.flow.flow import Flow
-from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.replay import block_flow_cases, block_vocoder_cases, flow_cases, stream_cases
 from token2wav_service.replay.report import FEATURE_TOLERANCE, Report
 from token2wav_service.replay.vectors import FAMILY_FOLDERS, VectorFolder
@@ -121,30 +116,6 @@ def _checkpoint(folder: VectorFolder, features: VectorFolder | None) -> None:
 
 
 @torch.inference_mode()
-def replay_exported(directory: Path, exported: Path, precision: Precision = Precision.FLOAT32) -> Report:
-    """Replay the streams of the golden folders below `directory`: `*_flow` and `*_stream`, or the family's own folder.
-
-    Args:
-        exported: what `cosydit export` wrote from the golden checkpoint.
-        precision: of the flow's files.
-
-    Raises:
-        CheckpointError: a golden folder is missing.
-        ExportError: an exported file is missing, or can't be computed here.
-    """
-    from token2wav_service.export.onnx_models import open_flow, open_vocoder
-
-    flow, hift = open_flow(exported, precision), open_vocoder(exported)
-    if isinstance(flow, Flow) and isinstance(hift, HiFT):
-        return _streams(directory, flow, hift)
-    assert isinstance(flow, BlockFlow)
-    folder = _folder(directory, FAMILY_FOLDERS[not isinstance(flow, CosyVoice2Flow)])
-    block_flow_cases.replay_block_chunks(folder, flow)
-    block_vocoder_cases.replay_vocoder_chunks(folder, hift)
-    return folder.report
-
-
-@torch.inference_mode()
 def replay_streams(directory: Path, device: str) -> Report:
     """Replay the streams of the golden folders `*_flow`, `*_hift` and `*_stream` below `directory` on a device.
 
@@ -153,18 +124,14 @@ def replay_streams(directory: Path, device: str) -> Report:
     """
     flow = stream_cases.load_flow_vectors(_folder(directory, "*_flow"))
     hift = stream_cases.load_hift_vectors(_folder(directory, "*_hift"))
-    return _streams(directory, flow.to(device).eval(), hift.to(device).eval())
-
-
-def _streams(directory: Path, flow: Flow, hift: HiFT) -> Report:
     folder = _folder(directory, "*_flow")
-    stream_cases.replay_flow_streams(folder, flow)
+    stream_cases.replay_flow_streams(folder, flow.to(device).eval())
     streams = VectorFolder(_folder(directory, "*_stream").path, folder.report)
-    stream_cases.replay_stream(streams, folder, hift, flow)
+    stream_cases.replay_stream(streams, folder, hift.to(device).eval(), flow)
     return folder.report
 
 
 def _folder(directory: Path, pattern: str) -> VectorFolder:
     for path in sorted(directory.glob(pattern)):
         return VectorFolder(path)
-    raise CheckpointError(f"{directory} holds no golden folder {pattern}, which what was exported needs")
+    raise CheckpointError(f"{directory} holds no golden folder {pattern}")

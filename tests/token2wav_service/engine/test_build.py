@@ -15,7 +15,7 @@ from token2wav_service.checkpoint.make_random import SMALL_SIZES, make_random_to
 from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, RunnerKind, SynthesisPolicy, Token2WavConfig
 from token2wav_service.contract import ServerStatus
 from token2wav_service.engine.counters import REMEMBERED_STEPS, RecentSteps
-from token2wav_service.errors import CheckpointError
+from token2wav_service.errors import CheckpointError, EngineUnfitError
 from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner
 from token2wav_service.runtime.torch_runner import ModelRunner
 from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, VoicePrompt
@@ -73,7 +73,9 @@ def test_block_masked_families_get_their_runner(family: Family, tmp_path: Path) 
 @pytest.mark.slow
 def test_what_does_not_serve_the_family_is_refused(tmp_path: Path) -> None:
     make_random_token2wav(tmp_path / "3", 0, *SMALL_SIZES[Family.COSYVOICE3])
-    with pytest.raises(CheckpointError, match=r"cosyvoice3.*tensorrt"):
+    with pytest.raises(CheckpointError, match=r"cosyvoice3.*packed"):
+        build_engine(Token2WavConfig(tmp_path / "3", runner=RunnerKind.PACKED), SystemClock())
+    with pytest.raises(EngineUnfitError, match="needs device=cuda"):
         build_engine(Token2WavConfig(tmp_path / "3", runner=RunnerKind.TENSORRT), SystemClock())
     make_random_token2wav(tmp_path / "1", 0)
     policy = SynthesisPolicy(parity=Parity.UPSTREAM)

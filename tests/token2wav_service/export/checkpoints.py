@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import shutil
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file
-
-from tests import ASSETS
-from token2wav_service.checkpoint import loader
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.make_random import make_random_token2wav
-from token2wav_service.checkpoint.write_description import flow_yaml
 from token2wav_service.models.config import (
     AnyFlowConfig,
     CosyVoice2FlowConfig,
@@ -27,8 +19,6 @@ from token2wav_service.models.config import (
     UNetConfig,
 )
 
-GOLDEN = ASSETS / "golden"
-
 TINY_FLOW = FlowConfig(
     input_size=8,
     encoder=EncoderConfig(
@@ -36,7 +26,6 @@ TINY_FLOW = FlowConfig(
     ),
     estimator=DiTConfig(depth=1, num_heads=2, head_dim=4, hidden_size=8),
 )
-TINY_HIFT = HiFTConfig(base_channels=8, f0_cond_channels=8)
 
 
 SHORT_HIFT = HiFTConfig(
@@ -72,21 +61,4 @@ TINY_SIZES: dict[Family, tuple[AnyFlowConfig, HiFTConfig]] = {
 def make_stream_checkpoint(directory: Path, family: Family = Family.STEP_AUDIO2) -> Path:
     """Write a checkpoint whose vocoder has few blocks, too; returns `directory`."""
     make_random_token2wav(directory, 0, *TINY_SIZES[family])
-    return directory
-
-
-def make_tiny_checkpoint(directory: Path, seed: int) -> Path:
-    """Write a checkpoint whose models have one block each; returns `directory`."""
-    make_random_token2wav(directory, seed, TINY_FLOW, TINY_HIFT)
-    return directory
-
-
-def copy_golden_checkpoint(directory: Path) -> Path:
-    """Lay the golden weights out as a checkpoint; returns `directory`."""
-    config = FlowConfig.from_mapping(json.loads((GOLDEN / "d_flow" / "config.json").read_text("utf-8")))
-    (directory / loader.FLOW_YAML).write_text(flow_yaml(config), encoding="utf-8")
-    torch.save(load_file(GOLDEN / "d_flow" / "weights.safetensors"), directory / loader.FLOW_WEIGHTS)
-    torch.save(load_file(GOLDEN / "e_hift" / "weights.safetensors"), directory / loader.HIFT_WEIGHTS)
-    shutil.copyfile(GOLDEN / "e_hift" / "config.json", directory / loader.HIFT_CONFIG)
-    shutil.copyfile(ASSETS / "h_checkpoint" / "token2wav" / "campplus.onnx", directory / loader.SPEAKER_ENCODER)
     return directory

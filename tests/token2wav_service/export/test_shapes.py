@@ -7,12 +7,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from token2wav_service.checkpoint.loader import build_flow
+from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES
+from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.errors import ExportError
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.shapes import AxisRange, ShapeSettings, read_shapes
 from token2wav_service.graphs.spec import Precision
-from token2wav_service.models.config import FlowConfig, HiFTConfig
+from token2wav_service.models.flow.block_flow import BlockFlow
+from token2wav_service.runtime.slots.block_pool import ring_frames
+from token2wav_service.runtime.slots.block_slot_runner import block_buckets
+from token2wav_service.runtime.slots.step_shapes import StepShapes
+from token2wav_service.runtime.tensorrt.contexts import is_held
+from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedSizes, VocoderSizes
 
 
 @pytest.mark.parametrize("sizes", [(0, 1, 2), (2, 1, 3), (1, 4, 3)])
@@ -21,27 +30,25 @@ def test_a_range_out_of_order_or_empty_is_refused(sizes: tuple[int, int, int]) -
         AxisRange(*sizes)
 
 
-def test_chunks_of_64_streams_of_206_frames_on_a_history_of_1000_fit_by_default() -> None:
-    described = graphs.describe_graphs(FlowConfig(), HiFTConfig(), Precision.FLOAT16)
-    estimator, encoder = described[graphs.ESTIMATOR_CHUNK], described[graphs.ENCODER_CHUNK]
-    largest = estimator.shape_ranges(estimator.profiles[0])
-    assert largest["x"].max == (2 * 64, 80, 206)
-    assert largest["prompt_kv"].max[3] + largest["window_kv"].max[3] == 1000
-    assert encoder.limit("history_frames") >= 1000
-    assert encoder.limit("streams") == 64
-
-
-def test_a_voice_prompt_has_a_profile_of_its_own() -> None:
-    encoder = graphs.describe_graphs(FlowConfig(), HiFTConfig(), Precision.FLOAT32)[graphs.ENCODER_CHUNK]
-    voice = next(profile for profile in encoder.profiles if profile.name.endswith("voice"))
-    prompt = ShapeSettings().prompt_frames.max
-    assert encoder.shape_ranges(voice)["tokens"].max == (1, prompt // 2 + 3)
-
-
-def test_derived_axes_follow_from_the_inputs() -> None:
-    described = graphs.describe_graphs(FlowConfig(), HiFTConfig(), Precision.FLOAT32)
-    assert described[graphs.VOCODER].complete({"streams": 1, "mel_frames": 10})["spectrum_frames"] == 1201
-    assert described[graphs.ENCODER_CHUNK].complete({"chunk_tokens": 18})["chunk_frames"] == 30
+def test_every_program_of_every_family_has_a_default_profile() -> None:
+    """What a runner prepares must not fall out of its engines."""
+    for family, (flow_config, hift) in OFFICIAL_SIZES.items():
+        described = graphs.describe_graphs(flow_config, hift, Precision.FLOAT16)
+        with torch.device("meta"):
+            flow = build_flow(flow_config)
+        shapes = StepShapes(token_buckets=block_buckets(flow)) if isinstance(flow, BlockFlow) else StepShapes()
+        stride = flow.stride if isinstance(flow, BlockFlow) else flow.config.encoder.up_stride
+        recent = SynthesisPolicy().estimator_recent_frames
+        window = ring_frames(flow, recent) if isinstance(flow, BlockFlow) else recent
+        for streams, tokens in shapes.programs():
+            sizes: list[tuple[str, PlannedSizes]] = [(graphs.VOCODER, VocoderSizes(streams, tokens * stride + 8))]
+            for prompt in Token2WavConfig(Path()).tensorrt_prompt_frames:
+                sizes.append((graphs.ESTIMATOR_CHUNK, EstimatorSizes(streams, tokens * stride, prompt, window)))
+            for name, planned in sizes:
+                spec = described[name]
+                axes = spec.complete(planned.axes())
+                shape = {tensor.name: tensor.shape(axes) for tensor in spec.inputs}
+                assert is_held([spec.shape_ranges(p) for p in spec.profiles], shape), (family, planned)
 
 
 @pytest.mark.slow

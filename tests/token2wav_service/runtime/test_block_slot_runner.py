@@ -147,7 +147,7 @@ def test_chunks_of_several_buckets_share_a_program_and_equal_each_alone(family: 
     steps = [[(tokens_of(count, count), is_last) for count in row] for is_last, row in counts]
     made: list[tuple[int, int]] = []
 
-    def program(streams: int, tokens: int) -> BucketProgram:
+    def program(streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
         made.append((streams, tokens))
         return runner._programs.get(streams, tokens)
 

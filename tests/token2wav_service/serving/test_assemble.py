@@ -174,7 +174,6 @@ OWN_SETTINGS = [
     (TOKEN2WAV_MODEL, "idle_timeout_s", "2.5"),
     (TOKEN2WAV_MODEL, "runner", "torch"),
     (TOKEN2WAV_MODEL, "engines_dir", "/"),
-    (TOKEN2WAV_MODEL, "tensorrt_contexts", "8"),
     (TOKEN2WAV_MODEL, "tensorrt_vocoder", "float16"),
     (TOKEN2WAV_MODEL, "tensorrt_prompt_frames", "250,500"),
     (TOKEN2WAV_MODEL, "num_threads", "1"),

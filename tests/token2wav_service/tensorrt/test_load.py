@@ -1,4 +1,4 @@
-"""From built engines to audio. FAKE TensorRT, documented interface: it runs our own modules on the CPU."""
+"""From engines to audio. The loaded engines are stand-ins: they run our own modules on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from servicekit.file_sums import sha256_of_file
 from tests.token2wav_service.engine.factory import (
@@ -23,92 +22,114 @@ from tests.token2wav_service.engine.factory import (
     push_all,
     tokens_of,
 )
+from tests.token2wav_service.streaming.family_factory import make_block_flow, make_causal_hift
 from tests.token2wav_service.streaming.flow_factory import make_flow, make_hift
-from tests.token2wav_service.tensorrt.executors import ModuleExecutor
-from tests.token2wav_service.tensorrt.fake_tensorrt import FakeTensorRT
-from tests.token2wav_service.tensorrt.small import CPU, HOST, Steps, tensorrt
-from token2wav_service.build import choose_runner
+from tests.token2wav_service.tensorrt.module_engine import ModuleEngine
+from token2wav_service import build
+from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import HistoryPolicy, RunnerKind, SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import EngineUnfitError
-from token2wav_service.export.modules import EstimatorChunk, VocoderStack
-from token2wav_service.export.samples import sample_inputs
-from token2wav_service.export.tensorrt.build import EngineRequest, ensure_engine
-from token2wav_service.export.tensorrt.certify import MIN_SNR_DB, Case, ReferenceCertifier
+from token2wav_service.export.compare import ENGINE_MIN_SNR_DB
+from token2wav_service.export.modules import VocoderStack, estimator_module
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER, describe_graphs
 from token2wav_service.graphs.spec import GraphSpec, Precision
+from token2wav_service.models.flow.block_flow import BlockFlow
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_stream import StreamFlow
-from token2wav_service.models.vocoder.hift import fold_weight_norm
+from token2wav_service.models.vocoder.causal_hift import CausalHiFT
+from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
 from token2wav_service.runtime.slots.pool import PoolSizes
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
-from token2wav_service.runtime.tensorrt.load import EngineParts, ProgramSizes, assemble_parts, load_parts
-from token2wav_service.runtime.tensorrt.manifest import EngineProfile, GpuHost
-from token2wav_service.runtime.tensorrt.types import BuildOptions
-from token2wav_service.runtime.tensorrt.vocoder import TensorRTNetwork
+from token2wav_service.runtime.slots.step_shapes import StepShapes
+from token2wav_service.runtime.tensorrt import load
+from token2wav_service.runtime.tensorrt.load import EngineFinder, EngineParts, assemble_parts, load_parts
+from token2wav_service.runtime.tensorrt.manifest import (
+    CertifiedCase,
+    EngineCertificate,
+    EngineKey,
+    EngineManifest,
+    EngineProfile,
+    GpuHost,
+    OutputError,
+    Speed,
+)
+from token2wav_service.runtime.tensorrt.solver import TensorRTBlockSolver
+from token2wav_service.runtime.tensorrt.vocoder import TensorRTNetwork, TensorRTSpectra
 from token2wav_service.runtime.torch_runner import ModelRunner
 from token2wav_service.types import StreamOptions
 
 POLICY = SynthesisPolicy(
     history=HistoryPolicy.PROMPT_AND_RECENT, ode_steps=1, estimator_recent_frames=10, conformer_recent_frames=12
 )
-BUCKETS = ProgramSizes((1, 2), (4, 6))
+SHAPES = StepShapes((1, 2), (4, 6))
 SIZES = PoolSizes(streams=2, estimator_recent=10, conformer_recent=12, max_prompt_frames=32)
+HOST = GpuHost("sm89", "NVIDIA L4", ("tensorrt_rtx 1.7.1.116",))
+MEASURED = EngineCertificate(45.0, (CertifiedCase({"rows": 2}, (OutputError("velocity", 60.0, 0.01),)),))
 
 
 class Checkpoint:
-    """A folder with something to hash, the models, and an engine built for them."""
+    """A folder with something to hash, the models, and engines of them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.flow: Flow = make_flow()
+    def __init__(self, folder: Path, family: Family = Family.STEP_AUDIO2) -> None:
+        is_plain = family is Family.STEP_AUDIO2
+        self.flow: Flow | BlockFlow = make_flow() if is_plain else make_block_flow(family)
+        self.hift: HiFT | CausalHiFT = fold_weight_norm(make_hift() if is_plain else make_causal_hift())
         self.config = Token2WavConfig(folder, synthesis=POLICY, tensorrt_prompt_frames=(12, 32))
-        for name in ("flow.yaml", "flow.pt", "hift.pt"):
+        self.engines: dict[str, ModuleEngine] = {}
+        self.flow_files = (family.files.description, "flow.pt")
+        for name in (*self.flow_files, "hift.pt"):
             (folder / name).write_text(f"stands for {name}")
-        self.spec = describe_graphs(self.flow.config, make_hift().config, Precision.FLOAT32)[ESTIMATOR_CHUNK]
-        module = EstimatorChunk(self.flow.decoder.estimator, Precision.FLOAT32)
-        self.hift = fold_weight_norm(make_hift())
-        self.modules = {ESTIMATOR_CHUNK: ModuleExecutor(self.spec, module)}
-        self.fake = FakeTensorRT(read_graph=lambda content: self.modules[content.decode()])
-        plain = EstimatorChunk(self.flow.decoder.estimator, None)
-        sizes = {"rows": 4, "prompt_rows": 2, "chunk_frames": 4, "prompt_frames": 5, "window_frames": 3}
-        self.build(self.spec, plain, sizes, ("flow.yaml", "flow.pt"))
+        spec = describe_graphs(self.flow.config, self.hift.config, Precision.FLOAT32)[ESTIMATOR_CHUNK]
+        module = estimator_module(self.flow, Precision.FLOAT32, spec.limit("chunk_frames"))
+        self.add(spec, ModuleEngine(spec, module), self.flow_files)
 
-    def build_vocoder(self, precision: Precision) -> None:
+    def add_vocoder(self, precision: Precision = Precision.FLOAT32) -> None:
         spec = describe_graphs(self.flow.config, self.hift.config, Precision.FLOAT32, vocoder=precision)[VOCODER]
-        self.modules[VOCODER] = ModuleExecutor(spec, VocoderStack(self.hift, precision))
-        self.build(spec, VocoderStack(self.hift, None), spec.complete({"streams": 2, "mel_frames": 12}), ("hift.pt",))
+        files = ("hift.pt",) if isinstance(self.hift, HiFT) else ("hift.pt", self.flow_files[0])
+        self.add(spec, ModuleEngine(spec, VocoderStack(self.hift, precision)), files)
 
-    def build(self, spec: GraphSpec, plain: nn.Module, sizes: dict[str, int], files: Sequence[str]) -> None:
+    def add(
+        self, spec: GraphSpec, engine: ModuleEngine, files: Sequence[str], speed: Speed | None = None
+    ) -> EngineManifest:
         folder = self.config.model_dir
-        onnx = folder / f"{spec.file_name}"
-        onnx.write_bytes(spec.name.encode())
-        sources = {name: sha256_of_file(folder / name) for name in files}
+        directory, plan = folder / "engines", spec.file_name.encode()
+        directory.mkdir(exist_ok=True)
+        key = EngineKey(spec.name, spec.precision.value, "sm89", HOST.libraries[0], "0" * 64)
         profiles = tuple(EngineProfile(p.name, spec.shape_ranges(p)) for p in spec.profiles)
-        wanted = EngineRequest(
-            spec.name, spec.precision.value, onnx, sha256_of_file(onnx), sources, profiles, BuildOptions()
-        )
+        sources = {name: sha256_of_file(folder / name) for name in files}
+        manifest = EngineManifest(key, HOST.gpu_name, sources, profiles, len(plan), MEASURED, speed)
+        manifest.engine_path(directory).write_bytes(plan)
+        manifest.write(directory)
+        self.engines[plan.decode()] = engine
+        return manifest
 
-        def reference(inputs: Any) -> dict[str, torch.Tensor]:
-            made = plain(*(inputs[tensor.name] for tensor in spec.inputs))
-            made = made if isinstance(made, tuple) else (made,)
-            return dict(zip((tensor.name for tensor in spec.outputs), made, strict=True))
+    @property
+    def library(self) -> str:
+        return HOST.libraries[0]
 
-        bound = MIN_SNR_DB[spec.precision.value]
-        certifier = ReferenceCertifier([Case(sizes, sample_inputs(spec, sizes, 0))], reference, bound, CPU)
-        ensure_engine(wanted, HOST, folder / "engines", lambda: tensorrt(self.fake), certifier, Steps())
+    def load(self, plan: bytes) -> ModuleEngine:
+        return self.engines[plan.decode()]
 
-    def parts(self, host: GpuHost = HOST, **changes: Any) -> EngineParts:
+    def parts(self, host: GpuHost = HOST, *, only_faster: bool = False, **changes: Any) -> EngineParts:
         config = replace(self.config, **changes)
-        return assemble_parts(config, self.flow, self.hift, SIZES.max_prompt_frames, tensorrt(self.fake), host, BUCKETS)
+        finder = EngineFinder(config, host, lambda _: self, only_faster=only_faster)  # type: ignore[arg-type,return-value]
+        return assemble_parts(finder, self.flow, self.hift, SIZES.max_prompt_frames, SHAPES)
 
-    def runner(self, **changes: Any) -> SlotRunner:
-        parts = self.parts(**changes)
+    def runner(self) -> SlotRunner:
+        parts = self.parts()
+        assert isinstance(self.flow, Flow) and isinstance(self.hift, HiFT)
         return SlotRunner(
-            self.flow, self.hift, POLICY, SIZES, BUCKETS.streams, BUCKETS.tokens, parts.solver, parts.network
-        )
+            self.flow, self.hift, POLICY, SIZES, SHAPES.stream_buckets, SHAPES.token_buckets,
+            parts.solver, parts.convolutions,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    @property
+    def runs(self) -> int:
+        return sum(engine.journal.runs for engine in self.engines.values())
 
 
 @pytest.fixture
@@ -131,57 +152,58 @@ def speak(runner: Any) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_streams_through_the_engine_equal_the_plain_modules(checkpoint: Checkpoint) -> None:
+def test_streams_through_both_engines_equal_the_plain_modules(checkpoint: Checkpoint) -> None:
     """Bound shapes, choice of prompt size and profile, caches, rings that overflow: the whole way."""
-    runs = checkpoint.fake._journal.runs
+    checkpoint.add_vocoder()
     got = speak(checkpoint.runner())
-    assert checkpoint.fake._journal.runs == runs + 3, "every step runs in the engine"
-    checkpoint.build_vocoder(Precision.FLOAT32)
-    runs = checkpoint.fake._journal.runs
-    both = speak(checkpoint.runner())
-    assert checkpoint.fake._journal.runs == runs + 6, "every step of the vocoder does, too"
+    assert checkpoint.runs == 6, "every step of estimator and vocoder runs in an engine"
     plain = speak(ModelRunner(StreamFlow(make_flow(), POLICY), StreamVocoder(make_hift(), POLICY)))
-    for *mine, expected in zip(got, both, plain, strict=True):
-        for samples in mine:
-            assert snr_db(torch.from_numpy(samples), torch.from_numpy(np.asarray(expected))) >= WAVE_SNR_DB
+    for mine, expected in zip(got, plain, strict=True):
+        assert snr_db(torch.from_numpy(mine), torch.from_numpy(np.asarray(expected))) >= WAVE_SNR_DB
 
 
-@pytest.mark.parametrize("precision", [Precision.FLOAT32, Precision.FLOAT16])
+@pytest.mark.parametrize("precision", list(Precision))
 def test_the_vocoder_s_engine_equals_the_plain_convolutions(checkpoint: Checkpoint, precision: Precision) -> None:
-    checkpoint.build_vocoder(precision)
-    network = checkpoint.parts(tensorrt_vocoder=precision.value).network
-    assert isinstance(network, TensorRTNetwork)
-    frames = BUCKETS.tokens[0] * checkpoint.flow.config.encoder.up_stride + 8
+    checkpoint.add_vocoder(precision)
+    network, hift = checkpoint.parts(tensorrt_vocoder=precision.value).convolutions, checkpoint.hift
+    assert isinstance(network, TensorRTNetwork) and isinstance(hift, HiFT)
+    frames = SHAPES.token_buckets[0] * 2 + 8
     mel, lengths = torch.randn(2, frames, 80), torch.tensor([frames, 5])
     mel[1, 5:] = 0
-    columns = frames * checkpoint.hift.config.frame_samples // checkpoint.hift.config.istft_hop + 1
-    spectrum = torch.randn(2, columns, checkpoint.hift.config.istft_n_fft + 2)
-    runs = checkpoint.fake._journal.runs
+    columns = frames * hift.config.frame_samples // hift.config.istft_hop + 1
+    spectrum = torch.randn(2, columns, hift.config.istft_n_fft + 2)
     got = network.spectra(mel, spectrum, lengths).transpose(1, 2)
-    assert checkpoint.fake._journal.runs == runs + 1
-    expected = checkpoint.hift.spectra(mel.transpose(1, 2), spectrum.transpose(1, 2), lengths)
-    assert snr_db(got[0], expected[0]) >= MIN_SNR_DB[precision.value]
+    assert checkpoint.runs == 1
+    expected = hift.spectra(mel.transpose(1, 2), spectrum.transpose(1, 2), lengths)
+    assert snr_db(got[0], expected[0]) >= ENGINE_MIN_SNR_DB[precision]
 
 
-def test_without_an_engine_of_the_vocoder_the_fused_kernels_run_it(
+def test_a_block_masked_family_takes_both_engines(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, Family.COSYVOICE3)
+    checkpoint.add_vocoder()
+    parts = checkpoint.parts()
+    assert isinstance(parts.solver, TensorRTBlockSolver) and isinstance(parts.convolutions, TensorRTSpectra)
+
+
+def test_without_an_engine_of_the_vocoder_it_runs_as_without_engines(
     checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    checkpoint.build_vocoder(Precision.FLOAT32)
+    checkpoint.add_vocoder()
     with caplog.at_level(logging.WARNING):
-        assert checkpoint.parts(tensorrt_vocoder="float16").network is None
-    assert "fused kernels run the vocoder" in caplog.text
+        assert checkpoint.parts(tensorrt_vocoder="float16").convolutions is None
+    assert "the vocoder runs without an engine" in caplog.text
     assert "--only vocoder --vocoder-precision float16" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("host", "changes", "reason"),
     [
-        pytest.param(replace(HOST, architecture="sm80"), {}, "it is for sm90, this GPU is sm80", id="another GPU"),
+        pytest.param(replace(HOST, architecture="sm80"), {}, "it is for sm89, this GPU is sm80", id="another GPU"),
         pytest.param(
-            replace(HOST, tensorrt="11.4.0.106"),
+            replace(HOST, libraries=("tensorrt 11.4.0.106",)),
             {},
-            "for TensorRT 10.16.1.11, here is 11.4.0.106",
-            id="another version",
+            "for tensorrt_rtx 1.7.1.116, here is tensorrt 11.4.0.106",
+            id="another library",
         ),
         pytest.param(HOST, {"engines_dir": Path("nowhere")}, "there is no engine of estimator_chunk", id="no engine"),
     ],
@@ -208,29 +230,59 @@ def test_an_engine_of_another_checkpoint_or_without_its_file_is_refused(checkpoi
         checkpoint.parts()
 
 
-def test_a_plan_that_tensorrt_refuses_is_an_error_with_its_message(checkpoint: Checkpoint) -> None:
-    engine = next((checkpoint.config.model_dir / "engines").glob("*.engine"))
-    engine.write_bytes(b"x" * engine.stat().st_size)
-    with pytest.raises(EngineUnfitError, match=r"TensorRT refuses the engine:\n  the plan is of version none"):
+def test_a_type_that_no_engine_computes_in_is_refused(checkpoint: Checkpoint) -> None:
+    checkpoint.flow.to(torch.bfloat16)
+    with pytest.raises(EngineUnfitError, match="engines compute in float32 or float16, got dtype=bfloat16"):
         checkpoint.parts()
 
 
-def test_an_engine_that_wants_shapes_from_the_host_is_refused(checkpoint: Checkpoint) -> None:
-    checkpoint.fake._shape_tensors = ("lengths",)
-    with pytest.raises(EngineUnfitError, match=r"tensors \['lengths'\] of the engine give shapes"):
-        checkpoint.parts()
+@pytest.mark.parametrize(
+    ("speed", "reason"),
+    [
+        pytest.param(None, "was not timed on NVIDIA L4", id="not timed"),
+        pytest.param(Speed("NVIDIA L40S", 1.0, 2.0), "was not timed on NVIDIA L4", id="timed elsewhere"),
+        pytest.param(Speed("NVIDIA L4", 2.0, 1.0), "is not faster: 2.0 ms with engines, 1.0 ms", id="slower"),
+        pytest.param(Speed("NVIDIA L4", 1.0, 2.0), None, id="faster"),
+    ],
+)
+def test_auto_takes_engines_that_were_timed_to_be_faster_here(
+    checkpoint: Checkpoint, speed: Speed | None, reason: str | None
+) -> None:
+    (engine,) = checkpoint.engines.values()
+    checkpoint.add(engine.spec, engine, checkpoint.flow_files, speed)
+    assert checkpoint.parts().solver, "runner=tensorrt takes what fits"
+    if reason is None:
+        assert checkpoint.parts(only_faster=True).solver
+    else:
+        with pytest.raises(EngineUnfitError, match=reason):
+            checkpoint.parts(only_faster=True)
+
+
+def test_auto_goes_on_with_slots_and_says_why_and_tensorrt_does_not(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unfit(*_: object, only_faster: bool) -> EngineParts:
+        raise EngineUnfitError(f"only_faster={only_faster}")
+
+    monkeypatch.setattr(load, "load_parts", unfit)
+    runners = {kind: replace(checkpoint.config, device="cuda", runner=kind) for kind in RunnerKind}
+    arguments = (checkpoint.flow, checkpoint.hift, SHAPES)
+    assert build._engine_parts(runners[RunnerKind.AUTO], *arguments) == {}
+    assert "runner=auto takes slots" in caplog.text and "only_faster=True" in caplog.text
+    assert build._engine_parts(runners[RunnerKind.SLOTS], *arguments) == {}
+    with pytest.raises(EngineUnfitError, match="only_faster=False"):
+        build._engine_parts(runners[RunnerKind.TENSORRT], *arguments)
 
 
 def test_the_runner_is_a_setting_and_needs_a_gpu(checkpoint: Checkpoint) -> None:
     settings = {"model_dir": "m", "runner": "tensorrt", "engines_dir": "e", "tensorrt_prompt_frames": "250,900"}
     settings["tensorrt_vocoder"] = "float16"
     config = Token2WavConfig.from_mapping(settings)
-    assert choose_runner(config) is RunnerKind.TENSORRT
+    assert build.choose_runner(config) is RunnerKind.TENSORRT
     assert (config.engines_dir, config.tensorrt_prompt_frames) == (Path("e"), (250, 900))
-    assert config.tensorrt_vocoder == "float16"
     with pytest.raises(ValueError, match="got 'int8', expected float32 or float16"):
         Token2WavConfig.from_mapping({**settings, "tensorrt_vocoder": "int8"})
     with pytest.raises(ValueError, match="expected ascending numbers"):
         Token2WavConfig.from_mapping({**settings, "tensorrt_prompt_frames": "900,250"})
     with pytest.raises(EngineUnfitError, match="needs device=cuda"):
-        load_parts(config, checkpoint.flow, checkpoint.hift, 900)
+        load_parts(config, checkpoint.flow, checkpoint.hift, 900, SHAPES)

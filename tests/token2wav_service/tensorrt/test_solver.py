@@ -1,4 +1,4 @@
-"""The solver around a TensorRT estimator. FAKE engine, documented interface: it runs our own modules on the CPU."""
+"""The solver around a TensorRT estimator. The engine is a stand-in: it runs our own modules on the CPU."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.token2wav_service.streaming.flow_factory import make_flow, make_hift
-from tests.token2wav_service.tensorrt.executors import ModuleExecutor
-from tests.token2wav_service.tensorrt.fake_tensorrt import FakeTensorRT
-from token2wav_service.errors import CapacityError, EngineUnfitError
-from token2wav_service.export.modules import EstimatorChunk
+from tests.token2wav_service.tensorrt.module_engine import ModuleEngine
+from token2wav_service.errors import EngineUnfitError
+from token2wav_service.export.modules import estimator_module
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
 from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
 from token2wav_service.graphs.spec import GraphSpec, Precision
 from token2wav_service.models.flow.cfm import SolverHistory
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.runtime.slots.fused_solver import SolverBatch, SolverPool
-from token2wav_service.runtime.tensorrt.api import TensorRT, TensorRTEngine
 from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine
-from token2wav_service.runtime.tensorrt.solver import TensorRTSolver
-from token2wav_service.runtime.tensorrt.types import BuildOptions
+from token2wav_service.runtime.tensorrt.solver import PromptSizes, TensorRTSolver
 
 pytestmark = pytest.mark.slow
 
@@ -38,28 +35,12 @@ SHAPES = (
 SIZES = EstimatorSizes(STREAMS, FRAMES, PROMPT, WINDOW)
 
 
-class Silent:
-    """Progress that nobody looks at."""
-
-    def start(self, phase: str, parent: str | None, steps: int) -> None: ...
-    def step(self, phase: str, index: int) -> None: ...
-    def finish(self, phase: str) -> None: ...
-
-
 class NoReadback(TorchDispatchMode):
     """Fails on every operation that would make the host wait for a GPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert func.overloadpacket.__name__ not in ("_local_scalar_dense", "nonzero", "masked_select"), func
         return func(*args, **(kwargs or {}))
-
-
-def fake_engine(fake: FakeTensorRT, tmp_path: Any, spec: GraphSpec) -> TensorRTEngine:
-    onnx = tmp_path / "graph.onnx"
-    onnx.write_bytes(b"the fake knows its graph")
-    tensorrt = TensorRT(fake)  # type: ignore[arg-type]
-    profiles = [spec.shape_ranges(profile) for profile in spec.profiles]
-    return tensorrt.load(tensorrt.build(onnx, profiles, BuildOptions(), Silent(), b"").plan)
 
 
 def describe(flow: Flow) -> GraphSpec:
@@ -72,14 +53,9 @@ def flow() -> Flow:
 
 
 @pytest.fixture
-def fake(flow: Flow) -> FakeTensorRT:
-    module = EstimatorChunk(flow.decoder.estimator, Precision.FLOAT32)
-    return FakeTensorRT(read_graph=lambda _: ModuleExecutor(describe(flow), module))
-
-
-@pytest.fixture
-def engine(fake: FakeTensorRT, tmp_path: Any, flow: Flow) -> TensorRTEngine:
-    return fake_engine(fake, tmp_path, describe(flow))
+def engine(flow: Flow) -> ModuleEngine:
+    spec = describe(flow)
+    return ModuleEngine(spec, estimator_module(flow, Precision.FLOAT32, spec.limit("chunk_frames")))
 
 
 class Batch:
@@ -108,11 +84,14 @@ def _normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def make_solver(
-    flow: Flow, engine: TensorRTEngine, planned: Sequence[EstimatorSizes] = (SIZES,), contexts: int = 2
+def make_solver(flow: Flow, engine: ModuleEngine, planned: Sequence[EstimatorSizes] = (SIZES,)) -> TensorRTSolver:
+    return solver_of(flow, PlannedEngine(engine, describe(flow), planned, CPU), Recorder())
+
+
+def solver_of(
+    flow: Flow, estimator: PlannedEngine[EstimatorSizes], others: Recorder, prompts: Sequence[int] = (PROMPT, 40)
 ) -> TensorRTSolver:
-    estimator = PlannedEngine(engine, describe(flow), planned, contexts, CPU)
-    return TensorRTSolver(estimator, flow.config.estimator, STEPS, flow.decoder.guidance, (PROMPT, 40), 40, Recorder())
+    return TensorRTSolver(estimator, others, STEPS, flow.decoder.guidance, PromptSizes(prompts, 40))
 
 
 def solve(solver: Any, batch: Batch, cond: Tensor | None, prompt_size: int = PROMPT) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,7 +100,7 @@ def solve(solver: Any, batch: Batch, cond: Tensor | None, prompt_size: int = PRO
     return made
 
 
-def test_it_equals_the_plain_solver_for_every_row(flow: Flow, engine: TensorRTEngine) -> None:
+def test_it_equals_the_plain_solver_for_every_row(flow: Flow, engine: ModuleEngine) -> None:
     """Mixed histories and lengths, a shared voice, places of the rings never written."""
     batch = Batch(flow)
     got = solve(make_solver(flow, engine), batch, batch.cond)
@@ -132,20 +111,18 @@ def test_it_equals_the_plain_solver_for_every_row(flow: Flow, engine: TensorRTEn
         torch.testing.assert_close(model_tails(got[2][row]), update.tail[:, :, :, 0], atol=1e-4, rtol=0)
 
 
-def test_a_size_is_bound_once_and_its_runs_are_independent(
-    flow: Flow, engine: TensorRTEngine, fake: FakeTensorRT
-) -> None:
+def test_a_size_is_bound_once_and_its_runs_are_independent(flow: Flow, engine: ModuleEngine) -> None:
     batch, solver = Batch(flow), make_solver(flow, engine)
     first = solve(solver, batch, None)
-    addresses = fake._journal.addresses
+    addresses = engine.journal.addresses
     batch.pool.window[:] = batch.pool.window.nan_to_num(7.0)
     with NoReadback():
         second = solve(solver, batch, None)
     for again, made in zip(second, first, strict=True):
         torch.testing.assert_close(again, made)
     assert addresses == len(engine.tensors), "every tensor is given once"
-    assert (fake._journal.addresses, fake._journal.contexts) == (addresses, 1)
-    assert fake._journal.runs == 2 * STEPS
+    assert (engine.journal.addresses, engine.journal.contexts) == (addresses, 1)
+    assert engine.journal.runs == 2 * STEPS
 
 
 def plain_rows(flow: Flow, batch: Batch) -> Iterator[tuple[Tensor, SolverHistory]]:
@@ -183,55 +160,48 @@ class Recorder:
 
 
 @pytest.mark.parametrize("prompt_size", [11, 40], ids=["not planned", "planned, no profile"])
-def test_other_sizes_are_solved_by_the_fused_kernels(
-    flow: Flow, engine: TensorRTEngine, fake: FakeTensorRT, prompt_size: int
-) -> None:
+def test_other_sizes_are_solved_by_the_fused_kernels(flow: Flow, engine: ModuleEngine, prompt_size: int) -> None:
     too_long = replace(SIZES, chunk_frames=9, prompt_frames=40)
-    estimator = PlannedEngine(engine, describe(flow), (SIZES, too_long), 2, CPU)
+    estimator = PlannedEngine(engine, describe(flow), (SIZES, too_long), CPU)
     others = Recorder()
-    solver = TensorRTSolver(estimator, flow.config.estimator, STEPS, 0.7, (PROMPT, 40), 50, others)
+    solver = solver_of(flow, estimator, others)
     batch = Batch(flow)
     batch.noise = torch.zeros(STREAMS, 9, 80)
     solve(solver, batch, None, prompt_size)
-    assert (others.calls, fake._journal.runs) == (1, 0)
+    assert (others.calls, engine.journal.runs) == (1, 0)
 
 
 def test_prompts_are_padded_to_the_next_prepared_size_and_longer_ones_not_at_all(
-    flow: Flow, engine: TensorRTEngine
+    flow: Flow, engine: ModuleEngine
 ) -> None:
     solver = make_solver(flow, engine)
     assert [solver.prompt_size(frames) for frames in (1, 12, 13, 40, 41)] == [12, 12, 40, 40, 0]
     assert solver.prompt_sizes == (12, 40)
-    estimator = PlannedEngine(engine, describe(flow), (SIZES,), 1, CPU)
-    shorter = TensorRTSolver(estimator, flow.config.estimator, STEPS, 0.7, (PROMPT,), 40, Recorder())
+    estimator = PlannedEngine(engine, describe(flow), (SIZES,), CPU)
+    shorter = solver_of(flow, estimator, Recorder(), (PROMPT,))
     assert shorter.prompt_sizes == (12, 0), "prompts up to 40 frames need programs too"
 
 
-def test_a_size_takes_the_smallest_profile_that_holds_it(
-    flow: Flow, engine: TensorRTEngine, fake: FakeTensorRT
-) -> None:
+def test_a_size_takes_the_smallest_profile_that_holds_it(flow: Flow, engine: ModuleEngine) -> None:
     planned = (SIZES, replace(SIZES, prompt_frames=40))
-    estimator = PlannedEngine(engine, describe(flow), planned, 2, CPU)
+    estimator = PlannedEngine(engine, describe(flow), planned, CPU)
     for sizes in planned:
         estimator.bind(sizes)
     names = [profile.name for profile in describe(flow).profiles]
-    assert [names[index] for index in fake._journal.profiles] == ["short_streams", "long_streams"]
+    assert [names[index] for index in engine.journal.profiles] == ["short", "long"]
 
 
-def test_sizes_share_memory_and_keep_their_contexts_until_closed(flow: Flow, engine: TensorRTEngine) -> None:
+def test_sizes_share_memory_and_keep_their_contexts(flow: Flow, engine: ModuleEngine) -> None:
     smaller = replace(SIZES, streams=1, chunk_frames=2)
-    estimator = PlannedEngine(engine, describe(flow), (SIZES, smaller), 1, CPU)
+    estimator = PlannedEngine(engine, describe(flow), (SIZES, smaller), CPU)
     large = estimator.bind(SIZES)
-    assert estimator.bind(SIZES) is large
-    with pytest.raises(CapacityError, match="all 1 TensorRT contexts are lent; raise tensorrt_contexts"):
-        estimator.bind(smaller)
-    estimator.close()
     assert estimator.bind(smaller).tensors["x"].data_ptr() == large.tensors["x"].data_ptr()
+    assert estimator.bind(SIZES) is large
 
 
-def test_an_engine_of_another_graph_or_without_fitting_profiles_is_refused(flow: Flow, engine: TensorRTEngine) -> None:
+def test_an_engine_of_another_graph_or_without_fitting_profiles_is_refused(flow: Flow, engine: ModuleEngine) -> None:
     spec = describe(flow)
     with pytest.raises(EngineUnfitError, match="export and build it again"):
-        PlannedEngine(engine, replace(spec, outputs=spec.outputs[:1]), (SIZES,), 1, CPU)
+        PlannedEngine(engine, replace(spec, outputs=spec.outputs[:1]), (SIZES,), CPU)
     with pytest.raises(EngineUnfitError, match="hold none of the planned sizes"):
-        PlannedEngine(engine, spec, (replace(SIZES, chunk_frames=99),), 1, CPU)
+        PlannedEngine(engine, spec, (replace(SIZES, chunk_frames=99),), CPU)

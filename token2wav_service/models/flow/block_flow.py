@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from token2wav_service.models.causal import AttentionPlan, PreLookahead, chunk_plan, valid_mask
+from token2wav_service.models.causal import PreLookahead, chunk_plan, valid_mask
 from token2wav_service.models.config import CosyVoice2FlowConfig, CosyVoice3FlowConfig
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.flow.encoder import ConformerEncoder, EncoderHistory, EncoderPlans
@@ -27,8 +27,6 @@ from token2wav_service.models.flow.unet import LEFT_CONTEXT as UNET_CONTEXT
 from token2wav_service.models.flow.unet import UNet
 
 Caches = Mapping[str, Tensor]
-MakePlan = Callable[[Tensor, int, Tensor, int, int | None], AttentionPlan]
-"""Function that makes an attention's plan of `chunk_plan`'s arguments."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,7 @@ UNMASKED_ESTIMATOR = BlockMask(encoder=True, estimator=False)
 class BlockFlow(nn.Module, ABC):
     """Everything that the two flows share, with upstream's parameter names."""
 
+    config: CosyVoice2FlowConfig | CosyVoice3FlowConfig
     decoder: ConditionalFlowMatching[nn.Module]
 
     def __init__(self, config: CosyVoice2FlowConfig | CosyVoice3FlowConfig) -> None:
@@ -112,7 +111,6 @@ class BlockFlow(nn.Module, ABC):
         size: int,
         *,
         is_masked: bool,
-        make_plan: MakePlan = chunk_plan,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Turn embedded tokens into the solver's conditions.
 
@@ -121,7 +119,6 @@ class BlockFlow(nn.Module, ABC):
             token_lengths, is_last, committed, past: as in `forward`.
             size: T, tokens to speak in the longest row.
             is_masked: whether queries look no further than their own block.
-            make_plan: makes the attentions' plans, where there is attention.
 
         Returns:
             mu [B, 80, stride T], and what the chunk adds to the caches of this part.
@@ -138,22 +135,19 @@ class BlockFlow(nn.Module, ABC):
         size: int,
         *,
         is_masked: bool,
-        make_plan: MakePlan = chunk_plan,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Turn tokens and a voice into the solver's conditions.
 
         Args:
             tokens, token_lengths, is_last, speaker, committed, past: as in `forward`, but without negative ids.
-            size, is_masked, make_plan: as in `encode`.
+            size, is_masked: as in `encode`.
 
         Returns:
             mu [B, 80, stride T], the projected speaker [B, 80], and what the chunk adds to the encoder's caches.
         """
         embedded = self.input_embedding(tokens)
         embedded = embedded * valid_mask(token_lengths, tokens.shape[1])[:, :, None].to(embedded.dtype)
-        mu, added = self.encode(
-            embedded, token_lengths, is_last, committed, past, size, is_masked=is_masked, make_plan=make_plan
-        )
+        mu, added = self.encode(embedded, token_lengths, is_last, committed, past, size, is_masked=is_masked)
         vector = self.spk_embed_affine_layer(functional.normalize(speaker.to(mu.dtype), dim=1))
         return mu, vector, added
 
@@ -251,6 +245,8 @@ def state_bytes(flow: BlockFlow, steps: int, tokens: int) -> int:
 class CosyVoice2Flow(BlockFlow):
     """The upstream CausalMaskedDiffWithXvec: conformer encoder and U-Net estimator."""
 
+    config: CosyVoice2FlowConfig
+
     def __init__(self, config: CosyVoice2FlowConfig) -> None:
         super().__init__(config)
         self.config = config
@@ -289,7 +285,6 @@ class CosyVoice2Flow(BlockFlow):
         size: int,
         *,
         is_masked: bool,
-        make_plan: MakePlan = chunk_plan,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """See `BlockFlow.encode`."""
         caches, stride = past.caches, self.stride
@@ -304,8 +299,8 @@ class CosyVoice2Flow(BlockFlow):
         spoken = torch.where(is_last, token_lengths, token_lengths - self.lookahead)
         block = self.block_tokens if is_masked else None
         plans = EncoderPlans(
-            make_plan(past.tokens, history.token_kv.shape[3], spoken, size, block),
-            make_plan(
+            chunk_plan(past.tokens, history.token_kv.shape[3], spoken, size, block),
+            chunk_plan(
                 past.tokens * stride,
                 history.frame_kv.shape[3],
                 spoken * stride,
@@ -327,6 +322,8 @@ class CosyVoice2Flow(BlockFlow):
 
 class CosyVoice3Flow(BlockFlow):
     """The upstream CausalMaskedDiffWithDiT: a look-ahead layer on the tokens' embeddings and a rotary DiT."""
+
+    config: CosyVoice3FlowConfig
 
     def __init__(self, config: CosyVoice3FlowConfig) -> None:
         super().__init__(config)
@@ -361,7 +358,6 @@ class CosyVoice3Flow(BlockFlow):
         size: int,
         *,
         is_masked: bool,
-        make_plan: MakePlan = chunk_plan,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """See `BlockFlow.encode`; there is no attention here to be masked."""
         padded = functional.pad(embedded, (0, 0, 0, self.lookahead))

@@ -10,7 +10,7 @@ Source: specification of the flows, section 8; differs in what is held back (the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -29,6 +29,10 @@ F0_LOOKAHEAD = 3
 """Mel frames that the pitch predictor sees ahead."""
 F0_LAYERS = 5
 F0_KERNEL = 3
+
+
+Spectra = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Computes what `CausalHiFT.spectra` does."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,14 @@ class CausalHiFT(nn.Module):
         )
 
     def forward(
-        self, mel: Tensor, frames: Tensor, is_last: Tensor, state: CausalState, noise: Tensor, phase: SourcePhase
+        self,
+        mel: Tensor,
+        frames: Tensor,
+        is_last: Tensor,
+        state: CausalState,
+        noise: Tensor,
+        phase: SourcePhase,
+        spectra: Spectra | None = None,
     ) -> tuple[Tensor, CausalState]:
         """Vocode a piece of every row.
 
@@ -105,12 +116,13 @@ class CausalHiFT(nn.Module):
             state: what the rows' earlier pieces left.
             noise: [B, 480 (T + 1), H] uniform in 0..1, from the piece's first sample.
             phase: how the harmonics' phases are summed.
+            spectra: computes what the method of that name does; None takes the method.
 
         Returns:
             [B, 480 T + 4] samples, see `decode`, and the new state.
         """
         _, source, doubles = self.excite(mel, frames, state, noise, phase)
-        samples, floats = self.decode(mel, source, frames, is_last, state)
+        samples, floats = self.decode(mel, source, frames, is_last, state, spectra)
         return samples, CausalState(floats, doubles, torch.zeros_like(state.is_first))
 
     def excite(
@@ -128,12 +140,18 @@ class CausalHiFT(nn.Module):
         return f0, source, torch.cat([tails, carried], 1)
 
     def decode(
-        self, mel: Tensor, source: Tensor, frames: Tensor, is_last: Tensor, state: CausalState
+        self,
+        mel: Tensor,
+        source: Tensor,
+        frames: Tensor,
+        is_last: Tensor,
+        state: CausalState,
+        spectra: Spectra | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Decode mel with a given source.
 
         Args:
-            mel, frames, is_last, state: as in `forward`.
+            mel, frames, is_last, state, spectra: as in `forward`.
             source: [B, at least 480 (T + 1), or 480 T where all rows are last] from the piece's first sample.
 
         Returns:
@@ -144,8 +162,9 @@ class CausalHiFT(nn.Module):
         size, width = mel.shape[2] - self.lookahead, self.config.istft_n_fft // 2
         held, context = state.floats[:, :width], state.floats[:, width:]
         padded, new_held = self._padded_source(source, frames, is_last, state.is_first, held, size)
-        spectra, new_context = self.spectra(mel, self._spectrum(padded), frames, state.is_first, context)
-        return self._samples(spectra, frames, state.is_first), torch.cat([new_held, new_context], 1)
+        compute = spectra or self.spectra
+        made, new_context = compute(mel, self._spectrum(padded), frames, state.is_first, context)
+        return self._samples(made, frames, state.is_first), torch.cat([new_held, new_context], 1)
 
     def spectra(
         self, mel: Tensor, spectrum: Tensor, frames: Tensor, is_first: Tensor, context: Tensor

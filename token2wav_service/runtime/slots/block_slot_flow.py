@@ -29,7 +29,7 @@ from token2wav_service.runtime.slots.rotary_solver import RotarySolver
 from token2wav_service.runtime.slots.unet_solver import UNetSolver
 
 
-def make_solver(flow: BlockFlow, steps: int) -> BlockSolver:
+def make_solver(flow: BlockFlow, steps: int) -> RotarySolver | UNetSolver:
     """Pack the weights of a flow's estimator, in the flow's dtype."""
     dtype = flow.spk_embed_affine_layer.weight.dtype
     if isinstance(flow, CosyVoice3Flow):
@@ -70,8 +70,8 @@ class BlockSlotFlow:
             self._lookahead = FusedLookahead(flow.pre_lookahead_layer, flow.spk_embed_affine_layer.weight.dtype)
 
     def prompt_sizes(self) -> tuple[int, ...]:
-        """Prompts of any length are read where they are."""
-        return (0,)
+        """Return what the solver wants prompts padded to."""
+        return self.solver.prompt_sizes
 
     def frame_lengths(self, batch: BlockBatch) -> Tensor:
         """Return [B] mel frames that each row gives out."""
@@ -83,7 +83,7 @@ class BlockSlotFlow:
         Args:
             tokens: [B, T + 3] int64 from each row's last complete block on, padded; T at most without look-ahead.
             batch: who runs.
-            prompt_size: not used.
+            prompt_size: what the solver pads prompts to.
 
         Returns:
             Mel [B, 2T, 80] float32, each row from its first new frame on; frames past its length are meaningless.
@@ -93,7 +93,8 @@ class BlockSlotFlow:
         mu = self._encode(tokens, batch, frames)
         speaker = self.pool.speaker.index_select(0, batch.slots)
         size = mu.shape[1]
-        solving = BlockSolverBatch(places, batch.first_frames, batch.committed * self.stride, self.block * self.stride)
+        committed, block = batch.committed * self.stride, self.block * self.stride
+        solving = BlockSolverBatch(places, batch.first_frames, committed, block, prompt_size)
         mel = self.solver.solve(
             self._noise(batch, size), mu, speaker, self._cond(batch, size).to(mu.dtype), solving, self.pool.solver
         )

@@ -22,15 +22,17 @@ from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.errors import InvalidPromptError, Token2WavError
 from token2wav_service.models.flow.block_flow import BlockFlow
 from token2wav_service.models.flow.block_stream import BlockState, BlockStreamFlow, BlockVoice
-from token2wav_service.models.vocoder.causal_hift import CausalHiFT
+from token2wav_service.models.vocoder.causal_hift import CausalHiFT, Spectra
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.runtime.slots.block_pool import BlockPoolSizes, BlockRow, allocate_block_pool, ring_frames
 from token2wav_service.runtime.slots.block_slot_flow import BlockSlotFlow, make_solver
+from token2wav_service.runtime.slots.block_solver import BlockSolver
 from token2wav_service.runtime.slots.bucket_program import BatchedVocoder, BucketProgram, ProgramTable
 from token2wav_service.runtime.slots.causal_slot_vocoder import CausalSlotVocoder, allocate_causal_vocoder
 from token2wav_service.runtime.slots.pool import SCRATCH_SLOT, SlotPool, allocate_vocoder
 from token2wav_service.runtime.slots.slot_vocoder import SlotVocoder, VocoderProgress
 from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, StepShapes
+from token2wav_service.runtime.slots.vocoder_network import VocoderNetwork
 from token2wav_service.types import FloatArray, TokenChunk, VoiceFeatures
 
 
@@ -99,6 +101,8 @@ class BlockSlotRunner:
         sizes: BlockPoolSizes,
         stream_buckets: Sequence[int] = STREAM_BUCKETS,
         token_buckets: Sequence[int] | None = None,
+        solver: BlockSolver | None = None,
+        convolutions: VocoderNetwork | Spectra | None = None,
     ) -> None:
         """Allocate the pool and pack the weights.
 
@@ -109,6 +113,9 @@ class BlockSlotRunner:
             sizes: room of the pool.
             stream_buckets, token_buckets: shapes to prepare programs for, ascending; tokens without look-ahead, those
                 that are computed again included. None takes `block_buckets`.
+            solver: runs the estimator; None takes the fused kernels.
+            convolutions: runs the vocoder's convolutions: a network for a HiFT, `Spectra` for a causal one; None takes
+                the fused kernels, or the causal vocoder's own.
 
         Raises:
             ValueError: a policy this runner does not have.
@@ -122,15 +129,17 @@ class BlockSlotRunner:
         self.shapes = StepShapes(tuple(stream_buckets), tuple(token_buckets or block_buckets(flow)))
         self.slots = SlotPool(sizes.streams)
         slots, ring = sizes.streams + 1, ring_frames(flow, sizes.recent_frames)
-        solver = make_solver(flow, policy.ode_steps)
+        solver = solver or make_solver(flow, policy.ode_steps)
         self._vocoder_pool: Any
         self.vocoder: BatchedVocoder
         if isinstance(vocoder, CausalHiFT):
             self._vocoder_pool = allocate_causal_vocoder(slots, vocoder)
-            self.vocoder = CausalSlotVocoder(vocoder, self.policy, self._vocoder_pool)
+            assert not isinstance(convolutions, VocoderNetwork)
+            self.vocoder = CausalSlotVocoder(vocoder, self.policy, self._vocoder_pool, convolutions)
         else:
             self._vocoder_pool = allocate_vocoder(slots, vocoder.config, self.device)
-            self.vocoder = SlotVocoder(vocoder, self.policy, self._vocoder_pool, self.dtype)
+            assert convolutions is None or isinstance(convolutions, VocoderNetwork)
+            self.vocoder = SlotVocoder(vocoder, self.policy, self._vocoder_pool, self.dtype, convolutions)
         self.pool = allocate_block_pool(flow, solver.allocate(slots, ring), self._vocoder_pool, slots, ring)
         self.flow = BlockSlotFlow(flow, solver, self.pool, sizes.max_prompt_frames, self.shapes.token_buckets)
         self._prompts = BlockStreamFlow(flow, self.policy)
@@ -181,9 +190,9 @@ class BlockSlotRunner:
         """Return how many of so many chunks one step of a bucket's program should take."""
         return self.shapes.step_size(bucket, ready)
 
-    def program(self, streams: int, tokens: int) -> BucketProgram:
+    def program(self, streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
         """Return the program of a bucket, making it at first use; one of any other size is not kept."""
-        return self._programs.get(streams, tokens)
+        return self._programs.get(streams, tokens, prompt_size)
 
     @torch.inference_mode()
     def run(self, works: Sequence[ChunkWork[BlockSlotState]]) -> list[ChunkOutcome[BlockSlotState]]:
@@ -213,7 +222,7 @@ class BlockSlotRunner:
 
     def _run_group(self, works: Sequence[ChunkWork[BlockSlotState]], tokens: int) -> list[FloatArray]:
         begun = [self._begin(work) for work in works if work.state.start is None]
-        program = self.program(self.shapes.stream_bucket(len(works)), tokens)
+        program = self.program(self.shapes.stream_bucket(len(works)), tokens, self._prompt_size(works))
         for work in works:
             work.state.is_broken = True
         self._fill_slots(begun)
@@ -222,6 +231,13 @@ class BlockSlotRunner:
         for work in works:
             work.state.is_broken = False
         return samples
+
+    def _prompt_size(self, works: Sequence[ChunkWork[BlockSlotState]]) -> int:
+        """Return what the solver wants these streams' prompts padded to."""
+        starts = [work.state.start for work in works]
+        frames = max(self._prompts.shared_tokens(start.prompt_tokens) for start in starts if start is not None)
+        end = max(self._span(work).end for work in works)
+        return self.flow.solver.prompt_size(self.flow.stride * frames, self.flow.stride * end)
 
     def _begin(self, work: ChunkWork[BlockSlotState]) -> BlockSlotState:
         """Find what a new stream starts from, which its first hop decides."""

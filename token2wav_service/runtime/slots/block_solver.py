@@ -26,17 +26,31 @@ class BlockSolverBatch:
     """Frames of the chunk that complete blocks; they join the ring."""
     block: int
     """Number of frames of a block."""
+    prompt_size: int = 0
+    """Columns that prompts are padded to, where the solver needs a fixed number."""
 
 
 class BlockSolver(Protocol):
     """Runs an estimator over the solver's steps, for a block-masked flow on a pool; holds packed weights, no state."""
+
+    prompt_sizes: tuple[int, ...]
+    """Values of `prompt_size` to prepare programs for."""
+
+    def prompt_size(self, frames: int, end: int) -> int:
+        """Return the padded length of the prompts of a batch.
+
+        Args:
+            frames: of the longest shared prompt.
+            end: position behind the last column of all chunks, counted from the prompt's start.
+        """
+        ...
 
     def allocate(self, slots: int, ring: int) -> SolverPool:
         """Allocate the history of so many slots, zeroed, with rings of `ring` frames."""
         ...
 
     def place_tails(self, tails: Tensor) -> Tensor:
-        """Return a stream's convolution tails [n, 1, 2, C, w], as the plain modules keep them, in the pool's layout."""
+        """Return convolution tails [N, 1, 2, C, w], as the plain modules keep them, in the pool's layout [N, ...]."""
         ...
 
     def solve(
@@ -54,6 +68,16 @@ class BlockSolver(Protocol):
             Mel [B, T, 80] float32.
         """
         ...
+
+
+class UnpaddedPrompts:
+    """Reads prompts of any length where they are."""
+
+    prompt_sizes: tuple[int, ...] = (0,)
+
+    def prompt_size(self, frames: int, end: int) -> int:
+        """See `BlockSolver`."""
+        return 0
 
 
 class HeadedRows:

@@ -162,11 +162,9 @@ class ProgramTable:
 
     def prepare(self) -> None:
         """Compile every kernel and capture every bucket, so that nothing compiles under load."""
-        for tokens in self.shapes.token_buckets:
-            for streams in self.shapes.stream_buckets:
-                if streams <= self.shapes.most_streams(tokens):
-                    for prompt_size in self.flow.prompt_sizes():
-                        self.get(streams, tokens, prompt_size)
+        for streams, tokens in self.shapes.programs():
+            for prompt_size in self.flow.prompt_sizes():
+                self.get(streams, tokens, prompt_size)
 
     def get(self, streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
         """Return the program of a bucket, making it at first use; one of any other size is not kept."""

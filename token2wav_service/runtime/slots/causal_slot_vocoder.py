@@ -14,7 +14,7 @@ from torch import Tensor
 
 from token2wav_service.config import SynthesisPolicy
 from token2wav_service.models.noise import NoiseDomain
-from token2wav_service.models.vocoder.causal_hift import CausalHiFT, CausalState
+from token2wav_service.models.vocoder.causal_hift import CausalHiFT, CausalState, Spectra
 from token2wav_service.runtime.kernels.ops import counter_uniform
 from token2wav_service.runtime.slots.slot_vocoder import VocoderBatch, VocoderProgress
 from token2wav_service.types import FloatArray
@@ -42,15 +42,18 @@ def allocate_causal_vocoder(slots: int, hift: CausalHiFT) -> CausalVocoderPool:
 class CausalSlotVocoder:
     """Vocodes on a pool; holds the model, no stream."""
 
-    def __init__(self, hift: CausalHiFT, policy: SynthesisPolicy, pool: CausalVocoderPool) -> None:
+    def __init__(
+        self, hift: CausalHiFT, policy: SynthesisPolicy, pool: CausalVocoderPool, spectra: Spectra | None = None
+    ) -> None:
         """Hold the model.
 
         Args:
             hift: float32, on its device, weight norms folded.
             policy: source phase.
             pool: states.
+            spectra: runs the convolutions; None takes the model's own.
         """
-        self.hift, self.policy, self.pool = hift, policy, pool
+        self.hift, self.policy, self.pool, self.spectra = hift, policy, pool, spectra or hift.spectra
         self.frame_samples = hift.config.frame_samples
 
     def run(self, mel: Tensor, frames: Tensor, batch: VocoderBatch) -> Tensor:
@@ -79,7 +82,8 @@ class CausalSlotVocoder:
         size = joined.shape[1] - ahead
         noise = self._noise(batch, size + 1)
         is_last = batch.is_last > 0
-        wave, after = self.hift(joined.transpose(1, 2), decoded, is_last, before, noise, self.policy.source_phase)
+        phase = self.policy.source_phase
+        wave, after = self.hift(joined.transpose(1, 2), decoded, is_last, before, noise, phase, self.spectra)
         is_ready = (count > 0)[:, None]
         pool.floats.index_copy_(0, slots, torch.where(is_ready, after.floats, before.floats))
         pool.doubles.index_copy_(0, slots, torch.where(is_ready, after.doubles, before.doubles))

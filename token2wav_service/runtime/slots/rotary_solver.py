@@ -19,6 +19,7 @@ from token2wav_service.runtime.kernels import attention_ops, ops, product_ops
 from token2wav_service.runtime.slots.block_solver import (
     BlockSolverBatch,
     HeadedRows,
+    UnpaddedPrompts,
     allocate_history,
     pack_attention,
     pack_linear,
@@ -28,7 +29,7 @@ from token2wav_service.runtime.slots.fused_solver import SolverPool, affine_floa
 CONVOLUTIONS = 2
 
 
-class RotarySolver:
+class RotarySolver(UnpaddedPrompts):
     """Solves chunks of many streams; see `BlockSolver`."""
 
     def __init__(self, cfm: ConditionalFlowMatching[RotaryDiT], steps: int, dtype: torch.dtype) -> None:
@@ -62,7 +63,11 @@ class RotarySolver:
 
     def place_tails(self, tails: Tensor) -> Tensor:
         """See `BlockSolver`."""
-        return tails.view(self.steps, 2, CONVOLUTIONS, self.config.dim, LEFT_CONTEXT).transpose(1, 2)
+        return tails.view(-1, 2, CONVOLUTIONS, self.config.dim, LEFT_CONTEXT).transpose(1, 2)
+
+    def plain_tails(self, tails: Tensor) -> Tensor:
+        """Return tails [N, ...] in the pool's layout as the plain modules keep them: [N, 1, 2, 2 C, 30]."""
+        return tails.transpose(1, 2).flatten(2, 3)[:, None]
 
     def solve(
         self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor, batch: BlockSolverBatch, pool: SolverPool

@@ -79,7 +79,7 @@ class SlotRunner:
         stream_buckets: Sequence[int] = STREAM_BUCKETS,
         token_buckets: Sequence[int] = TOKEN_BUCKETS,
         solver: ChunkSolver | None = None,
-        network: VocoderNetwork | None = None,
+        convolutions: VocoderNetwork | None = None,
     ) -> None:
         """Allocate the pool and pack the weights.
 
@@ -90,7 +90,7 @@ class SlotRunner:
             sizes: room of the pool.
             stream_buckets, token_buckets: shapes to prepare programs for, ascending.
             solver: runs the estimator; None takes the fused kernels.
-            network: runs the vocoder's convolutions; None takes the fused kernels.
+            convolutions: runs the vocoder's convolutions; None takes the fused kernels.
 
         Raises:
             ValueError: a policy this runner does not have.
@@ -108,7 +108,7 @@ class SlotRunner:
         self.slots = SlotPool(sizes.streams)
         chosen: ChunkSolver = solver or FusedSolver(flow.decoder, policy.ode_steps, self.dtype)
         self.flow = SlotFlow(flow, chosen, self.pool, sizes.max_prompt_frames, self.shapes.token_buckets)
-        self.vocoder = SlotVocoder(hift, self.policy, self.pool.vocoder, self.dtype, network)
+        self.vocoder = SlotVocoder(hift, self.policy, self.pool.vocoder, self.dtype, convolutions)
         # Plain modules prepare voices where there are no graphs to gain from, and beside other solvers.
         self._prompts: PromptFlow | StreamFlow = StreamFlow(flow, self.policy)
         if self.device.type == "cuda" and isinstance(chosen, FusedSolver):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS
@@ -44,6 +44,13 @@ class StepShapes:
         """Return the streams that a program of a token bucket may hold."""
         fitting = [size for size in self.stream_buckets if size * tokens <= STEP_TOKENS]
         return max(fitting, default=self.stream_buckets[0])
+
+    def programs(self) -> Iterator[tuple[int, int]]:
+        """Yield streams and tokens of every program."""
+        for tokens in self.token_buckets:
+            for streams in self.stream_buckets:
+                if streams <= self.most_streams(tokens):
+                    yield streams, tokens
 
     def groups(self, tokens: Sequence[int]) -> list[tuple[list[int], int]]:
         """Return which chunks of so many tokens run in one program: (indices, token bucket).

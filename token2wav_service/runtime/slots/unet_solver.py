@@ -19,6 +19,7 @@ from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots.block_solver import (
     BlockSolverBatch,
     HeadedRows,
+    UnpaddedPrompts,
     allocate_history,
     pack_attention,
     pack_linear,
@@ -29,7 +30,7 @@ NORM_EPS = 1e-5
 CFG_HALVES = 2
 
 
-class UNetSolver:
+class UNetSolver(UnpaddedPrompts):
     """Solves chunks of many streams; see `BlockSolver`."""
 
     def __init__(self, cfm: ConditionalFlowMatching[UNet], steps: int, dtype: torch.dtype) -> None:
@@ -63,6 +64,12 @@ class UNetSolver:
         """See `BlockSolver`."""
         parts = torch.split(tails[:, 0], self.widths, 2)
         return torch.cat([part.transpose(2, 3).flatten(1) for part in parts], 1)
+
+    def plain_tails(self, tails: Tensor) -> Tensor:
+        """Return tails [N, ...] in the pool's layout as the plain modules keep them: [N, 1, 2, C, 2]."""
+        parts = torch.split(tails, [CFG_HALVES * LEFT_CONTEXT * width for width in self.widths], 1)
+        shaped = (part.view(len(part), CFG_HALVES, LEFT_CONTEXT, -1).transpose(2, 3) for part in parts)
+        return torch.cat(list(shaped), 2)[:, None]
 
     def solve(
         self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor, batch: BlockSolverBatch, pool: SolverPool

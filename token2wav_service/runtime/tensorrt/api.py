@@ -1,7 +1,10 @@
-"""The one place that calls NVIDIA's Python package `tensorrt`, versions 10 and 11: builds engines and runs them.
+"""The one place that calls NVIDIA's packages `tensorrt` 10 and 11 and `tensorrt_rtx` 1: builds engines and runs them.
 
-Written to the package's documentation and checked against its published symbols; not run where this is developed.
-Networks are strongly typed: precision comes from the ONNX graph. It knows nothing of the models or of files but ONNX.
+TensorRT for RTX differs in four things, all of them here: it builds for GPUs that it is told, on any machine; it keeps
+no timings; an engine must be built for memory that the caller owns, if a CUDA graph is to be captured around it; and
+contexts say when kernels are made for a shape. Networks are strongly typed: precision comes from the ONNX graph.
+Builds were run with `tensorrt_rtx`; nothing here was ever run on a GPU. The packages carry no types: a test compares
+the calls with the published bindings. It knows nothing of the models.
 """
 
 from __future__ import annotations
@@ -10,73 +13,63 @@ import importlib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from servicekit.extras import install_command
 from token2wav_service.errors import EngineBuildError, EngineUnfitError
 from token2wav_service.graphs.spec import ShapeRange
-from token2wav_service.runtime.tensorrt.interface import (
-    Enumerator,
-    IBuilderConfig,
-    ICudaEngine,
-    IExecutionContext,
-    ILogger,
-    IProgressMonitor,
-    OnnxParser,
-    TensorRTModule,
-)
-from token2wav_service.runtime.tensorrt.types import (
-    BuildOptions,
-    BuildProgress,
-    BuiltPlan,
-    EngineTensor,
-    Interrupts,
-    Shape,
-)
+from token2wav_service.runtime.tensorrt.manifest import RTX_ARCHITECTURES, TENSORRT, TENSORRT_RTX
+from token2wav_service.runtime.tensorrt.types import BuildProgress, BuiltPlan, EngineTensor, Interrupts, Shape
 
 logger = logging.getLogger(__name__)
 
-SUPPORTED_MAJORS = (10, 11)
+MODULES = {TENSORRT: "tensorrt", TENSORRT_RTX: "tensorrt_rtx_bindings"}
+SUPPORTED_MAJORS = {TENSORRT: (10, 11), TENSORRT_RTX: (1,)}
 KEPT_ERRORS = 20
 """Number of TensorRT's newest messages in the error that a failed build raises."""
 
 
 class TensorRT:
-    """The package, with its logger."""
+    """One of the two packages, with its logger."""
 
-    def __init__(self, module: TensorRTModule) -> None:
+    def __init__(self, module: Any, name: str = TENSORRT) -> None:
         """Take the package.
 
         Raises:
             EngineUnfitError: a version this was not written for.
         """
-        major = int(module.__version__.partition(".")[0])
-        if major not in SUPPORTED_MAJORS:
+        supported = SUPPORTED_MAJORS[name]
+        if int(module.__version__.partition(".")[0]) not in supported:
+            majors = " or ".join(map(str, supported))
             raise EngineUnfitError(
-                f"TensorRT {module.__version__} is installed, expected version 10 or 11: pip install 'tensorrt>=10,<12'"
+                f"{name} {module.__version__} is installed, expected version {majors}: "
+                f"pip install '{name.replace('_', '-')}>={supported[0]},<{supported[-1] + 1}'"
             )
-        self._module = module
+        self._module, self._name = module, name
+        self._is_rtx = name == TENSORRT_RTX
         self._messages: list[str] = []
         self._logger = _make_logger(module, self._messages)
 
     @property
-    def version(self) -> str:
-        """The package's full version; an engine is bound to it."""
-        return self._module.__version__
+    def library(self) -> str:
+        """The package's name and full version; an engine is bound to it."""
+        return f"{self._name} {self._module.__version__}"
 
     def build(
         self,
         onnx: Path,
         profiles: Sequence[Mapping[str, ShapeRange]],
-        options: BuildOptions,
+        architecture: str,
         progress: BuildProgress,
-        timing_cache: bytes,
+        timings: bytes = b"",
     ) -> BuiltPlan:
-        """Build an engine; minutes of work on the GPU.
+        """Build an engine.
 
         Args:
-            onnx: the graph; external data lies beside it.
+            onnx: the graph.
             profiles: each names every input.
-            timing_cache: of an earlier build, or empty.
+            architecture: of the GPU it is for, such as sm89; TensorRT builds for this machine's own in any case.
+            timings: of an earlier build with TensorRT, or empty.
 
         Raises:
             EngineBuildError: the graph can't be parsed or built; it names the nodes.
@@ -84,32 +77,42 @@ class TensorRT:
         self._messages.clear()
         trt = self._module
         builder = trt.Builder(self._logger)
-        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-        parser = trt.OnnxParser(network, self._logger)
-        if not parser.parse_from_file(str(onnx)):
-            raise EngineBuildError(f"TensorRT can't parse {onnx}:\n" + "\n".join(_parser_errors(parser)))
+        network = self._parse(builder, onnx)
         config = builder.create_builder_config()
-        config.builder_optimization_level = options.optimization_level
-        if options.workspace_bytes is not None:
-            config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
-        for ranges in profiles:
-            profile = builder.create_optimization_profile()
-            names = {network.get_input(index).name for index in range(network.num_inputs)}
-            if names != set(ranges):
-                raise EngineBuildError(f"{onnx} has inputs {sorted(names)}, the profile gives {sorted(ranges)}")
-            for name, shapes in ranges.items():
-                profile.set_shape(name, shapes.min, shapes.opt, shapes.max)
-            config.add_optimization_profile(profile)
+        held = [_add_profile(builder, network, config, ranges) for ranges in profiles]
         # NOTE: the builder does not own these two; they must live until it is done.
         interrupts = Interrupts()
         monitor = config.progress_monitor = _make_monitor(trt, progress, interrupts)
-        cache = _attach_timing_cache(config, timing_cache)
+        cache = None
+        if self._is_rtx:
+            self._configure_rtx(config, architecture)
+        else:
+            cache = _attach_timing_cache(config, timings)
         plan = builder.build_serialized_network(network, config)
         interrupts.raise_if_any()
         if plan is None:
-            raise EngineBuildError(f"TensorRT can't build {onnx}:\n" + "\n".join(self._messages or ["no message"]))
+            raise EngineBuildError(f"{self.library} can't build {onnx}:\n{self._said()}")
         del monitor
-        return BuiltPlan(_bytes(plan), _bytes((config.get_timing_cache() or cache).serialize()))
+        kept = b"" if cache is None else bytes((config.get_timing_cache() or cache).serialize())
+        return BuiltPlan(bytes(plan), tuple(held), kept)
+
+    def _parse(self, builder: Any, onnx: Path) -> Any:
+        trt = self._module
+        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        parser = trt.OnnxParser(network, self._logger)
+        if not parser.parse_from_file(str(onnx)):
+            raise EngineBuildError(f"{self.library} can't parse {onnx}:\n" + "\n".join(_parser_errors(parser)))
+        return network
+
+    def _configure_rtx(self, config: Any, architecture: str) -> None:
+        if architecture not in RTX_ARCHITECTURES:
+            raise EngineBuildError(f"{self.library} builds for {' '.join(RTX_ARCHITECTURES)}, not for {architecture}")
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(getattr(self._module.ComputeCapability, architecture.upper()), 0)
+        config.set_flag(self._module.BuilderFlag.REQUIRE_USER_ALLOCATION)
+
+    def _said(self) -> str:
+        return "\n".join(self._messages or ["no message"])
 
     def load(self, plan: bytes) -> TensorRTEngine:
         """Put a serialized engine on the current GPU.
@@ -121,20 +124,20 @@ class TensorRT:
         runtime = self._module.Runtime(self._logger)
         engine = runtime.deserialize_cuda_engine(plan)
         if engine is None:
-            raise EngineUnfitError("TensorRT refuses the engine:\n" + "\n".join(self._messages or ["no message"]))
-        return TensorRTEngine(self._module, runtime, engine)
+            raise EngineUnfitError(f"{self.library} refuses the engine:\n{self._said()}")
+        return TensorRTEngine(self._module, runtime, engine, is_rtx=self._is_rtx)
 
 
 class TensorRTEngine:
     """A loaded engine; makes contexts."""
 
-    def __init__(self, module: TensorRTModule, runtime: object, engine: ICudaEngine) -> None:
+    def __init__(self, module: Any, runtime: object, engine: Any, *, is_rtx: bool = False) -> None:
         """Keep the engine, and the runtime it came from alive.
 
         Raises:
             EngineUnfitError: an input has to lie in host memory, which no caller here provides.
         """
-        self._module, self._runtime, self._engine = module, runtime, engine
+        self._module, self._runtime, self._engine, self._is_rtx = module, runtime, engine, is_rtx
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         on_host = [name for name in names if engine.is_shape_inference_io(name)]
         if on_host:
@@ -155,10 +158,17 @@ class TensorRTEngine:
         Raises:
             EngineUnfitError: TensorRT has no memory for it.
         """
-        strategy = self._module.ExecutionContextAllocationStrategy.USER_MANAGED
-        context = self._engine.create_execution_context(strategy)
+        trt = self._module
+        how: Any = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        if self._is_rtx:
+            # Eagerly: a CUDA graph would keep the fallback kernel that runs until a shape's own is made.
+            config = self._engine.create_runtime_config()
+            config.set_execution_context_allocation_strategy(how)
+            config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+            how = config
+        context = self._engine.create_execution_context(how)
         if context is None:
-            raise EngineUnfitError("TensorRT can't make another execution context; lower tensorrt_contexts")
+            raise EngineUnfitError("TensorRT has no memory for another execution context")
         return Context(context)
 
     def _describe(self, name: str) -> EngineTensor:
@@ -166,14 +176,13 @@ class TensorRTEngine:
         return EngineTensor(name, _dtype_name(self._module, self._engine.get_tensor_dtype(name)), is_input)
 
     def _range(self, name: str, profile: int) -> ShapeRange:
-        smallest, expected, largest = self._engine.get_tensor_profile_shape(name, profile)
-        return ShapeRange(tuple(smallest), tuple(expected), tuple(largest))
+        return _shape_range(self._engine.get_tensor_profile_shape(name, profile))
 
 
 class Context:
     """Shapes and addresses for runs of one engine; used by one thread at a time. Nothing here waits for the GPU."""
 
-    def __init__(self, context: IExecutionContext) -> None:
+    def __init__(self, context: Any) -> None:
         self._context = context
 
     def use_memory(self, address: int, size: int) -> None:
@@ -211,17 +220,25 @@ class Context:
         _check(self._context.execute_async_v3(stream), "run")
 
 
-def load_tensorrt() -> TensorRT:
-    """Import the package.
+def load_tensorrt(library: str) -> TensorRT:
+    """Import a package.
+
+    Args:
+        library: its name, and the version that it is expected to have.
 
     Raises:
-        EngineUnfitError: it is not installed, its libraries don't load, or its version is unknown here.
+        EngineUnfitError: it is not installed, its libraries don't load, or its version is another or unknown here.
     """
+    name = library.partition(" ")[0]
     try:
-        module = importlib.import_module("tensorrt")
+        module = importlib.import_module(MODULES[name])
     except (ImportError, OSError) as err:
-        raise EngineUnfitError(f"can't load TensorRT ({err}): pip install 'tensorrt>=10,<12' on the GPU host") from err
-    return TensorRT(cast(TensorRTModule, module))
+        extra = install_command(name.replace("_", "-"))
+        raise EngineUnfitError(f"can't load {library} ({err}); install it again: {extra}") from err
+    loaded = TensorRT(module, name)
+    if loaded.library != library:
+        raise EngineUnfitError(f"{loaded.library} was loaded, the installed package says {library}; reinstall it")
+    return loaded
 
 
 def _check(is_done: bool, what: str) -> None:
@@ -229,16 +246,10 @@ def _check(is_done: bool, what: str) -> None:
         raise EngineUnfitError(f"TensorRT refuses the {what}; its log says why")
 
 
-def _bytes(memory: object) -> bytes:
-    return bytes(cast(bytes, memory))
-
-
-def _dtype_name(trt: TensorRTModule, dtype: Enumerator) -> str:
+def _dtype_name(trt: Any, dtype: Any) -> str:
     names = {
         trt.DataType.FLOAT: "float32",
         trt.DataType.HALF: "float16",
-        trt.DataType.BF16: "bfloat16",
-        trt.DataType.INT32: "int32",
         trt.DataType.INT64: "int64",
         trt.DataType.BOOL: "bool",
     }
@@ -247,12 +258,28 @@ def _dtype_name(trt: TensorRTModule, dtype: Enumerator) -> str:
     return names[dtype]
 
 
-def _parser_errors(parser: OnnxParser) -> list[str]:
+def _parser_errors(parser: Any) -> list[str]:
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
     return [f"  node {e.node()} {e.node_name()!r} ({e.node_operator()}): {e.desc()}" for e in errors] or ["no message"]
 
 
-def _attach_timing_cache(config: IBuilderConfig, serialized: bytes) -> Any:
+def _add_profile(builder: Any, network: Any, config: Any, ranges: Mapping[str, ShapeRange]) -> dict[str, ShapeRange]:
+    """Add a profile to what is built; returns it as the builder holds it."""
+    names = {network.get_input(index).name for index in range(network.num_inputs)}
+    if names != set(ranges):
+        raise EngineBuildError(f"the graph has inputs {sorted(names)}, the profile gives {sorted(ranges)}")
+    profile: Any = builder.create_optimization_profile()
+    for name, shapes in ranges.items():
+        profile.set_shape(name, shapes.min, shapes.opt, shapes.max)
+    config.add_optimization_profile(profile)
+    return {name: _shape_range(profile.get_shape(name)) for name in ranges}
+
+
+def _shape_range(shapes: Sequence[Sequence[int]]) -> ShapeRange:
+    return ShapeRange(*(tuple(shape) for shape in shapes))
+
+
+def _attach_timing_cache(config: Any, serialized: bytes) -> Any:
     cache = config.create_timing_cache(serialized)
     if not config.set_timing_cache(cache, False):
         logger.warning("the timing cache is of another GPU or TensorRT version; starting an empty one")
@@ -261,7 +288,7 @@ def _attach_timing_cache(config: IBuilderConfig, serialized: bytes) -> Any:
     return cache
 
 
-def _make_logger(trt: TensorRTModule, messages: list[str]) -> ILogger:
+def _make_logger(trt: Any, messages: list[str]) -> Any:
     severity = trt.ILogger.Severity
     levels = {
         severity.INTERNAL_ERROR: logging.ERROR,
@@ -271,23 +298,23 @@ def _make_logger(trt: TensorRTModule, messages: list[str]) -> ILogger:
         severity.VERBOSE: logging.NOTSET,
     }
 
-    class Forwarder(trt.ILogger):  # type: ignore[name-defined, misc]
+    class Forwarder(trt.ILogger):  # type: ignore[misc]
         """Sends TensorRT's messages to Python's logging and keeps the errors."""
 
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
 
-        def log(self, level: Enumerator, message: str) -> None:
+        def log(self, level: Any, message: str) -> None:
             if levels[level] == logging.ERROR:
                 messages[:] = [*messages, f"  {message}"][-KEPT_ERRORS:]
             if levels[level] != logging.NOTSET:
                 logger.log(levels[level], "TensorRT: %s", message)
 
-    return cast(ILogger, Forwarder())
+    return Forwarder()
 
 
-def _make_monitor(trt: TensorRTModule, progress: BuildProgress, interrupts: Interrupts) -> IProgressMonitor:
-    class Monitor(trt.IProgressMonitor):  # type: ignore[name-defined, misc]
+def _make_monitor(trt: Any, progress: BuildProgress, interrupts: Interrupts) -> Any:
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         """Hands progress on, and cancels the build where the user wants to stop."""
 
         def __init__(self) -> None:
@@ -302,4 +329,4 @@ def _make_monitor(trt: TensorRTModule, progress: BuildProgress, interrupts: Inte
         def phase_finish(self, phase_name: str) -> None:
             interrupts.keep(progress.finish, phase_name)
 
-    return cast(IProgressMonitor, Monitor())
+    return Monitor()

@@ -1,19 +1,17 @@
-"""Execution contexts of one engine: lent from a pool, and bound to shapes and tensors.
+"""Execution contexts of one engine, bound to shapes and tensors.
 
-A context is bound once for every set of sizes, never while it runs.
+A context is bound once for one set of sizes. A captured CUDA graph holds addresses of its context's state.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from token2wav_service.errors import CapacityError, EngineUnfitError
+from token2wav_service.errors import EngineUnfitError
 from token2wav_service.graphs.spec import ShapeRange
 from token2wav_service.runtime.tensorrt.api import Context, TensorRTEngine
 from token2wav_service.runtime.tensorrt.types import Shape
@@ -22,62 +20,17 @@ ALIGNMENT_BYTES = 256
 """Alignment of activation memory, as TensorRT asks for."""
 
 
-class ContextPool:
-    """Contexts that share one activation memory: many may be lent, one computes at a time.
+def activation_memory(engine: TensorRTEngine, device: torch.device) -> Tensor:
+    """Allocate the memory that an engine's contexts share: many may be bound, one computes at a time."""
+    return torch.empty(engine.activation_bytes + ALIGNMENT_BYTES, dtype=torch.uint8, device=device)
 
-    A captured CUDA graph holds addresses of its context's state, so it must keep its context for as long as it is
-    replayed.
-    """
 
-    def __init__(self, engine: TensorRTEngine, size: int, device: torch.device) -> None:
-        """Allocate the activation memory; contexts are made as they are first needed.
-
-        Args:
-            size: contexts at most.
-        """
-        self._engine, self._size = engine, size
-        self._memory = torch.empty(engine.activation_bytes + ALIGNMENT_BYTES, dtype=torch.uint8, device=device)
-        self._lock = threading.Lock()
-        self._idle: list[Context] = []
-        self._lent = 0
-
-    @property
-    def num_free(self) -> int:
-        """Contexts that can be lent now."""
-        with self._lock:
-            return self._size - self._lent
-
-    @contextmanager
-    def lend(self) -> Iterator[Context]:
-        """Lend a context; shapes and addresses of an earlier use may still be set.
-
-        Raises:
-            CapacityError: all are lent.
-        """
-        context = self._take()
-        try:
-            yield context
-        finally:
-            with self._lock:
-                self._lent -= 1
-                self._idle.append(context)
-
-    def _take(self) -> Context:
-        with self._lock:
-            if self._lent == self._size:
-                raise CapacityError(
-                    f"all {self._size} TensorRT contexts are lent; raise tensorrt_contexts, or name fewer "
-                    "tensorrt_prompt_frames"
-                )
-            context = self._idle.pop() if self._idle else self._new()
-            self._lent += 1
-            return context
-
-    def _new(self) -> Context:
-        context = self._engine.new_context()
-        address = -(-self._memory.data_ptr() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        context.use_memory(address, self._engine.activation_bytes)
-        return context
+def new_context(engine: TensorRTEngine, memory: Tensor) -> Context:
+    """Make a context on `activation_memory`."""
+    context = engine.new_context()
+    address = -(-memory.data_ptr() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    context.use_memory(address, engine.activation_bytes)
+    return context
 
 
 class BoundContext:
@@ -172,18 +125,18 @@ def run_once(engine: TensorRTEngine, inputs: Mapping[str, Tensor], device: torch
     Raises:
         EngineUnfitError: names, types or shapes are not the engine's.
     """
-    with ContextPool(engine, 1, device).lend() as context:
-        profile = choose_profile(engine.profiles, {name: tuple(value.shape) for name, value in inputs.items()})
-        context.select_profile(profile, stream_handle(device))
-        for name, value in inputs.items():
-            context.set_shape(name, tuple(value.shape))
-        outputs = {
-            tensor.name: torch.empty(context.shape(tensor.name), dtype=torch_dtype(tensor.dtype), device=device)
-            for tensor in engine.tensors.values()
-            if not tensor.is_input
-        }
-        tensors = {name: value.contiguous() for name, value in inputs.items()} | outputs
-        BoundContext(engine, context, tensors).run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+    memory = activation_memory(engine, device)
+    context = new_context(engine, memory)
+    profile = choose_profile(engine.profiles, {name: tuple(value.shape) for name, value in inputs.items()})
+    context.select_profile(profile, stream_handle(device))
+    for name, value in inputs.items():
+        context.set_shape(name, tuple(value.shape))
+    outputs = {
+        tensor.name: torch.empty(context.shape(tensor.name), dtype=torch_dtype(tensor.dtype), device=device)
+        for tensor in engine.tensors.values()
+        if not tensor.is_input
+    }
+    BoundContext(engine, context, {name: value.contiguous() for name, value in inputs.items()} | outputs).run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return outputs

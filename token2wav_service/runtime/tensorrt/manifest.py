@@ -1,13 +1,12 @@
-"""Describes an engine file: its key, its numerics certificate, and whether it fits a machine. No TensorRT, no torch.
+"""Describes an engine file: its key, its certificates, and whether it fits a machine. No TensorRT, no torch.
 
 Beside every `NAME.engine` lies `NAME.json`, the manifest. The name is made of the key, so that engines for different
-GPUs, TensorRT versions, precisions or profiles can share a directory. `probe_host` looks at this machine's GPU and
-TensorRT without loading a library, so it is quick and works where they are broken.
+GPUs, libraries, precisions or profiles can share a directory. `probe_host` looks at this machine's GPU and libraries
+without loading one, so it is quick and works where they are broken.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import os
 import shutil
@@ -15,11 +14,11 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from servicekit.file_sums import sha256_of_json
+from servicekit.extras import install_command
+from servicekit.files import write_bytes
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.graphs.catalogue import VOCODER
 from token2wav_service.graphs.spec import ShapeRange
@@ -30,6 +29,10 @@ ENGINES_FOLDER = "engines"
 """Folder of the engines in a checkpoint's token2wav folder, unless another is named."""
 _NAME_DIGITS = 12
 """Digits of a hash in a file's name; the manifest holds all."""
+TENSORRT, TENSORRT_RTX = "tensorrt", "tensorrt_rtx"
+"""Names of the two libraries that build and run engines: TensorRT, and its sibling TensorRT for RTX."""
+RTX_ARCHITECTURES = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
+"""GPUs that TensorRT for RTX has engines for; Hopper (sm90) is none of them."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +49,20 @@ class EngineKey:
 
     graph: str
     precision: str
-    """Type of the products: float32, float16 or bfloat16."""
+    """Type of the products: float32 or float16."""
     architecture: str
-    """Architecture of the GPU, such as sm90."""
-    tensorrt: str
-    """Full version of TensorRT."""
-    onnx_sha256: str
-    """Hash of the graph and its external data."""
-    recipe_sha256: str
-    """Hash of the profiles and the builder's options."""
+    """Architecture of the GPU, such as sm89."""
+    library: str
+    """Name and full version of the library, such as `tensorrt_rtx 1.7.1.116`."""
+    graph_sha256: str
+    """Hash of all that the graph was made from, its profiles included."""
 
     @property
     def stem(self) -> str:
         """The file's name without suffix."""
-        parts = (self.graph, self.precision, self.architecture, f"trt{self.tensorrt}")
-        return ".".join((*parts, self.recipe_sha256[:_NAME_DIGITS], self.onnx_sha256[:_NAME_DIGITS]))
+        name, _, version = self.library.partition(" ")
+        parts = (self.graph, self.precision, self.architecture, f"{name}-{version}")
+        return ".".join((*parts, self.graph_sha256[:_NAME_DIGITS]))
 
 
 @dataclass(frozen=True)
@@ -85,22 +87,49 @@ class CertifiedCase:
 
 @dataclass(frozen=True)
 class EngineCertificate:
-    """The engine's error against the float32 modules, measured on the machine that built it."""
+    """The error of a graph against the float32 modules, measured where it runs."""
 
     min_snr_db: float
     """The least agreement that every output must reach."""
-    cases: tuple[CertifiedCase, ...]
+    cases: tuple[CertifiedCase, ...] = ()
+    """None where the engine was built for a GPU of another machine."""
+
+    @property
+    def errors(self) -> list[tuple[CertifiedCase, OutputError]]:
+        """Every output at every set of sizes."""
+        return [(case, error) for case in self.cases for error in case.outputs]
+
+    @property
+    def worst_db(self) -> float:
+        """The least agreement that was measured."""
+        return min(error.snr_db for _, error in self.errors)
 
     def failures(self) -> list[str]:
         """Say which outputs are out of tolerance, or that nothing was measured."""
-        errors = [(case, error) for case in self.cases for error in case.outputs]
-        if not errors:
-            return ["nothing was measured"]
+        if not self.errors:
+            return ["its numerics were not measured: run `cosydit build-engines` on this machine"]
         return [
             f"{error.output} has {error.snr_db:.1f} dB at {dict(case.sizes)}, expected {self.min_snr_db:g} or more"
-            for case, error in errors
+            for case, error in self.errors
             if not error.snr_db >= self.min_snr_db
         ]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Median times of the same chunks, with all engines of a checkpoint and without, on one GPU."""
+
+    gpu_name: str
+    tensorrt_ms: float
+    slots_ms: float
+
+    @property
+    def is_faster(self) -> bool:
+        """True where the engines took less time."""
+        return self.tensorrt_ms < self.slots_ms
+
+    def __str__(self) -> str:
+        return f"{self.tensorrt_ms:.1f} ms with engines, {self.slots_ms:.1f} ms with the fused kernels"
 
 
 @dataclass(frozen=True)
@@ -108,16 +137,24 @@ class EngineManifest:
     """What lies beside an engine."""
 
     key: EngineKey
-    gpu_name: str
+    gpu_name: str | None
+    """The GPU on which it was built; None if it was built ahead, for a GPU of another machine."""
     sources: Mapping[str, str]
     """SHA-256 of the checkpoint's files that the graph was exported from, by name."""
     profiles: tuple[EngineProfile, ...]
+    """As the builder held them."""
     engine_bytes: int
     certificate: EngineCertificate
+    speed: Speed | None = None
+    """None until it was measured; without it, `runner=auto` leaves the engine alone."""
 
     def engine_path(self, directory: Path) -> Path:
         """Return where the engine lies."""
         return directory / (self.key.stem + ENGINE_SUFFIX)
+
+    def write(self, directory: Path) -> None:
+        """Write the manifest at once or not at all."""
+        write_bytes(directory / (self.key.stem + MANIFEST_SUFFIX), _MANIFESTS.dump_json(self, indent=1))
 
 
 _MANIFESTS = TypeAdapter(EngineManifest)
@@ -130,23 +167,55 @@ class GpuHost:
     architecture: str | None
     """Architecture of the GPU; None without a GPU."""
     gpu_name: str | None
-    tensorrt: str | None
-    """Version of TensorRT; None if it is not installed."""
+    libraries: tuple[str, ...]
+    """Name and version of each library that is installed."""
+
+    def library(self, architecture: str, name: str | None = None) -> str:
+        """Return the installed library that has engines for an architecture.
+
+        Args:
+            name: take this one only.
+
+        Raises:
+            EngineUnfitError: there is none; it says what to install.
+        """
+        usable = (TENSORRT, TENSORRT_RTX) if architecture in RTX_ARCHITECTURES else (TENSORRT,)
+        for library in self.libraries:
+            kind = library.partition(" ")[0]
+            if kind in usable and name in (None, kind):
+                return library
+        found = f"found {', '.join(self.libraries) or 'neither'}"
+        if architecture not in RTX_ARCHITECTURES and (name or self.libraries):
+            raise EngineUnfitError(
+                f"TensorRT for RTX has engines for {' '.join(RTX_ARCHITECTURES)}, not for {architecture} (sm90 is "
+                f"Hopper's), which takes TensorRT; {found}: {install_command(TENSORRT)}"
+            )
+        wanted = name or f"{TENSORRT} or {TENSORRT_RTX}"
+        raise EngineUnfitError(
+            f"expected the library {wanted}, {found}: {install_command((name or TENSORRT).replace('_', '-'))}"
+        )
 
 
 def misfits(manifest: EngineManifest, directory: Path, host: GpuHost) -> list[str]:
     """Say why an engine can't be used on a machine; empty if it can."""
-    key, path = manifest.key, manifest.engine_path(directory)
-    reasons = []
-    if not path.is_file():
-        reasons.append("the engine file is missing")
-    elif path.stat().st_size != manifest.engine_bytes:
-        reasons.append(f"the engine file has {path.stat().st_size} bytes, expected {manifest.engine_bytes}")
+    key = manifest.key
+    reasons = damages(manifest, directory)
     if key.architecture != host.architecture:
         reasons.append(f"it is for {key.architecture}, this GPU is {host.architecture or 'not there'}")
-    if key.tensorrt != host.tensorrt:
-        reasons.append(f"it is for TensorRT {key.tensorrt}, here is {host.tensorrt or 'none'}")
+    if key.library not in host.libraries:
+        reasons.append(f"it is for {key.library}, here is {', '.join(host.libraries) or 'none'}")
     return reasons + manifest.certificate.failures()
+
+
+def damages(manifest: EngineManifest, directory: Path) -> list[str]:
+    """Say what is wrong with an engine's file; empty if it is whole."""
+    path = manifest.engine_path(directory)
+    if not path.is_file():
+        return ["the engine file is missing"]
+    size = path.stat().st_size
+    return (
+        [] if size == manifest.engine_bytes else [f"the engine file has {size} bytes, expected {manifest.engine_bytes}"]
+    )
 
 
 def find_engine(
@@ -172,15 +241,9 @@ def find_engine(
             return manifest
         problems.append(f"  {manifest.key.stem}: {'; '.join(reasons)}")
     listed = "\n".join(problems) or f"  there is no engine of {graph} in {precision}"
-    raise EngineUnfitError(
-        f"no engine in {directory} can be used:\n{listed}\nrun: {build_command(model_dir, directory, graph, precision)}"
-    )
-
-
-def build_command(model_dir: Path, directory: Path, graph: str, precision: str) -> str:
-    """Return the command that makes an engine of a checkpoint's graph."""
     option = "--vocoder-precision" if graph == VOCODER else "--precision"
-    return f"cosydit build-engines {model_dir} --engines-dir {directory} --only {graph} {option} {precision}"
+    command = f"cosydit build-engines {model_dir} --engines-dir {directory} --only {graph} {option} {precision}"
+    raise EngineUnfitError(f"no engine in {directory} can be used:\n{listed}\nrun: {command}")
 
 
 def read_manifests(directory: Path) -> Iterator[EngineManifest]:
@@ -207,32 +270,11 @@ def read_manifest(path: Path) -> EngineManifest:
         ) from err
 
 
-def write_manifest(manifest: EngineManifest, path: Path) -> None:
-    """Write a manifest at once or not at all."""
-    write_whole(path, _MANIFESTS.dump_json(manifest, indent=1))
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name, then rename it."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def recipe_sha256(profiles: Sequence[EngineProfile], options: Any) -> str:
-    """Return the hash of how an engine is built; `options` is a dataclass."""
-    recipe = {"profiles": [dataclasses.asdict(p) for p in profiles], "options": dataclasses.asdict(options)}
-    return sha256_of_json(recipe)
-
-
-DISTRIBUTIONS = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-cu13-bindings", "tensorrt-cu12-bindings")
-"""Packages that bring the module `tensorrt`, the one that users name first."""
+DISTRIBUTIONS = {
+    TENSORRT: ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-cu13-bindings", "tensorrt-cu12-bindings"),
+    TENSORRT_RTX: ("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu12-bindings"),
+}
+"""Packages that bring each library's module, the one that users name first."""
 QUERY_TIMEOUT_S = 20.0
 
 RunProgram = Callable[[Sequence[str]], str]
@@ -241,8 +283,7 @@ RunProgram = Callable[[Sequence[str]], str]
 
 def probe_host() -> GpuHost:
     """Return what an engine built or loaded now has to fit."""
-    architecture, name = probe_gpu(_run)
-    return GpuHost(architecture, name, tensorrt_version())
+    return GpuHost(*probe_gpu(_run), installed_libraries())
 
 
 def probe_gpu(run: RunProgram) -> tuple[str | None, str | None]:
@@ -264,9 +305,14 @@ def architecture_name(major: int | str, minor: int | str) -> str:
     return f"sm{major}{minor}"
 
 
-def tensorrt_version() -> str | None:
-    """Return the version of the installed TensorRT; None without one."""
-    for name in DISTRIBUTIONS:
+def installed_libraries() -> tuple[str, ...]:
+    """Return name and version of each library that is installed, TensorRT first."""
+    found = ((library, _version(names)) for library, names in DISTRIBUTIONS.items())
+    return tuple(f"{library} {version}" for library, version in found if version)
+
+
+def _version(distributions: Sequence[str]) -> str | None:
+    for name in distributions:
         try:
             return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

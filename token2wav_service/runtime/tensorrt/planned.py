@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -17,14 +16,20 @@ from torch import Tensor
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.graphs.spec import GraphSpec, TensorSpec
 from token2wav_service.runtime.tensorrt.api import TensorRTEngine
-from token2wav_service.runtime.tensorrt.contexts import BoundContext, ContextPool, is_held, torch_dtype
+from token2wav_service.runtime.tensorrt.contexts import (
+    BoundContext,
+    activation_memory,
+    is_held,
+    new_context,
+    torch_dtype,
+)
 
 
 class PlannedSizes(Protocol):
     """One shape of a graph; hashable."""
 
     def axes(self) -> dict[str, int]:
-        """Return the sizes of the graph's axes."""
+        """Return the sizes of the graph's axes, but for those that follow from them."""
         ...
 
 
@@ -58,14 +63,12 @@ class VocoderSizes:
     """One shape of `vocoder`: its convolutions."""
 
     streams: int
-    frames: int
-    """Mel frames, with those kept from the chunk before."""
     columns: int
-    """STFT columns of these frames."""
+    """Mel frames that come in, with those of the chunk before and those to look ahead into."""
 
     def axes(self) -> dict[str, int]:
         """See `PlannedSizes.axes`."""
-        return {"streams": self.streams, "mel_frames": self.frames, "spectrum_frames": self.columns}
+        return {"streams": self.streams, "mel_frames": self.columns, "mel_columns": self.columns}
 
 
 class PlannedEngine(Generic[S]):
@@ -74,15 +77,12 @@ class PlannedEngine(Generic[S]):
     All sizes share one memory for each tensor, so one of them computes at a time.
     """
 
-    def __init__(
-        self, engine: TensorRTEngine, spec: GraphSpec, planned: Sequence[S], contexts: int, device: torch.device
-    ) -> None:
+    def __init__(self, engine: TensorRTEngine, spec: GraphSpec, planned: Sequence[S], device: torch.device) -> None:
         """Check the engine and allocate its tensors.
 
         Args:
             spec: of the graph, for these models.
             planned: sizes to be ready for; those that no profile holds are left out.
-            contexts: execution contexts at most; every planned size that is used keeps one.
 
         Raises:
             EngineUnfitError: the engine is of another graph, or holds none of the sizes.
@@ -93,40 +93,30 @@ class PlannedEngine(Generic[S]):
         if not self.sizes:
             raise EngineUnfitError(f"the engine's profiles hold none of the planned sizes, such as {planned[0]}")
         self._memory = {tensor.name: self._allocate(tensor) for tensor in (*spec.inputs, *spec.outputs)}
-        self._contexts = ContextPool(engine, contexts, device)
-        self._leases = ExitStack()
+        self._activations = activation_memory(engine, device)
         self._bound: dict[S, BoundContext] = {}
 
     def bind(self, sizes: S) -> BoundContext:
-        """Return the context of a planned size; the first call makes it, so it must not happen in a graph capture.
-
-        Raises:
-            CapacityError: all contexts are in use.
-        """
+        """Return the context of a planned size; the first call makes it, so it must not happen in a graph capture."""
         assert sizes in self.sizes, "only planned sizes have memory"
         if sizes not in self._bound:
-            # A CUDA graph that was captured with a context keeps needing it.
-            context = self._leases.enter_context(self._contexts.lend())
+            context = new_context(self._engine, self._activations)
             self._bound[sizes] = BoundContext(self._engine, context, self._tensors(sizes))
         return self._bound[sizes]
 
-    def close(self) -> None:
-        """Give all contexts back; graphs captured with them must not be replayed again."""
-        self._bound.clear()
-        self._leases.close()
-
     def _input_shapes(self, sizes: S) -> dict[str, tuple[int, ...]]:
-        return {tensor.name: tensor.shape(sizes.axes()) for tensor in self._spec.inputs}
+        axes = self._spec.complete(sizes.axes())
+        return {tensor.name: tensor.shape(axes) for tensor in self._spec.inputs}
 
     def _allocate(self, tensor: TensorSpec) -> Tensor:
-        count = max(math.prod(tensor.shape(sizes.axes())) for sizes in self.sizes)
+        count = max(math.prod(tensor.shape(self._spec.complete(sizes.axes()))) for sizes in self.sizes)
         # Zeros: what a mask rules out may hold any finite value.
         return torch.zeros(count, dtype=torch_dtype(tensor.dtype.value), device=self._device)
 
     def _tensors(self, sizes: S) -> dict[str, Tensor]:
-        views = {}
+        views, axes = {}, self._spec.complete(sizes.axes())
         for tensor in (*self._spec.inputs, *self._spec.outputs):
-            shape = tensor.shape(sizes.axes())
+            shape = tensor.shape(axes)
             views[tensor.name] = self._memory[tensor.name][: math.prod(shape)].view(shape)
         return views
 

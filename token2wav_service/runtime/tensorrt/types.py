@@ -5,9 +5,11 @@ Neither TensorRT nor torch here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
+
+from token2wav_service.graphs.spec import ShapeRange
 
 Shape = tuple[int, ...]
 
@@ -29,23 +31,15 @@ class BuildProgress(Protocol):
 
 
 @dataclass(frozen=True)
-class BuildOptions:
-    """How hard the builder tries."""
-
-    optimization_level: int = 3
-    """Builder's effort: 0 (fastest build) to 5 (fastest engine)."""
-    workspace_bytes: int | None = None
-    """GPU memory that a kernel may use beside its inputs and outputs; None leaves all of it."""
-
-
-@dataclass(frozen=True)
 class BuiltPlan:
     """What a build gave."""
 
     plan: bytes
     """The serialized engine."""
-    timing_cache: bytes
-    """Cache of kernel timings for the next build."""
+    profiles: tuple[Mapping[str, ShapeRange], ...]
+    """Every input's shapes, as the builder held them."""
+    timings: bytes
+    """Times of kernels for the next build; empty from a library that keeps none."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
-"""The vocoder's convolutions in a TensorRT engine; all around them stays as without it."""
+"""The vocoders' convolutions in a TensorRT engine; all around them stays as without it."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.runtime.slots.vocoder_network import VocoderNetwork
 from token2wav_service.runtime.tensorrt.planned import PlannedEngine, VocoderSizes
@@ -26,7 +27,7 @@ class TensorRTNetwork(VocoderNetwork):
 
     def spectra(self, mel: Tensor, spectrum: Tensor, lengths: Tensor) -> Tensor:
         """See `VocoderNetwork.spectra`."""
-        sizes = VocoderSizes(mel.shape[0], mel.shape[1], spectrum.shape[1])
+        sizes = VocoderSizes(mel.shape[0], mel.shape[1])
         if sizes not in self._engine.sizes:
             return super().spectra(mel, spectrum, lengths)
         bound = self._engine.bind(sizes)
@@ -37,3 +38,24 @@ class TensorRTNetwork(VocoderNetwork):
         tensors["lengths"].copy_(lengths)
         bound.run()
         return tensors["spectra"].transpose(1, 2).contiguous()
+
+
+class TensorRTSpectra:
+    """Stands where `CausalHiFT.spectra` stands; the model itself computes sizes that the engine is not planned for."""
+
+    def __init__(self, hift: CausalHiFT, engine: PlannedEngine[VocoderSizes]) -> None:
+        self._hift, self._engine = hift, engine
+
+    def __call__(
+        self, mel: Tensor, spectrum: Tensor, frames: Tensor, is_first: Tensor, context: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `CausalHiFT.spectra`; what is returned is valid until the next call."""
+        sizes = VocoderSizes(mel.shape[0], mel.shape[2])
+        if sizes not in self._engine.sizes:
+            return self._hift.spectra(mel, spectrum, frames, is_first, context)
+        bound = self._engine.bind(sizes)
+        inputs = {"mel": mel, "spectrum": spectrum, "lengths": frames, "is_first": is_first, "context": context}
+        for name, value in inputs.items():
+            bound.tensors[name].copy_(value)
+        bound.run()
+        return bound.tensors["spectra"], bound.tensors["new_context"]

@@ -1,0 +1,317 @@
+"""Building engines with the real TensorRT for RTX, on a CPU. It runs none: what a GPU measures is given."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from onnx import TensorProto, helper
+
+from tests.token2wav_service.export.builds import ARCHITECTURE, build_all
+from tests.workers import is_whole
+from token2wav_service.checkpoint.family import Family
+from token2wav_service.errors import EngineBuildError, EngineUnfitError
+from token2wav_service.export.directory import ExportDirectory, ExportTask
+from token2wav_service.export.engines import LOCK_NAME, ProgressBars, Target, ensure_engine
+from token2wav_service.graphs.shapes import AxisRange, Profile
+from token2wav_service.graphs.spec import DType, GraphSpec, Precision, TensorSpec
+from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
+from token2wav_service.runtime.tensorrt.manifest import (
+    TENSORRT_RTX,
+    CertifiedCase,
+    EngineCertificate,
+    EngineManifest,
+    GpuHost,
+    OutputError,
+    installed_libraries,
+    misfits,
+    read_manifests,
+)
+from token2wav_service.runtime.tensorrt.types import Interrupts
+
+pytest.importorskip("tensorrt_rtx_bindings", reason="the extra tensorrt-rtx is not installed")
+LIBRARY = next(library for library in installed_libraries() if library.startswith(TENSORRT_RTX))
+AHEAD = Target(ARCHITECTURE, LIBRARY, None)
+HERE = replace(AHEAD, gpu_name="NVIDIA L4")
+WIDTH = 4
+SPEC = GraphSpec(
+    "product",
+    Precision.FLOAT32,
+    (TensorSpec("x", DType.FLOAT32, ("rows", WIDTH), ""),),
+    (TensorSpec("y", DType.FLOAT32, ("rows", WIDTH), ""),),
+    (Profile("small", {"rows": AxisRange(1, 2, 8)}), Profile("large", {"rows": AxisRange(1, 8, 64)})),
+)
+
+
+class Steps:
+    """Remembers a build's progress."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def start(self, phase: str, parent: str | None, steps: int) -> None:
+        self.events.append(f"start {phase} in {parent}")
+
+    def step(self, phase: str, index: int) -> None:
+        self.events.append(f"step {phase}")
+
+    def finish(self, phase: str) -> None:
+        self.events.append(f"finish {phase}")
+
+
+class Loading(TensorRT):
+    """The real library, which gives out what a GPU would have loaded."""
+
+    def load(self, plan: bytes) -> Any:
+        return SimpleNamespace(plan=plan)
+
+
+class Task(ExportTask):
+    """A graph that is exported already."""
+
+    @property
+    def is_done(self) -> bool:
+        return True
+
+
+def task_of(path: Path, operator: str = "Mul") -> Task:
+    """Write y = x op 3 over [rows, 4]."""
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", WIDTH]) for name in ("x", "y")]
+    weight = helper.make_tensor("factor", TensorProto.FLOAT, [1], [3.0])
+    node = helper.make_node(operator, ["x", "factor"], ["y"], name="the_node")
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    return Task(SPEC, path, {"flow.pt": "of the weights"}, "abc" * 20)
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    return task_of(tmp_path / "product.onnx")
+
+
+def certificate(snr_db: float = 60.0) -> EngineCertificate:
+    return EngineCertificate(55.0, (CertifiedCase({"rows": 1}, (OutputError("y", snr_db, 0.0),)),))
+
+
+def build(
+    task: ExportTask, directory: Path, target: Target = AHEAD, snr_db: float = 60.0, progress: Any = None
+) -> tuple[EngineManifest, bool]:
+    def load() -> TensorRT:
+        real = load_tensorrt(LIBRARY)
+        return Loading(real._module, TENSORRT_RTX)
+
+    return ensure_engine(
+        task, None, target, directory, load, lambda _: certificate(snr_db), progress or Steps(), 0.2  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def never(*_: object) -> Any:
+    raise AssertionError("there was nothing to do")
+
+
+@pytest.fixture(scope="module")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Task, Path]:
+    folder = tmp_path_factory.mktemp("built")
+    task = task_of(folder / "product.onnx")
+    build(task, folder / "engines")
+    return task, folder / "engines"
+
+
+@pytest.fixture
+def built(built_once: tuple[Task, Path], tmp_path: Path) -> tuple[Task, Path]:
+    """A graph, and a folder with its engine, to be changed."""
+    return built_once[0], shutil.copytree(built_once[1], tmp_path / "engines")
+
+
+def test_an_engine_is_built_ahead_for_its_gpu_with_the_profiles_of_its_graph(built: tuple[Task, Path]) -> None:
+    _, directory = built
+    (manifest,) = read_manifests(directory)
+    path = manifest.engine_path(directory)
+    assert re.fullmatch(rf"product\.float32\.sm89\.{LIBRARY.replace(' ', '-')}\.(abc){{4}}\.engine", path.name)
+    assert b"accelerators={sm89 }" in path.read_bytes() and path.stat().st_size == manifest.engine_bytes
+    held = {profile.name: profile.inputs["x"] for profile in manifest.profiles}
+    assert {name: (r.min, r.opt, r.max) for name, r in held.items()} == {
+        "small": ((1, WIDTH), (2, WIDTH), (8, WIDTH)),
+        "large": ((1, WIDTH), (8, WIDTH), (64, WIDTH)),
+    }
+    host = GpuHost(ARCHITECTURE, "NVIDIA L4", (LIBRARY,))
+    assert misfits(manifest, directory, host) == [
+        "its numerics were not measured: run `cosydit build-engines` on this machine"
+    ]
+
+
+def test_what_is_there_is_not_built_again_and_no_library_is_loaded(built: tuple[Task, Path]) -> None:
+    task, directory = built
+    _, is_new = ensure_engine(task, None, AHEAD, directory, never, never, Steps())  # type: ignore[arg-type]
+    assert not is_new
+
+
+def test_on_its_gpu_an_engine_that_was_built_ahead_is_measured_only(built: tuple[Task, Path]) -> None:
+    task, directory = built
+    steps = Steps()
+    manifest, is_new = build(task, directory, HERE, progress=steps)
+    assert is_new and steps.events == []
+    assert misfits(manifest, directory, GpuHost(ARCHITECTURE, "NVIDIA L4", (LIBRARY,))) == []
+    assert list(read_manifests(directory)) == [manifest]
+    assert not build(task, directory, HERE)[1]
+
+
+@pytest.mark.parametrize("snr_db", [54.9, float("nan"), -300.0])
+def test_an_engine_out_of_tolerance_is_refused_and_leaves_nothing(built: tuple[Task, Path], snr_db: float) -> None:
+    task, directory = built
+    with pytest.raises(EngineBuildError, match=r"too far from float32:\n  y has \S+ dB at \{'rows': 1\}"):
+        build(task, directory, HERE, snr_db)
+    assert {path.name for path in directory.iterdir()} == {LOCK_NAME}
+
+
+def test_whatever_is_in_the_key_makes_another_engine(built: tuple[Task, Path]) -> None:
+    task, directory = built
+    halves = replace(task, spec=replace(SPEC, precision=Precision.FLOAT16))
+    for other, target in (
+        (halves, AHEAD),
+        (replace(task, key="def" * 20), AHEAD),
+        (task, replace(AHEAD, architecture="sm80")),
+    ):
+        assert build(other, directory, target)[1]
+    assert len(list(directory.glob("*.engine"))) == 4
+
+
+@pytest.mark.parametrize("damage", ["cut short", "gone", "manifest unreadable"])
+def test_a_damaged_engine_is_built_again(built: tuple[Task, Path], damage: str) -> None:
+    task, directory = built
+    (path,) = directory.glob("*.engine")
+    if damage == "cut short":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif damage == "gone":
+        path.unlink()
+    else:
+        path.with_suffix(".json").write_text("{")
+    assert build(task, directory)[1]
+    assert not build(task, directory)[1]
+
+
+def test_nodes_that_can_not_be_parsed_are_named(tmp_path: Path) -> None:
+    with pytest.raises(EngineBuildError, match=r"can't parse .*\n  node 0 'the_node' \(Unheard\): "):
+        build(task_of(tmp_path / "wrong.onnx", "Unheard"), tmp_path / "engines")
+    assert list((tmp_path / "engines").glob("*.engine")) == []
+
+
+def test_a_profile_of_other_inputs_than_the_graph_s_is_refused(task: Task, tmp_path: Path) -> None:
+    (x,) = SPEC.inputs
+    other = replace(task, spec=replace(SPEC, inputs=(replace(x, name="z"),)))
+    with pytest.raises(EngineBuildError, match=r"has inputs \['x'\], the profile gives \['z'\]"):
+        build(other, tmp_path / "engines")
+
+
+def test_the_builder_s_progress_is_reported_and_shown(task: Task, tmp_path: Path) -> None:
+    steps, screen = Steps(), io.StringIO()
+    build(task, tmp_path / "a", progress=steps)
+    assert steps.events[0] == "start Building engine in None" and steps.events[-1].startswith("finish ")
+    bars = ProgressBars("product", screen)
+    build(task, tmp_path / "b", progress=bars)
+    bars.close()
+    assert "product: Building engine: 100%" in screen.getvalue()
+
+
+def test_an_interrupt_cancels_the_build_and_comes_out_again(task: Task, tmp_path: Path) -> None:
+    class Impatient(Steps):
+        def step(self, phase: str, index: int) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(task, tmp_path / "engines", progress=Impatient())
+    assert list((tmp_path / "engines").glob("*.engine")) == []
+    assert Interrupts().keep(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("libraries", "architecture", "name", "said"),
+    [
+        ((LIBRARY,), "sm90", None, r"not for sm90 .* takes TensorRT; found tensorrt_rtx .*\[tensorrt\]"),
+        ((LIBRARY,), "sm90", TENSORRT_RTX, "not for sm90"),
+        ((), "sm89", None, r"expected the library tensorrt or tensorrt_rtx, found neither: .*\[tensorrt\]"),
+        (("tensorrt 11.4.0",), "sm89", TENSORRT_RTX, r"tensorrt_rtx, found tensorrt 11.4.0: .*\[tensorrt-rtx\]"),
+    ],
+    ids=["Hopper", "ahead for Hopper", "nothing", "ahead without RTX"],
+)  # fmt: skip
+def test_a_host_whose_libraries_have_no_engines_for_a_gpu_is_told_what_to_install(
+    libraries: tuple[str, ...], architecture: str, name: str | None, said: str
+) -> None:
+    with pytest.raises(EngineUnfitError, match=said):
+        GpuHost(architecture, None, libraries).library(architecture, name)
+    assert GpuHost(None, None, ("tensorrt 11.4.0", LIBRARY)).library("sm90") == "tensorrt 11.4.0"
+
+
+def test_the_builder_refuses_hopper_itself(task: Task) -> None:
+    with pytest.raises(EngineBuildError, match=r"builds for sm75 .*, not for sm90"):
+        load_tensorrt(LIBRARY).build(task.path, [SPEC.shape_ranges(p) for p in SPEC.profiles], "sm90", Steps())
+
+
+def test_a_plan_that_the_library_refuses_is_an_error_with_its_message() -> None:
+    with pytest.raises(EngineUnfitError, match=f"{LIBRARY} refuses the engine:\n  .*Serialization"):
+        load_tensorrt(LIBRARY).load(b"x" * 100)
+
+
+def test_another_version_than_installed_or_supported_is_refused() -> None:
+    with pytest.raises(EngineUnfitError, match=r"was loaded, the installed package says tensorrt_rtx 1\.0"):
+        load_tensorrt("tensorrt_rtx 1.0")
+    with pytest.raises(EngineUnfitError, match=r"can't load tensorrt 11\.4 .*; install it again"):
+        load_tensorrt("tensorrt 11.4")
+    newer: Mapping[str, Any] = {"__version__": "12.0"}
+    with pytest.raises(EngineUnfitError, match=r"tensorrt 12\.0 is installed, expected version 10 or 11"):
+        TensorRT(SimpleNamespace(**newer))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_graphs_of_a_checkpoint_build(
+    exported: ExportDirectory, exported_halves: ExportDirectory, tmp_path: Path
+) -> None:
+    """Three of twelve; the others take minutes to export."""
+    for exports in (exported, exported_halves):
+        for task in exports.plan():
+            manifest, _ = build(task, tmp_path)
+            assert [p.inputs for p in manifest.profiles] == [task.spec.shape_ranges(p) for p in task.spec.profiles]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_whole(), reason="12 exports and builds take minutes; the nightly run has them")
+@pytest.mark.parametrize("family", Family)
+def test_every_graph_that_a_runner_serves_builds(family: Family, tmp_path: Path) -> None:
+    made = list(build_all(tmp_path, [family], "small", list(Precision)))
+    assert [build.failure for build, _, _ in made] == [""] * 4
+    for _, task, manifest in made:
+        assert manifest is not None
+        assert [p.inputs for p in manifest.profiles] == [task.spec.shape_ranges(p) for p in task.spec.profiles]
+
+
+def _hold(directory: str, is_held: Any, may_end: Any) -> None:
+    from filelock import FileLock
+
+    with FileLock(Path(directory) / LOCK_NAME):
+        is_held.set()
+        may_end.wait()
+
+
+@pytest.mark.slow
+def test_two_builders_take_turns_and_a_dead_one_holds_nothing(task: Task, tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    is_held, may_end = spawn.Event(), spawn.Event()
+    other = spawn.Process(target=_hold, args=(str(tmp_path), is_held, may_end))
+    other.start()
+    try:
+        assert is_held.wait(60)
+        with pytest.raises(EngineBuildError, match="another build has held"):
+            build(task, tmp_path)
+    finally:
+        other.kill()
+        other.join()
+    assert build(task, tmp_path)[1]
