@@ -9,8 +9,15 @@ SBOM := cyclonedx-bom==7.5.0
 AUDIT := pip-audit==2.9.0
 FUZZ := atheris==3.0.0
 RUNS ?= 1000000   # of each parser, for `make fuzz`
+# Environments of official clients: name=packages by commas.
+CLIENTS ?= openai=openai elevenlabs=elevenlabs riva=nvidia-riva-client stubs=grpcio-tools==1.64.1 \
+  livekit_openai=livekit-agents,livekit-plugins-openai livekit_elevenlabs=livekit-agents,livekit-plugins-elevenlabs \
+  livekit_nvidia=livekit-agents,livekit-plugins-nvidia pipecat=pipecat-ai[openai] \
+  pipecat_elevenlabs=pipecat-ai[elevenlabs] pipecat_nvidia=pipecat-ai[nvidia]
 
-.PHONY: help install check test test-fast test-lab test-tensorrt test-random test-images images build docs sbom audit fuzz clean
+comma := ,
+
+.PHONY: help install check test test-fast test-lab test-random test-clients test-images test-tensorrt test-campaigns images build docs sbom audit fuzz clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +42,14 @@ test-tensorrt:  ## an engine of every graph that a runner serves, by TensorRT fo
 
 test-random:  ## the same, with examples that Hypothesis draws anew
 	$(PYTHON) -m pytest $(FAST) --hypothesis-profile=random
+
+test-clients: $(foreach each,$(CLIENTS),$(TOOLS)/clients/$(firstword $(subst =, ,$(each))))  ## official clients, unmodified
+	COSYDIT_CLIENTS=$(abspath $(TOOLS))/clients $(PYTHON) -m pytest -c lab/pyproject.toml -n 0 lab/conformance
+
+test-campaigns:  ## the attack and the faults at their whole length, hours; results in build/
+	mkdir -p build
+	$(PYTHON) -m lab.attack --out build/attack.json
+	$(PYTHON) -m lab.faults --out build/faults.json
 
 images:  ## the images for GPUs and the gateway's, with Docker or buildah
 	deploy/docker/images.sh
@@ -72,6 +87,10 @@ $(TOOLS)/sbom:
 
 $(TOOLS)/fuzz:
 	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet $(FUZZ)
+
+$(TOOLS)/clients/%:
+	python3 -m venv $@ && $@/bin/python -m pip install --quiet \
+	  $(foreach each,$(CLIENTS),$(if $(filter $*=%,$(each)),$(subst $(comma), ,$(patsubst $*=%,%,$(each)))))
 
 $(TOOLS)/audit:
 	python3 -m venv $@ && $@/bin/python -m pip install --quiet $(AUDIT)

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from gateway.access.access import Access
-from gateway.access.caller import OURSELVES, current_caller
+from gateway.access.caller import caller_name
 from gateway.access.settings import open_access
 from gateway.audio import load_codecs
 from gateway.config import GatewayConfig
@@ -93,7 +93,7 @@ async def open_gateway(
     bounds, aligner = _speech_files(config)
     transcripts = TranscriptCheck(aligner, is_on=bounds.follows_text is not False)
     voices = _open_voices(config, routes.token2wav, access, transcripts)
-    gate = Gate(routes.llm, routes.token2wav, clock, _caller_name)
+    gate = Gate(routes.llm, routes.token2wav, clock, caller_name)
     pipeline = _make_pipeline(
         config, declaration, bounds, aligner, routes, voices, gate, access, telemetry, clock, lexicons
     )
@@ -192,15 +192,11 @@ def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
     )
 
 
-def _caller_name() -> str:
-    return (current_caller() or OURSELVES).name
-
-
 def _open_voices(
     config: GatewayConfig, token2wav: RoutedToken2Wav, access: Access, transcripts: TranscriptCheck
 ) -> VoiceRegistry:
     ledger, key = access.ledger, access.key_of_call
-    voices = open_registry(config.voices_dir, config.voices, token2wav, ledger, key, _caller_name, transcripts)
+    voices = open_registry(config.voices_dir, config.voices, token2wav, ledger, key, caller_name, transcripts)
     if config.warm_up_voice not in voices.names:
         raise ConfigError(f"warm-up voice {config.warm_up_voice!r} is not one of {voices.names} in {config.voices_dir}")
     return voices

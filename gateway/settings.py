@@ -160,7 +160,7 @@ _SERVICES = (
     ),
     Setting(
         "llm_url",
-        f"URL of the LLM server (http://127.0.0.1:8000 by default); {_ADDRESSES}",
+        f"URL of the LLM server (http://127.0.0.1:8000 by default); {_ADDRESSES}; grpc:// before any name or address",
         Kind(str, "URL"),
         repeats=True,
         in_serve=False,

@@ -15,13 +15,14 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 if sys.version_info >= (3, 11):
     from asyncio import Timeout, timeout
 else:
     from async_timeout import Timeout, timeout
 
-__all__ = ["LoopLag", "Patience", "Timeout", "expire", "patient_timeout", "timeout"]
+__all__ = ["LoopLag", "Patience", "PatientTimer", "Timeout", "expire", "patient_timeout", "timeout"]
 
 TICK_S = 0.1
 MAX_EXTENSIONS = 4.0
@@ -119,6 +120,32 @@ class Patience:
         return more_s
 
 
+class PatientTimer:
+    """Calls something once a limit has passed and nothing gives more time."""
+
+    def __init__(self, limit_s: float, more_s: Callable[[], float], on_end: Callable[[], None]) -> None:
+        """Begin.
+
+        Args:
+            limit_s: seconds until `more_s` is asked first.
+            more_s: returns the seconds to wait on; 0 for none.
+            on_end: is called when there are none.
+        """
+        self._more_s = more_s
+        self._on_end = on_end
+        self._handle = asyncio.get_running_loop().call_later(limit_s, self._pass)
+
+    def _pass(self) -> None:
+        if (extra_s := self._more_s()) > 0:
+            self._handle = asyncio.get_running_loop().call_later(extra_s, self._pass)
+        else:
+            self._on_end()
+
+    def cancel(self) -> None:
+        """Call nothing any more."""
+        self._handle.cancel()
+
+
 @asynccontextmanager
 async def patient_timeout(limit_s: float, more_s: Callable[[], float]) -> AsyncIterator[None]:
     """Wait for what is inside no longer than `limit_s`, and longer for as long as `more_s` says so.
@@ -128,18 +155,9 @@ async def patient_timeout(limit_s: float, more_s: Callable[[], float]) -> AsyncI
     Raises:
         asyncio.TimeoutError: the limit has passed and `more_s` gave no more.
     """
-    loop = asyncio.get_running_loop()
     async with timeout(limit_s if sys.version_info < (3, 11) else None) as limit:
-        timers: list[asyncio.TimerHandle] = []
-
-        def passed() -> None:
-            if (extra_s := more_s()) > 0:
-                timers[:] = [loop.call_later(extra_s, passed)]
-            else:
-                expire(limit)
-
-        timers.append(loop.call_later(limit_s, passed))
+        timer = PatientTimer(limit_s, more_s, partial(expire, limit))
         try:
             yield
         finally:
-            timers[0].cancel()
+            timer.cancel()

@@ -82,6 +82,17 @@ def random_checkpoint(factory: pytest.TempPathFactory) -> Path:
     return made_once(factory, "random-checkpoint", make)
 
 
+def random_llm(factory: pytest.TempPathFactory) -> Path:
+    """Return a small random LLM; nobody writes into it."""
+
+    def make(folder: Path) -> None:
+        from llm_service.checkpoint import make_random_llm
+
+        make_random_llm(folder, seed=7)
+
+    return made_once(factory, "random-llm", make)
+
+
 def demo_checkpoint(factory: pytest.TempPathFactory) -> Path:
     """Return the demo voice's checkpoint; nobody writes into it."""
     from demo_voice.unpack import unpack

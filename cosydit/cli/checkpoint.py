@@ -21,20 +21,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     make = actions.add_parser("make-random", help="write a complete random checkpoint; it speaks noise")
     make.add_argument("directory", type=Path, help="directory to write token2wav/, llm/ and voices/ into")
     make.add_argument("--seed", type=_SEED, default=0, help="equal seeds give equal files (default %(default)s)")
-    make.add_argument(
-        "--size",
-        choices=("small", "official"),
-        default="small",
-        help="size of the models; official: the real sizes, about 2 GB, to measure speed; its answers have full length",
-    )
+    size = "size of the models; official: the real sizes, about 2 GB, to measure speed; its answers have full length"
+    make.add_argument("--size", choices=("small", "official"), default="small", help=size)
     _add_family(make, "step_audio2", "of the models (default %(default)s)")
-    make.add_argument(
-        "--numbered-voices",
-        type=_SEED,
-        default=0,
-        metavar="N",
-        help="number of further voices, named voice-000 and so on",
-    )
+    voices = "number of further voices, named voice-000 and so on"
+    make.add_argument("--numbered-voices", type=_SEED, default=0, metavar="N", help=voices)
     make.add_argument("--voice-seconds", type=float, default=5.0, help="seconds of each of them (default %(default)s)")
     make.add_argument("--force", action="store_true", help="write over a directory that is not empty")
     make.set_defaults(run=_make_random)
@@ -48,14 +39,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     declare.add_argument("--name", help="name of the checkpoint for people")
     _add_family(declare, None, "family of the models; left out, its description file tells it")
     unknown = "left out: as in the file now, else as for the family's official checkpoint"
-    declare.add_argument(
-        "--languages", metavar="LANGUAGE[,...]", help=f"languages of the LLM, such as en,zh; any: unknown; {unknown}"
-    )
-    declare.add_argument(
-        "--tags",
-        metavar="TAG[,...]",
-        help=f"tags that the LLM acts on, such as [breath],[sigh]; none: no tags; {unknown}",
-    )
+    languages = f"languages of the LLM, such as en,zh; any: unknown; {unknown}"
+    declare.add_argument("--languages", metavar="LANGUAGE[,...]", help=languages)
+    tags = f"tags that the LLM acts on, such as [breath],[sigh]; none: no tags; {unknown}"
+    declare.add_argument("--tags", metavar="TAG[,...]", help=tags)
     instruct = "endofprompt: the LLM takes an instruction before <|endofprompt|>; none: it takes none"
     declare.add_argument("--instruct", choices=("endofprompt", "none"), help=f"{instruct}; {unknown}")
     phonemes = "cosyvoice3: the LLM reads CMU phones and pinyin in brackets; none: it reads words only"
@@ -75,21 +62,12 @@ def _add_family(parser: argparse.ArgumentParser, default: str | None, meaning: s
     parser.add_argument("--family", choices=families, default=default, help=meaning)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the chosen action; returns the exit status."""
-    return int(args.run(args))
-
-
 def _make_random(args: argparse.Namespace) -> int:
     from cosydit.stack.checkpoint.make_checkpoint import CheckpointSize, NumberedVoices, make_random_checkpoint
     from token2wav_service.checkpoint.family import Family
 
     voices, size, family = NumberedVoices(args.numbered_voices, args.voice_seconds), args.size, Family(args.family)
-    try:
-        make_random_checkpoint(args.directory, args.seed, args.force, CheckpointSize(size), voices, family)
-    except OSError as err:
-        print(f"cosydit checkpoint: {err}", file=sys.stderr)
-        return 1
+    make_random_checkpoint(args.directory, args.seed, args.force, CheckpointSize(size), voices, family)
     print(f"wrote {args.directory} ({args.family}, random weights, seed {args.seed}: it speaks noise)")
     return 0
 
@@ -99,7 +77,7 @@ def _unpack_demo(args: argparse.Namespace) -> int:
 
     try:
         provide_demo_voice(args.directory)
-    except (CheckpointMissingError, OSError) as err:
+    except CheckpointMissingError as err:
         print(f"cosydit checkpoint: {err}", file=sys.stderr)
         return 1
     print(f"the demo voice lies in {args.directory}")
@@ -118,7 +96,7 @@ def _declare(args: argparse.Namespace) -> int:
         fields = {**find_declaration(args.directory).model_dump(by_alias=True), **_declared_fields(args)}
         declaration = CheckpointDeclaration.model_validate(fields)
         path = write_declaration(args.directory, declaration)
-    except (CheckpointFileError, ValueError, OSError) as err:
+    except (CheckpointFileError, ValueError) as err:
         print(f"cosydit checkpoint: {err}", file=sys.stderr)
         return 1
     print(f"wrote {path}: {declaration.describe()}")
@@ -140,13 +118,9 @@ def _declared_fields(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _seal(args: argparse.Namespace) -> int:
-    try:
-        if not args.directory.is_dir():
-            raise NotADirectoryError(f"{args.directory} is no directory")
-        path = write_sums(args.directory)
-    except OSError as err:
-        print(f"cosydit checkpoint: {err}", file=sys.stderr)
-        return 1
+    if not args.directory.is_dir():
+        raise NotADirectoryError(f"{args.directory} is no directory")
+    path = write_sums(args.directory)
     print(f"wrote {path}: {len(path.read_text('utf-8').splitlines())} weight files")
     return 0
 

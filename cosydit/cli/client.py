@@ -43,54 +43,37 @@ def with_default_door(words: Sequence[str]) -> list[str]:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
+    """Add the subcommand; `triton-http` is the original's client, with the names of its options."""
     parser = subparsers.add_parser("client", help="speak one text through a running gateway or Triton")
-    doors = parser.add_subparsers(
-        dest="door", required=True, metavar="DOOR", help=f"where to speak (default {_DEFAULT_DOOR})"
-    )
-    http = doors.add_parser(
-        "http", help=f"use the gateway's POST /v1/audio/speech; {API_KEY_VARIABLE} may hold its key"
-    )
+    where = f"where to speak (default {_DEFAULT_DOOR})"
+    doors = parser.add_subparsers(dest="door", required=True, metavar="DOOR", help=where)
+    about = f"use the gateway's POST /v1/audio/speech; {API_KEY_VARIABLE} may hold its key"
+    http = doors.add_parser("http", help=about)
     http.add_argument("--url", default="http://127.0.0.1:8080", help="URL of the gateway")
     http.add_argument("--voice", default="default", help="name of a voice that the gateway knows")
     http.add_argument("--seed", type=int, default=None, help="seed that makes the speech repeatable")
     grpc = doors.add_parser("grpc", help="use the drop-in Triton model")
     grpc.add_argument("--url", default="127.0.0.1:8001", help="host:port of Triton's gRPC service")
-    grpc.add_argument(
-        "--model-name", default=DROP_IN_MODEL, help="name of the model: cosyvoice2_dit, cosyvoice2 or cosyvoice3"
-    )
-    grpc.add_argument("--reference-wav", type=Path, default=None, help="audio file of the voice to clone")
-    grpc.add_argument("--reference-text", default=None, help="transcript of the reference")
+    about = "use the drop-in Triton model over HTTP, assembled with DECOUPLED_MODE=False"
+    plain = doors.add_parser("triton-http", help=about)
+    plain.add_argument("--server-url", dest="url", default="localhost:18000", help="host:port of Triton's HTTP service")
+    for door, wav in ((grpc, "--reference-wav"), (plain, "--reference-audio")):
+        models = "name of the model: cosyvoice2_dit, cosyvoice2 or cosyvoice3"
+        door.add_argument("--model-name", default=DROP_IN_MODEL, help=models)
+        door.add_argument(wav, dest="reference_wav", type=Path, help="audio file of the voice to clone")
+        door.add_argument("--reference-text", help="transcript of the reference")
     for door in (http, grpc):
         door.add_argument("--text", required=True, help="text to speak")
         door.add_argument("--out", type=wav_path, required=True, help="WAV file to write (mono, 16 bit, 24 kHz)")
-        door.add_argument(
-            "--play", choices=("yes", "no"), default="no", help="play the audio as it comes (aplay or ffplay)"
-        )
-        door.add_argument(
-            "--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="longest silence of the server in seconds"
-        )
-    _add_triton_http(doors)
-    http.set_defaults(run=run, speak=_http_speaker)
-    grpc.set_defaults(run=run, speak=_triton_speaker)
-
-
-def _add_triton_http(doors: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the original's HTTP client, with the names of its options."""
-    plain = doors.add_parser(
-        "triton-http", help="use the drop-in Triton model over HTTP, assembled with DECOUPLED_MODE=False"
-    )
-    plain.add_argument("--server-url", dest="url", default="localhost:18000", help="host:port of Triton's HTTP service")
-    plain.add_argument(
-        "--model-name", default=DROP_IN_MODEL, help="name of the model: cosyvoice2_dit, cosyvoice2 or cosyvoice3"
-    )
-    plain.add_argument("--reference-audio", dest="reference_wav", type=Path, help="audio file of the voice to clone")
-    plain.add_argument("--reference-text", help="transcript of the reference")
+        play = "play the audio as it comes (aplay or ffplay)"
+        door.add_argument("--play", choices=("yes", "no"), default="no", help=play)
     plain.add_argument("--target-text", dest="text", required=True, help="text to speak")
     plain.add_argument("--output-audio", dest="out", type=wav_path, default="output.wav", help="WAV file to write")
-    plain.add_argument(
-        "--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="longest silence of the server in seconds"
-    )
+    for door in (http, grpc, plain):
+        silence = "longest silence of the server in seconds"
+        door.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help=silence)
+    http.set_defaults(run=run, speak=_http_speaker)
+    grpc.set_defaults(run=run, speak=_triton_speaker)
     plain.set_defaults(run=run, speak=partial(_triton_speaker, is_http=True), play="no")
 
 
@@ -125,42 +108,18 @@ def _http_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]
     from gateway.client import speak_over_http
     from servicekit.clock import SystemClock
 
-    def speak(on_audio: OnAudio) -> SpeechTiming:
-        return speak_over_http(
-            args.url,
-            args.text,
-            args.voice,
-            on_audio,
-            SystemClock(),
-            args.timeout_s,
-            args.seed,
-            os.environ.get(API_KEY_VARIABLE),
-        )
-
-    return speak
+    last = (SystemClock(), args.timeout_s, args.seed, os.environ.get(API_KEY_VARIABLE))
+    return lambda on_audio: speak_over_http(args.url, args.text, args.voice, on_audio, *last)
 
 
 def _triton_speaker(args: argparse.Namespace, is_http: bool = False) -> Callable[[OnAudio], SpeechTiming]:
     from gateway.client import speak_over_grpc, speak_over_triton_http
     from servicekit.clock import SystemClock
 
-    over = speak_over_triton_http if is_http else speak_over_grpc
-
-    reference = None if args.reference_wav is None else _load_reference(args.reference_wav)
-
-    def speak(on_audio: OnAudio) -> SpeechTiming:
-        return over(
-            args.url,
-            args.text,
-            reference,
-            args.reference_text,
-            on_audio,
-            SystemClock(),
-            args.timeout_s,
-            args.model_name,
-        )
-
-    return speak
+    speak = speak_over_triton_http if is_http else speak_over_grpc
+    voice = (None if args.reference_wav is None else _load_reference(args.reference_wav), args.reference_text)
+    last = (SystemClock(), args.timeout_s, args.model_name)
+    return lambda on_audio: speak(args.url, args.text, *voice, on_audio, *last)
 
 
 def _load_reference(path: Path) -> FloatArray:

@@ -14,24 +14,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the subcommand."""
     parser = subparsers.add_parser("download", help="fetch the official checkpoint at pinned revisions")
     parser.add_argument("directory", type=Path, nargs="?", help="checkpoint directory to fill")
-    parser.add_argument(
-        "--family",
-        choices=("step_audio2", "cosyvoice2", "cosyvoice3"),
-        default="step_audio2",
-        help="family of the checkpoint",
-    )
-    parser.add_argument(
-        "--lock",
-        type=Path,
-        help="lock file with the pinned commits (default: deploy/models.lock.json, of other families "
-        "deploy/models.FAMILY.lock.json)",
-    )
-    parser.add_argument(
-        "--own-lock",
-        type=Path,
-        help="lock file used if --lock is missing, written at first use with the newest commits (default: of the same "
-        "name in COSYDIT_HOME, else in ~/.cache/cosydit)",
-    )
+    families = ("step_audio2", "cosyvoice2", "cosyvoice3")
+    parser.add_argument("--family", choices=families, default=families[0], help="family of the checkpoint")
+    lock = "deploy/models.lock.json, of other families deploy/models.FAMILY.lock.json"
+    parser.add_argument("--lock", type=Path, help=f"lock file with the pinned commits (default: {lock})")
+    own = "lock file used if --lock is missing, written at first use with the newest commits"
+    place = "of the same name in COSYDIT_HOME, else in ~/.cache/cosydit"
+    parser.add_argument("--own-lock", type=Path, help=f"{own} (default: {place})")
     parser.add_argument("--offline", action="store_true", help="touch no network: fail unless everything is there")
     parser.add_argument("--update-lock", action="store_true", help="ask the hubs for commits and write the lock file")
     parser.set_defaults(run=run)

@@ -15,23 +15,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `import-voices`."""
     parser = subparsers.add_parser("import-voices", help="take over the voices of the original's spk2info.pt")
     parser.add_argument("file", type=Path, help="path of spk2info.pt, which is read without running code")
-    parser.add_argument(
-        "--out", type=Path, required=True, help="directory to write, the gateway's --created-voices-dir"
-    )
-    parser.add_argument(
-        "--model-dir",
-        type=Path,
-        required=True,
-        help="directory of the token2wav checkpoint that will speak in the voices",
-    )
-    parser.add_argument(
-        "--tokenizer-dir",
-        type=Path,
-        help="directory of the LLM's tokenizer, for transcripts that the file has only as token ids",
-    )
-    parser.add_argument(
-        "--consent", default="", help="note on who allowed the voices to be made (default: where they come from)"
-    )
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="directory to write, the gateway's --created-voices-dir")
+    model = "directory of the token2wav checkpoint that will speak in the voices"
+    add("--model-dir", type=Path, required=True, help=model)
+    tokenizer = "directory of the LLM's tokenizer, for transcripts that the file has only as token ids"
+    add("--tokenizer-dir", type=Path, help=tokenizer)
+    consent = "note on who allowed the voices to be made (default: where they come from)"
+    add("--consent", default="", help=consent)
     parser.set_defaults(run=run)
 
 

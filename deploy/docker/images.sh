@@ -31,6 +31,8 @@ make_stand_in() {
   root=$(mktemp -d)
   debootstrap --variant=minbase bookworm "$root" http://deb.debian.org/debian >&2
   rm -rf "$root"/usr/share/{doc,man,locale,info,lintian} "$root"/var/{cache,log}/* "$root"/var/lib/apt/lists/*
+  # As in the image that it stands in for, packages come without their documentation.
+  printf 'path-exclude /usr/share/%s/*\n' doc man locale info >"$root/etc/dpkg/dpkg.cfg.d/docker"
   container=$(buildah from scratch)
   buildah add --quiet "$container" "$root" / >&2
   buildah commit --quiet --rm "$container" "$STAND_IN" >&2
@@ -45,10 +47,6 @@ build() {
     engines) given+=(-f deploy/docker/engines.Dockerfile) ;;
     engines-cpu) given+=(-f deploy/docker/engines.Dockerfile --build-arg COMPUTE=cpu) ;;
     cpu) given+=(-f deploy/docker/engines.Dockerfile --build-arg COMPUTE=cpu --build-arg NAME=cpu) ;;
-    *)
-      sed -n '/^#   /s/^# //p' "$0" >&2
-      exit 2
-      ;;
   esac
   # shellcheck disable=SC2206 # several options, by blanks
   given+=(${BUILD_OPTIONS:-})
@@ -60,5 +58,11 @@ build() {
 }
 
 if [[ $# == 0 ]]; then set -- gateway engines; fi
+for image in "$@"; do
+  if [[ ! $image =~ ^(gateway|engines|engines-cpu|cpu)$ ]]; then
+    echo "error: got image $image, expected gateway, engines, engines-cpu or cpu" >&2
+    exit 2
+  fi
+done
 choose_base
 for image in "$@"; do build "$image"; done

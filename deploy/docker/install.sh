@@ -18,9 +18,12 @@ readonly LOCKS=deploy/docker/locks
 readonly TORCH=torch==2.13.0+cpu
 readonly TORCH_INDEX=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 readonly PIP=(-m pip --disable-pip-version-check --no-cache-dir --quiet)
-readonly UNUSED_PACKAGES=(huggingface-hub hf-xet fsspec pygments setuptools pip)
-# Libraries of FFmpeg that encode video, write VP8 and VP9, fetch by TLS, and record from a sound card.
-readonly UNUSED_LIBRARIES=(libx264 libx265 libSvtAv1Enc libvpx libgnutls libasound)
+readonly UNUSED_PACKAGES=(
+  huggingface-hub hf-xet fsspec filelock httpx2 httpcore2 truststore  # tokenizers asks for them, and downloads with them
+  rich markdown-it-py mdurl pygments setuptools pip
+)
+# Libraries of FFmpeg that encode pictures, fetch by TLS, and record from a sound card.
+readonly UNUSED_LIBRARIES=(libx264 libx265 libSvtAv1Enc libvpx libvpl libwebp libgnutls libasound)
 readonly NEEDED_BY_UNUSED=(libunistring libnettle libhogweed libgmp)
 
 install_packages() {
@@ -52,12 +55,14 @@ slim() {
   local packages library
   packages=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   "$1/bin/python" "${PIP[@]}" uninstall --yes "${UNUSED_PACKAGES[@]}"
-  rm -rf "$packages"/demo_voice/{weights,voices,samples} "$packages/numpy/f2py"
+  rm -rf "$packages"/demo_voice/{weights,voices,samples} "$packages"/{benchmarks,numpy/f2py} "$packages"/numpy/core/_simd.*
   find "$packages" -type d \( -name tests -o -name __pycache__ \) -prune -exec rm -rf {} +
+  find "$packages" -type f \( -name '*.pyi' -o -name '*.p[yx][xd]' -o -name '*.[ha]' \) -delete
   for library in "${UNUSED_LIBRARIES[@]}"; do put_stand_in "$packages/av.libs" "$library"; done
   for library in "${NEEDED_BY_UNUSED[@]}"; do rm "$packages/av.libs/$library"-*; done
   slim_grammars "$packages/wetext/fsts"
-  find "$packages" -name '*.so*' -type f -exec strip --strip-unneeded {} +
+  # NOTE: not the libraries that a wheel brings in a folder of its own: strip breaks what auditwheel renamed there.
+  find "$packages" -name '*.so*' -type f ! -path '*.libs/*' -exec strip --strip-unneeded {} +
 }
 
 # Puts a library with the same functions in a library's place, for FFmpeg asks for all of them when it is loaded. Each

@@ -20,8 +20,11 @@ _PLAIN = {
     "SynthesizeResponse",
     "RivaSynthesisConfigRequest",
     "RivaSynthesisConfigResponse",
+    "WordTiming",
+    "SynthesizeSpeechResponse",
+    "SynthesizeSpeechResponseMetadata",
 }
-"""Messages that say nothing which the calls that they belong to do not."""
+"""Messages that say nothing which the calls that they belong to, or Riva's own pages, do not."""
 _BLOCK = re.compile(r"(service|message|enum|oneof) (\w+) \{(\})?")
 _RPC = re.compile(r"rpc (\w+)\((stream )?([\w.]+)\) returns \((stream )?([\w.]+)\)")
 _FIELD = re.compile(r"((?:optional |repeated )?(?:map<[^>]+>|[\w.]+)) (\w+) = \d+( \[.*\])?;")

@@ -50,6 +50,11 @@ current_caller: Callable[[], Caller | None] = _caller.get
 """Returns on whose behalf this runs; None: the gateway's own."""
 
 
+def caller_name() -> str:
+    """Return the name of the current caller, ours for the gateway's own warm-up."""
+    return (current_caller() or OURSELVES).name
+
+
 @contextmanager
 def calling(caller: Caller) -> Iterator[None]:
     """Do what is inside on behalf of a caller, tasks that are started there included."""

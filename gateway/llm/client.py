@@ -127,7 +127,7 @@ class SpeechLMClient:
         The last delta, and only it, has a finish_reason. Closing the iterator closes the HTTP response, which makes
         the server stop.
         """
-        if self._wire.is_spoken_out(utterance):
+        if utterance.spoken_tokens and self._wire.is_spoken_out(utterance):
             yield SpeechTokenDelta((), "length")
             return
         ends_at = self._clock.now() + self._deadlines.total_s

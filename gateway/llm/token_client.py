@@ -131,7 +131,7 @@ class TokenStreamClient:
         The last delta, and only it, has a finish_reason. Closing the iterator cancels the call, which makes the server
         stop. `seed` is that of the whole answer also where the utterance brings its first tokens.
         """
-        if self._wire.is_spoken_out(utterance):
+        if utterance.spoken_tokens and self._wire.is_spoken_out(utterance):
             yield SpeechTokenDelta((), "length")
             return
         asked = self._request(utterance, sampling, seed)

@@ -175,7 +175,9 @@ class LLMWire:
             raise errors.TextTooLongError(str(error), param="input") from error
         except PromptError as error:
             raise errors.InvalidTextError(str(error), param="input") from error
-        return TokenPrompt(tuple(prompt.token_ids), _rest_of(bounds, len(utterance.spoken_tokens)))
+        if utterance.spoken_tokens:
+            bounds = _rest_of(bounds, len(utterance.spoken_tokens))
+        return TokenPrompt(tuple(prompt.token_ids), bounds)
 
     def _messages(self, utterance: Utterance) -> list[dict[str, str]]:
         """Write the chat form; our own server takes an instruction apart from the text, others before it.
@@ -201,7 +203,7 @@ class LLMWire:
 
     def is_spoken_out(self, utterance: Utterance) -> bool:
         """Tell whether the tokens that were spoken reach the bound of the answer already."""
-        if not utterance.spoken_tokens or utterance.coming_text is not None:
+        if utterance.coming_text is not None:
             return False  # the LLM's server bounds a text that is still being written when it has ended
         text_tokens = target_text_tokens(self._encoder.encode, utterance.text, self._vocabulary)
         return len(utterance.spoken_tokens) >= self._bounds(text_tokens, utterance).max_tokens

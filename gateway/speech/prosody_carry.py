@@ -9,7 +9,7 @@ text and tokens of the segments just spoken let it continue the prosody too:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from gateway.core import Utterance
 from gateway.errors import ConfigError
@@ -57,7 +57,7 @@ class ProsodyCarry:
     carried whole or not at all. A new voice begins with a new carry.
     """
 
-    limits: CarryLimits = field(default_factory=CarryLimits)
+    limits: CarryLimits = CarryLimits()
     parts: tuple[SpokenPart, ...] = ()
     """Segments spoken, oldest first."""
     instruction: str = ""

@@ -257,15 +257,9 @@ class Speaker:
         first = await _next_speakable(job, segments)
         if first is None:
             raise InvalidTextError("the text holds nothing to say; send at least one word", param="input")
-        self._check_language(first)
+        if self.settings.refuses_foreign:
+            _check_language(first)
         return first
-
-    def _check_language(self, segment: SpokenSegment | None) -> None:
-        """Refuse a segment in a language that the checkpoint does not declare, where that is to be refused."""
-        if self.settings.refuses_foreign and segment is not None and segment.foreign is not None:
-            raise UndeclaredLanguageError(
-                f"the checkpoint does not declare the language {segment.foreign!r}", param="input"
-            )
 
     @asynccontextmanager
     async def _opened(self, job: SpeechJob, voice: ReadyVoice) -> AsyncIterator[Token2WavStream]:
@@ -305,7 +299,8 @@ class Speaker:
                         job.note_tokens(delta)
                         yield delta
             segment = await _next_speakable(job, segments)
-            self._check_language(segment)
+            if self.settings.refuses_foreign:
+                _check_language(segment)
         job.note_end()
 
     async def _interleaved_tokens(
@@ -315,7 +310,8 @@ class Speaker:
 
         async def following() -> SpokenSegment | None:
             segment = await _next_speakable(job, segments)
-            self._check_language(segment)
+            if self.settings.refuses_foreign:
+                _check_language(segment)
             return segment
 
         queue = SegmentQueue(following)
@@ -384,6 +380,14 @@ class _NoHold:
 
     def release(self) -> None:
         """See `core.SessionHold.release`."""
+
+
+def _check_language(segment: SpokenSegment | None) -> None:
+    """Refuse a segment in a language that the checkpoint does not declare."""
+    if segment is not None and segment.foreign is not None:
+        raise UndeclaredLanguageError(
+            f"the checkpoint does not declare the language {segment.foreign!r}", param="input"
+        )
 
 
 async def _next_speakable(job: SpeechJob, segments: Segments) -> SpokenSegment | None:

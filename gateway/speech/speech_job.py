@@ -142,15 +142,19 @@ class SpeechJob:
 
     def begin_segment(self, segment: SpokenSegment) -> tuple[Utterance, int]:
         """Return the LLM's next segment and its seed."""
-        self._note_language(segment)
+        if segment.foreign is not None:
+            self._note_language(segment.foreign)
         spans = self.result.spans
         spans.append(_span_behind(spans, segment, self.result.silence_samples))
         if self._aligner is not None:
             spans[-1].letter_times = LetterTimes(self._aligner, segment.text)
         self.result.has_manners = self.result.has_manners or segment.source.manner is not None
-        self.result.note_pause(segment.source.pause_s)
+        if segment.source.pause is not None:
+            self.result.note_pause(segment.source.pause_s)
         self._segment_tokens = []
-        carry = self.result.carry = self.result.carry.under(segment.instruction)
+        carry = self.result.carry
+        if segment.instruction != carry.instruction:
+            carry = self.result.carry = carry.under(segment.instruction)
         voice = _INSTRUCTED if segment.instruction else self._voice
         utterance = replace(voice, text=segment.text, instruction=segment.instruction)
         seed = (self.result.seed + len(spans) - 1) % (MAX_SEED + 1)
@@ -158,18 +162,19 @@ class SpeechJob:
 
     def go_on_with(self, joined: SpokenSegment) -> None:
         """Note the segment's text as it has grown so far."""
-        self._note_language(joined)
+        if joined.foreign is not None:
+            self._note_language(joined.foreign)
         span = self.result.spans[-1]
         span.segment = joined
         if span.letter_times is not None:
             span.letter_times.set_text(joined.text)
 
-    def _note_language(self, segment: SpokenSegment) -> None:
-        if segment.foreign is None or segment.foreign in self.result.foreign:
+    def _note_language(self, foreign: str) -> None:
+        if foreign in self.result.foreign:
             return
-        self.result.foreign.append(segment.foreign)
+        self.result.foreign.append(foreign)
         ids = {"request_id": self.result.request_id}
-        logger.warning("request %s: %s", self.result.request_id, language_warning([segment.foreign]), extra=ids)
+        logger.warning("request %s: %s", self.result.request_id, language_warning([foreign]), extra=ids)
 
     def note_tokens(self, delta: SpeechTokenDelta) -> None:
         """Note what the LLM said of the segment it speaks."""

@@ -176,7 +176,9 @@ class TextFrontEnd:
         """
         if self._styles.is_declared:
             return ()
-        has_tag = self._reads_audio_tags(options) and any(tag.style for tag in audio_tags(text))
+        has_tag = (
+            options.has_audio_tags and self._reads_audio_tags(options) and any(tag.style for tag in audio_tags(text))
+        )
         return (*([options.style.field] if options.style else ()), *([AUDIO_TAGS_FIELD] if has_tag else ()))
 
     def open(self, options: TextOptions, settings: SplitSettings, whole: str = "") -> TextStream:
@@ -259,7 +261,7 @@ class TextFrontEnd:
         if lexicons:
             spoken = _after(spoken, self._with_aliases(spoken.text, lexicons), "pronunciation")
             yield
-        if options.normalization is Normalization.ON:
+        if options.normalization is Normalization.ON and not (language == "en" and is_plain(spoken.text)):
             spoken = _after(spoken, spoken_addresses(spoken.text, language), "addresses")
             yield
             normalized = yield from self._normalizing(spoken.text, options, language)
@@ -298,8 +300,6 @@ class TextFrontEnd:
         return self._normalizers.get(regional or language) or self._normalizers.get(language)
 
     def _normalizing(self, text: str, options: TextOptions, language: str | None) -> Steps[NormalizedText]:
-        if language == "en" and is_plain(text):
-            return unchanged(text)
         if self._normalizer(options, language) is None and not self._silent_tags:
             return unchanged(text)
         parts = list[NormalizedText]()

@@ -15,6 +15,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -28,7 +29,7 @@ from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
 from gateway.token2wav.triton_call import Tensors, TritonCall, bytes_tensor, text_of
 from servicekit.tasks import stop
-from servicekit.timeouts import LoopLag, Patience
+from servicekit.timeouts import LoopLag, Patience, PatientTimer
 from token2wav_service.contract import CALLER_HAS_SHARE, DEFAULT_PRIORITY, TOKEN2WAV_MODEL, Operation, ServerStatus
 
 logger = logging.getLogger(__name__)
@@ -337,18 +338,10 @@ class _Push:
     def __init__(self, chunk: TokenChunk, future: asyncio.Future[AudioChunk]) -> None:
         self.chunk = chunk
         self.future = future
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: PatientTimer | None = None
 
     def watch(self, deadline_s: float, patience: Patience, on_expiry: Callable[[_Push], None]) -> None:
-        more_s = patience.begin(deadline_s)
-
-        def passed() -> None:
-            if (extra_s := more_s()) > 0:
-                self._timer = asyncio.get_running_loop().call_later(extra_s, passed)
-            else:
-                on_expiry(self)
-
-        self._timer = asyncio.get_running_loop().call_later(deadline_s, passed)
+        self._timer = PatientTimer(deadline_s, patience.begin(deadline_s), partial(on_expiry, self))
 
     def succeed(self, samples: FloatArray) -> None:
         self._settle()
@@ -364,6 +357,7 @@ class _Push:
     def _settle(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
 
 def _prompt_tensor(audio: bytes | FloatArray) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from llm_service.embedded.interleaving import Feed, Interleaver
 from llm_service.embedded.model import DecodeRow
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.sequence import Sequence
-from llm_service.embedded.types import EngineCounters, EngineStats, GenerationOutput, GenerationRequest
+from llm_service.embedded.types import EngineStats, GenerationOutput, GenerationRequest
 from llm_service.errors import EngineError, GenerationFailedError, InvalidGenerationError
 from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
 
@@ -119,7 +119,7 @@ class SpeechLMEngine:
         self._allocator = SlotAllocator(limits.slots)
         self._waiting: deque[Sequence] = deque()
         self._running: dict[str, Sequence] = {}
-        self._counters = EngineCounters()
+        self._counters = EngineStats()
 
     @property
     def limits(self) -> EngineLimits:
@@ -200,7 +200,7 @@ class SpeechLMEngine:
 
     def stats(self) -> EngineStats:
         """Return the counters."""
-        return self._counters.stats(
+        return self._counters.holding(
             running=len(self._running),
             waiting=len(self._waiting),
             slots=self._limits.slots,
@@ -265,7 +265,7 @@ class SpeechLMEngine:
             output = sequence.advance(logits)
         except Exception as err:
             return self._fail(sequence, err)
-        self._counters.tokens += 1
+        self._counters.generated_tokens += 1
         if output.is_last:
             self._release(sequence)
             self._counters.finished += 1

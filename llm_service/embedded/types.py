@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from llm_service.embedded.interleaving import InterleavedPrompt
@@ -124,9 +124,9 @@ class GenerationOutput:
         return self.finish_reason is not None or self.error is not None
 
 
-@dataclass(frozen=True)
+@dataclass
 class EngineStats:
-    """The engine's counters after its latest step."""
+    """What an engine counts as it goes on, and what it holds at one moment."""
 
     running: int = 0
     waiting: int = 0
@@ -137,33 +137,10 @@ class EngineStats:
     finished: int = 0
     aborted: int = 0
     failed: int = 0
-    steps_by_rows: Mapping[int, int] = field(default_factory=dict)  # requests decoded together -> steps
+    steps_by_rows: Counter[int] = field(default_factory=Counter)  # requests decoded together -> steps
     first_token: Buckets = field(default_factory=Buckets)  # seconds from a request's arrival
 
-
-@dataclass
-class EngineCounters:
-    """What both engines count as they go on."""
-
-    steps: int = 0
-    tokens: int = 0
-    finished: int = 0
-    aborted: int = 0
-    failed: int = 0
-    steps_by_rows: Counter[int] = field(default_factory=Counter)
-    """Requests decoded together -> steps."""
-
-    def stats(self, *, running: int, waiting: int, slots: int, free_slots: int) -> EngineStats:
-        """Return the counters with what the engine holds now."""
-        return EngineStats(
-            running=running,
-            waiting=waiting,
-            slots=slots,
-            free_slots=free_slots,
-            steps=self.steps,
-            generated_tokens=self.tokens,
-            finished=self.finished,
-            aborted=self.aborted,
-            failed=self.failed,
-            steps_by_rows=dict(self.steps_by_rows),
-        )
+    def holding(self, *, running: int, waiting: int, slots: int, free_slots: int) -> EngineStats:
+        """Return a copy with what the engine holds now."""
+        held = {"running": running, "waiting": waiting, "slots": slots, "free_slots": free_slots}
+        return replace(self, **held, steps_by_rows=self.steps_by_rows.copy())  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ import numpy as np
 from llm_service.embedded.engine import EngineLimits, SlotAllocator, check_request
 from llm_service.embedded.interleaving import Interleaver
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.embedded.types import EngineCounters, EngineStats, FinishReason, GenerationOutput, GenerationRequest
+from llm_service.embedded.types import EngineStats, FinishReason, GenerationOutput, GenerationRequest
 from llm_service.errors import (
     DeadlineExceededError,
     EngineError,
@@ -107,7 +107,7 @@ class GpuEngine:
         self._flying: _Step | None = None
         self._deadlines: list[tuple[float, int, Answer]] = []  # a heap
         self._counter = itertools.count()
-        self._counters = EngineCounters()
+        self._counters = EngineStats()
 
     @property
     def limits(self) -> EngineLimits:
@@ -205,7 +205,7 @@ class GpuEngine:
 
     def stats(self) -> EngineStats:
         """Return the counters."""
-        return self._counters.stats(
+        return self._counters.holding(
             running=len(self._held),
             waiting=len(self._waiting),
             slots=self._limits.slots,
@@ -372,14 +372,14 @@ class GpuEngine:
             ):
                 answer.flush_s = now_s + packing.longest_wait_s
                 outputs.append(answer.flush())
-        self._counters.tokens += count
+        self._counters.generated_tokens += count
         return outputs
 
     def _read_closely(self, answer: Answer, row: int, now_s: float) -> GenerationOutput:
         """Read a row that is no plain token in the middle of an answer."""
         if row < 0:
             return self._fail(answer, GenerationFailedError(_REASONS[row]))
-        self._counters.tokens += 1
+        self._counters.generated_tokens += 1
         if not answer.note(row):
             self._go_on(answer)
             return GenerationOutput(answer.request.request_id, fills=(0,))

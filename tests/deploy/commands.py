@@ -10,14 +10,13 @@ import io
 from collections.abc import Sequence
 from unittest.mock import patch
 
-from llm_service.backends.auto import AUTO
-
 import gateway.config
 import gateway.errors
 import servicekit.drain
 import token2wav_service.serving.__main__ as triton_main
 import token2wav_service.serving.assemble
 from llm_service.__main__ import _parser as llm_parser
+from llm_service.backends import AUTO
 from llm_service.config import LLM, LLMBackend, parse_embedded_config, parse_server_config
 from servicekit.settings import given_settings
 from token2wav_service.serving.process import health

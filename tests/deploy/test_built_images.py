@@ -130,7 +130,10 @@ def running(containers: Containers, name: str, log: Path, stop_s: dict[str, floa
         pid = service_pid(process.pid)
         assert pid is not None, log.read_text()
         os.kill(pid, signal.SIGTERM)
-        assert process.wait(STOP_TIMEOUT_S) in (0, 128 + signal.SIGTERM), log.read_text()
+        # A service ends well, or by the signal itself, which buildah tells in words.
+        assert process.wait(STOP_TIMEOUT_S) == 0 or "subprocess exited on terminated" in log.read_text(), (
+            log.read_text()
+        )
         stop_s[name] = round(time.monotonic() - began, 2)
     finally:
         process.kill()
@@ -186,11 +189,13 @@ def test_three_containers_speak_as_compose_has_them(built: Mapping[str, float], 
         subprocess.run(containers.command("token2wav", unpack, f"{folder}:/out"), check=True)
         start_s = {}
         with contextlib.ExitStack() as services:
-            for name in IMAGES:
+            for together in (("llm", "token2wav"), ("gateway",)):  # as depends_on has it
                 began = time.monotonic()
-                services.enter_context(running(containers, name, tmp_path / f"{name}.log", stop_s))
-                wait_until(lambda name=name: containers.is_healthy(name), f"{name} being healthy")  # type: ignore[misc]
-                start_s[name] = round(time.monotonic() - began, 1)
+                for name in together:
+                    services.enter_context(running(containers, name, tmp_path / f"{name}.log", stop_s))
+                for name in together:
+                    wait_until(lambda name=name: containers.is_healthy(name), f"{name} being healthy")  # type: ignore[misc]
+                    start_s[name] = round(time.monotonic() - began, 1)
             first_s, _ = spoken(containers.ports["8080"], "mp3")
             files = {each: spoken(containers.ports["8080"], each) for each in FORMATS}
         assert all(len(audio) > 5000 for _, audio in files.values())

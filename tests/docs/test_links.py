@@ -13,6 +13,7 @@ FOLDERS = (
     "benchmarks|cosydit|demo_voice|deploy|docs|gateway|gpukit|lab|llm_service|proto|servicekit|tests|token2wav_service"
 )
 NO_PATHS = {f"cosydit/{path.stem}" for path in (ROOT / "deploy/docker").glob("*.Dockerfile")}
+NO_PATHS |= {"cosydit/cpu", "cosydit/engines-cpu"}
 """Names of images."""
 MADE_BY_USERS = {"deploy/models.lock.json"}
 HOUSES = ("gateway", "token2wav_service", "llm_service", "cosydit", "demo_voice")

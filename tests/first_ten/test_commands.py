@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import wave
 from pathlib import Path
@@ -20,7 +19,7 @@ import soundfile
 from cosydit.cli.main import main
 from cosydit.stack.process import answers_ok, read_json
 from tests import ROOT
-from tests.bundled_voices import NAMES, OTHER
+from tests.bundled_voices import OTHER
 from tests.cosydit.stack.test_stop import SHORT_S, is_alive, running
 from tests.workers import demo_checkpoint, free_ports
 
@@ -32,17 +31,6 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COSYDIT_HOME", str(tmp_path / "home"))
     return tmp_path
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["--version"])
-    assert capsys.readouterr().out.startswith("cosydit ")
-
-
-def test_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["say", ""]) == 1
-    assert "give at least one word" in capsys.readouterr().err
 
 
 @pytest.mark.servers
@@ -66,29 +54,12 @@ def test_batch_a_list(
     assert shown.out.count("rows: ") == 1 and f"done now: {len(names)}, failed: 0" in shown.out
 
 
-def test_batch_in_a_voice_that_is_not_there(
-    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("list.txt").write_text("Good morning.\n", encoding="utf-8")
-    checkpoint = str(demo_checkpoint(tmp_path_factory))
-    assert main(["batch", "list.txt", "--voice", "bob", "--checkpoint", checkpoint]) == 2
-    assert "got the voice 'bob'" in (said := capsys.readouterr().err) and ", ".join(NAMES) in said
-
-
 def test_client_without_a_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (dead,) = free_ports(1)
     url = f"http://127.0.0.1:{dead}"
     assert main(["client", "http", "--url", url, "--text", "Hi.", "--out", "hi.wav"]) == 1
     assert "is the gateway running there?" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("door", "name"), [("triton", "Triton"), ("http", "the gateway")])
-def test_bench_without_services(door: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (dead,) = free_ports(1)
-    assert main(["bench", "--door", door, "--server-port", str(dead)]) == 2
-    said = capsys.readouterr().err
-    assert f"{name} does not answer at" in said and "`cosydit serve`" in said
 
 
 def test_serve_then_top_in_another_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,41 +72,11 @@ def test_serve_then_top_in_another_shell(tmp_path: Path, capsys: pytest.CaptureF
         assert page.removeprefix("http://").rstrip("/") in capsys.readouterr().out
 
 
-def test_top_without_services(capsys: pytest.CaptureFixture[str]) -> None:
-    (dead,) = free_ports(1)
-    url = f"http://127.0.0.1:{dead}/metrics"
-    assert main(["top", "--once", "--gateway", url, "--token2wav", url, "--llm", url]) == 1
-    assert "no answer" in capsys.readouterr().out
-
-
-def test_serve_with_a_folder_for_created_voices() -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "cosydit.cli.main", "serve", "--help"], capture_output=True, text=True, check=True
-    )
-    assert "--created-voices-dir PATH" in shown.stdout
-
-
-def test_make_list_and_revoke_a_key(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["keys", "new", "anna", "--file", "keys.txt"]) == 0
-    assert main(["keys", "list", "--file", "keys.txt"]) == 0
-    assert "anna" in capsys.readouterr().out
-    assert main(["keys", "revoke", "anna", "--file", "keys.txt"]) == 0
-    assert main(["keys", "list", "--file", "keys.txt"]) == 0
-    assert "0 keys" in capsys.readouterr().err
-
-
 def test_verify_a_checkpoint(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = demo_checkpoint(tmp_path_factory)
     assert main(["checkpoint", "verify", str(checkpoint)]) == 0
     assert "declares: demo-voice, family step_audio2, languages en, tags none" in capsys.readouterr().out
     assert json.loads((checkpoint / "checkpoint.json").read_text("utf-8"))["languages"] == ["en"]
-
-
-def test_say_without_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("cosydit.cli.stack_options.LLM_MODULES", ("no_such_module",))
-    assert main(["say", "Hello."]) == 1
-    said = capsys.readouterr().err
-    assert "-m pip install " in said and "[demo]'" in said and "pip install 'cosydit[" not in said
 
 
 @pytest.mark.parametrize(

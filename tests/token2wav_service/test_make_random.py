@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import re
@@ -14,7 +13,7 @@ import pytest
 import soundfile
 import torch
 
-from cosydit.cli import checkpoint as command
+from cosydit.cli.main import main
 from tests import ASSETS
 from token2wav_service.checkpoint.loader import load_flow, load_hift, read_flow_config, read_hift_config
 from token2wav_service.checkpoint.make_random import SMALL_FLOW, SMALL_HIFT, make_random_token2wav
@@ -39,10 +38,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_command(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["checkpoint", *arguments])
-    return int(args.run(args))
+    return main(["checkpoint", *arguments])
 
 
 def hashes(directory: Path) -> dict[str, str]:

@@ -173,7 +173,8 @@ def _voice(body: SpeechBody) -> str | InlineVoice:
 
 def _text_options(body: SpeechBody) -> TextOptions:
     normalization = Normalization.OFF if body.normalize is False else Normalization.ON
-    style = style_of(instructions=body.instructions, style=body.style)
+    asks_style = body.instructions or body.style
+    style = style_of(instructions=body.instructions, style=body.style) if asks_style else None
     return text_options_of(body.language, normalization, body.lexicons, body.pronunciations, body.ssml is True, style)
 
 

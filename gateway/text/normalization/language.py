@@ -123,12 +123,12 @@ class DeclaredLanguages:
         main = max(weights, key=weights.__getitem__)
         least = _FOREIGN_SHARE * sum(weights.values())
         others = [each for each, weight in weights.items() if each not in self._scripts and weight >= least]
-        guess = self._surely(text)
-        if others:
-            return guess if main in others and guess is not None else _USUAL_LANGUAGE.get(others[0], UNKNOWN)
         # Languages that share another script, as Russian and Ukrainian, are not told apart.
         is_told = main in _EAST_ASIAN or (main == _LATIN and weights[main] >= _SURE_LETTERS)
-        return guess if is_told and guess is not None and guess not in self.languages else None
+        guess = self._surely(text) if is_told or main in others else None
+        if others:
+            return guess if main in others and guess is not None else _USUAL_LANGUAGE.get(others[0], UNKNOWN)
+        return guess if guess is not None and guess not in self.languages else None
 
 
 _ENGLISH = "en"

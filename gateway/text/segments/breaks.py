@@ -38,6 +38,8 @@ _EMOJI_SKIN_TONES = range(0x1F3FB, 0x1F400)
 _ANY_SENTENCE_START = "A"
 
 _TITLE_QUOTES = (("《", "》"), ("〈", "〉"), ("『", "』"), ("“", "”"))
+_OPENS_TITLE = re.compile('[《〈『“"]')
+_MAY_BE_LISTED = re.compile(r"(?:(?<=\s)|^|[•⁃])(?:\d{1,2}|[a-z])\.?[.)]")
 _LONGEST_TITLE = 40
 """Characters of a quotation that is taken for a title; a longer one is somebody's speech."""
 _SCALE = re.compile(
@@ -132,7 +134,9 @@ class BreakFinder:
         match = self._chunk.match(text, at, known)
         if match is None or match.end() == at:
             return None
-        end = _joined_end(text, match.end(), known)
+        end = match.end()
+        if end < known and not (text[end - 1] == " " and text[end].isascii()):
+            end = _joined_end(text, end, known)
         if end < known:
             return self._judged(text, at, end, None if is_complete else known)
         return Break(end, Strength.PARAGRAPH) if is_complete else None
@@ -144,13 +148,13 @@ class BreakFinder:
         if space.count("\n") >= _PARAGRAPH_LINE_BREAKS:
             return Break(end, Strength.PARAGRAPH)
         before = self.tags.removed(text[:end]).rstrip()
-        if markers := [*list_markers(before)]:
+        if _MAY_BE_LISTED.search(before) and (markers := [*list_markers(before)]):
             marker = markers[-1]  # of the item that the text is in
             if marker.end == len(before):
                 return Break(end, Strength.BOUND)
             if space and (is_next := _is_at(marker.following, text, end, known)) is not False:
                 return None if is_next is None else Break(end, Strength.SENTENCE)
-        if _is_within_title(before):
+        if _OPENS_TITLE.search(before) and _is_within_title(before):
             return Break(end, Strength.BOUND)
         strength = self._strength(text, before, end, space, known)
         return None if strength is None else Break(end, strength)

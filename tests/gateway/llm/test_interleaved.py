@@ -16,7 +16,6 @@ from gateway.errors import InvalidTextError, LLMRejectedError, UnsupportedOption
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.token_client import TokenStreamClient
 from gateway.llm.wire import LLMWire, PromptForm
-from llm_service.checkpoint import make_random_llm
 from llm_service.config import LLMBackend
 from llm_service.embedded.app import SpeechLMServer, create_app
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
@@ -31,7 +30,7 @@ from servicekit.clock import SystemClock
 from servicekit.timeouts import timeout
 from tests.gateway.routing.fakes import routed_llm
 from tests.llm_service.embedded.scripted import ScriptedModel
-from tests.workers import free_ports
+from tests.workers import free_ports, random_llm
 
 LENGTH = 160
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, repetition_penalty=1.0)
@@ -52,9 +51,7 @@ class Written:
 
 @pytest.fixture(scope="module")
 def llm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llm")
-    make_random_llm(directory, seed=7)
-    return directory
+    return random_llm(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,6 @@ from gateway.llm.wire import LLMWire
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import LLM, Fleet
 from gateway.routing.options import check_address
-from llm_service.checkpoint import make_random_llm
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.token_stream import SpeechTokenServicer, serving_tokens
@@ -37,6 +36,7 @@ from llm_service.gpu.build import GpuEngineOptions, build_gpu_engine
 from servicekit.clock import SystemClock
 from tests.gateway.fakes import CharacterEncoder
 from tests.gateway.routing.fakes import QUICK
+from tests.workers import random_llm
 
 WIRE = LLMWire(CharacterEncoder())  # type: ignore[arg-type]
 UTTERANCE = Utterance("abcdef", "de", (5, 6))
@@ -45,9 +45,7 @@ PATIENT = replace(QUICK, failover_s=30.0, admission_wait_s=30.0)
 
 @pytest.fixture(scope="module")
 def llm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llm")
-    make_random_llm(directory, seed=7)
-    return directory
+    return random_llm(tmp_path_factory)
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.alignment import Alignment, Span, align
+from gateway.text.alignment import Alignment, SpokenStretch, align
 from gateway.text.cleaning import CleaningReader, cleaned
 from gateway.text.markup.markdown import MarkupReader
 from gateway.text.stretches import Stretch
@@ -70,7 +70,7 @@ def test_each_clean_character_tells_what_was_written_for_it() -> None:
     ]
 
 
-spans = st.builds(Span, st.integers(0, 6), st.integers(0, 6))
+spans = st.builds(SpokenStretch, st.integers(0, 6), st.integers(0, 6))
 alignments = st.lists(spans, max_size=12).map(lambda drawn: Alignment(tuple(drawn)))
 words = st.lists(st.sampled_from(["It", "costs", "5", "five", "你", "3.50", "a", " ", "\n", ", "]), max_size=40).map(
     "".join

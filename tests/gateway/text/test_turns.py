@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 
 from gateway.text import LIVE_TEXT, TextFrontEnd, TextOptions, load_text_front_end
-from gateway.text.alignment import clauses
+from gateway.text.normalization.wetext_normalizer import clauses
 from gateway.text.turns import Steps, TextTurns
 
 T = TypeVar("T")

@@ -13,12 +13,12 @@ import pytest
 import torch
 import uvicorn
 
-from llm_service.checkpoint import make_random_llm
 from llm_service.config import EmbeddedConfig, LLMBackend, parse_server_config
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.serve import build_app
 from llm_service.gpu.weights import Weights, load_weights
 from servicekit.clock import SystemClock
+from tests.workers import random_llm
 
 MODEL_NAME = "random-llm"
 WAIT_S = 30.0
@@ -27,9 +27,7 @@ WAIT_S = 30.0
 @pytest.fixture(scope="session")
 def llm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random checkpoint."""
-    directory = tmp_path_factory.mktemp("llm")
-    make_random_llm(directory, seed=7)
-    return directory
+    return random_llm(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

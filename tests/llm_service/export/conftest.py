@@ -15,6 +15,7 @@ from llm_service.export.convert import QWEN_DIR, Origin, convert_huggingface, re
 from llm_service.export.source import SpeechLMSource
 from llm_service.huggingface_layout import ENDOFTEXT
 from llm_service.vocab import SOS_ID, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET, TASK_ID
+from tests.workers import made_once
 
 OFFICIAL_TEXT_ROWS = 151936
 OFFICIAL_TEXT_TOKENS = 151643
@@ -25,13 +26,15 @@ BIAS_STD = 2.0
 @pytest.fixture(scope="session")
 def stock_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stock Hugging Face form: the whole vocabulary's head, the bias in a file of its own."""
-    directory = tmp_path_factory.mktemp("stock") / "llm"
-    make_random_llm(directory, seed=11)
-    path = directory / SPEECH_HEAD_FILE
-    head = load_file(path)
-    noise = torch.randn(SPEECH_HEAD_ROWS, generator=torch.Generator().manual_seed(1)) * BIAS_STD
-    save_file({"weight": head["weight"], "bias": head["bias"] + noise}, path)
-    return directory
+
+    def make(directory: Path) -> None:
+        make_random_llm(directory, seed=11)
+        path = directory / SPEECH_HEAD_FILE
+        head = load_file(path)
+        noise = torch.randn(SPEECH_HEAD_ROWS, generator=torch.Generator().manual_seed(1)) * BIAS_STD
+        save_file({"weight": head["weight"], "bias": head["bias"] + noise}, path)
+
+    return made_once(tmp_path_factory, "stock-llm", make)
 
 
 @pytest.fixture(scope="session")
@@ -43,21 +46,23 @@ def source(stock_dir: Path) -> SpeechLMSource:
 @pytest.fixture(scope="session")
 def official_dir(tmp_path_factory: pytest.TempPathFactory, source: SpeechLMSource, stock_dir: Path) -> Path:
     """The same model as the official llm.pt, with Qwen2's directory beside it."""
-    directory = tmp_path_factory.mktemp("official")
-    torch.save(official_tensors(source), directory / "llm.pt")
-    qwen_dir = directory / QWEN_DIR
-    qwen_dir.mkdir()
-    (qwen_dir / "config.json").write_bytes((stock_dir / "config.json").read_bytes())
-    (qwen_dir / "tokenizer.json").write_text(text_tokenizer(stock_dir), encoding="utf-8")
-    return directory
+
+    def make(directory: Path) -> None:
+        qwen_dir = directory / QWEN_DIR
+        qwen_dir.mkdir(parents=True)
+        torch.save(official_tensors(source), directory / "llm.pt")
+        (qwen_dir / "config.json").write_bytes((stock_dir / "config.json").read_bytes())
+        (qwen_dir / "tokenizer.json").write_text(text_tokenizer(stock_dir), encoding="utf-8")
+
+    return made_once(tmp_path_factory, "official-llm", make)
 
 
 @pytest.fixture(scope="session")
 def converted_dir(tmp_path_factory: pytest.TempPathFactory, stock_dir: Path) -> Path:
     """The converted form, in float32 so that it can be compared exactly."""
-    directory = tmp_path_factory.mktemp("converted") / "llm"
-    assert convert_huggingface(Origin(stock_dir), directory, "float32")
-    return directory
+    return made_once(
+        tmp_path_factory, "converted-llm", lambda folder: convert_huggingface(Origin(stock_dir), folder, "float32")
+    )
 
 
 def official_tensors(source: SpeechLMSource) -> dict[str, torch.Tensor]:

@@ -20,7 +20,7 @@ from llm_service.export import convert
 from llm_service.export.convert import Origin, build_trtllm, convert_trtllm
 from llm_service.export.source import SpeechLMSource
 from llm_service.export.trtllm import MATRICES, checkpoint_tensors
-from llm_service.export.trtllm_build import EngineLimits, build_command
+from llm_service.export.trtllm_build import BuildLimits, build_command
 from llm_service.huggingface_layout import FIRST_ID_KEY, ROWS_KEY
 from llm_service.qwen2 import qwen2_config
 from llm_service.speech_head import speech_rows
@@ -157,13 +157,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Path:
 
 
 def test_the_command_is_the_documented_one(checkpoint: Path) -> None:
-    command = build_command(checkpoint, Path("engine"), EngineLimits())
+    command = build_command(checkpoint, Path("engine"), BuildLimits())
     expected = (
         f"trtllm-build --checkpoint_dir {checkpoint} --output_dir engine --model_cls_file {TRTLLM_ENGINE_FILE} "
         "--model_cls_name SpeechQwen2ForCausalLM --max_batch_size 64 --max_num_tokens 32768 --gemm_plugin bfloat16"
     )
     assert command == expected.split()
-    other = " ".join(build_command(checkpoint, Path("engine"), EngineLimits(8, 64, 1024)))
+    other = " ".join(build_command(checkpoint, Path("engine"), BuildLimits(8, 64, 1024)))
     assert "--max_batch_size 8 --max_num_tokens 64" in other
     assert other.endswith("--max_seq_len 1024")
 
@@ -171,10 +171,10 @@ def test_the_command_is_the_documented_one(checkpoint: Path) -> None:
 def test_an_engine_is_built_once(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = install(tmp_path, monkeypatch, BUILDS)
     engine = tmp_path / "engine"
-    assert build_trtllm(checkpoint, engine, EngineLimits())
-    assert not build_trtllm(checkpoint, engine, EngineLimits())
+    assert build_trtllm(checkpoint, engine, BuildLimits())
+    assert not build_trtllm(checkpoint, engine, BuildLimits())
     assert len(calls.read_text().splitlines()) == 1
-    assert build_trtllm(checkpoint, engine, EngineLimits(max_batch_size=8))
+    assert build_trtllm(checkpoint, engine, BuildLimits(max_batch_size=8))
     assert len(calls.read_text().splitlines()) == 2
     assert (engine / "rank0.engine").read_bytes() == b"engine"
     assert "building" in (tmp_path / "engine.build.log").read_text()
@@ -192,7 +192,7 @@ def test_a_failed_build_says_why_and_leaves_no_engine(
 ) -> None:
     install(tmp_path, monkeypatch, body)
     with pytest.raises(BuildError, match=message):
-        build_trtllm(checkpoint, tmp_path / "engine", EngineLimits())
+        build_trtllm(checkpoint, tmp_path / "engine", BuildLimits())
     assert not (tmp_path / "engine").exists()
 
 
@@ -201,14 +201,14 @@ def test_a_missing_builder_is_named_with_the_version_that_has_it(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(BackendUnavailableError, match=r"trtllm-build is not on PATH.*1\.2\.1"):
-        build_trtllm(checkpoint, tmp_path / "engine", EngineLimits())
+        build_trtllm(checkpoint, tmp_path / "engine", BuildLimits())
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no TensorRT-LLM checkpoint"):
-        build_trtllm(tmp_path, tmp_path / "engine", EngineLimits())
-    with pytest.raises(ConfigError, match="max_num_tokens"):
-        EngineLimits(max_batch_size=64, max_num_tokens=8)
+        build_trtllm(tmp_path, tmp_path / "engine", BuildLimits())
+    with pytest.raises(LLMConfigError, match="max_num_tokens"):
+        BuildLimits(max_batch_size=64, max_num_tokens=8)
 
 
 SPEECH_ROWS = speech_rows(COSYVOICE2)

@@ -252,35 +252,6 @@ def test_a_step_runs_one_bucket_and_the_most_urgent_streams_bucket_first() -> No
     assert steps == [{streams[0], streams[3]}, {streams[1], streams[2]}]
 
 
-@pytest.mark.slow
-def test_random_lives_leave_no_state() -> None:
-    rng = np.random.default_rng(0)
-    engine = make_engine(max_streams=6)
-    streams: dict[str, int] = {}
-    for _ in range(120):
-        action = rng.integers(0, 4)
-        if action == 0 and len(streams) < 6:
-            streams[open_stream(engine, int(rng.integers(9)))] = 0
-        elif action == 1 and streams:
-            engine.abort(streams_choice(rng, streams))
-        elif streams:
-            stream = streams_choice(rng, streams)
-            engine.add_chunk(TokenChunk(stream, streams[stream], tokens_of(6, 0), bool(rng.random() < 0.3)))
-            streams[stream] += 1
-            if rng.random() < 0.3:
-                engine.step()
-        drain(engine)
-        streams = {key: value for key, value in streams.items() if key in engine.open_stream_ids()}
-        engine.check_integrity()
-    for stream in streams:
-        engine.abort(stream)
-    _assert_empty(engine)
-
-
-def streams_choice(rng: np.random.Generator, streams: dict[str, int]) -> str:
-    return list(streams)[int(rng.integers(len(streams)))]
-
-
 def test_audio_chunks_are_numbered_like_their_tokens() -> None:
     engine = make_engine()
     stream = open_stream(engine)

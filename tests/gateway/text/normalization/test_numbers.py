@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from gateway.text.normalization.normalizer import Normalizer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.text.alignment import Normalizer
 from gateway.text.chinese import ChineseNormalizer
 from gateway.text.normalization.addresses import spoken_addresses
 from gateway.text.normalization.numbers import NUMBER_STYLES, NumberNormalizer
