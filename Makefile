@@ -17,7 +17,7 @@ CLIENTS ?= openai=openai elevenlabs=elevenlabs riva=nvidia-riva-client stubs=grp
 
 comma := ,
 
-.PHONY: help install check test test-fast test-lab test-tensorrt test-random test-clients test-images test-campaigns images build docs sbom audit fuzz clean
+.PHONY: help install check test test-fast test-lab test-random test-clients test-images test-tensorrt test-campaigns images build docs sbom audit fuzz clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
