@@ -12,7 +12,7 @@ import yaml
 
 from cosydit.cli.serve import _with_gateway
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
-from cosydit.stack.gpu_presets import BASE_PRESET, PRESETS, GpuPreset
+from cosydit.stack.gpu_presets import PRESETS, GpuPreset
 from cosydit.stack.host import Machine, for_host
 from cosydit.stack.stack import StackOptions, assemble_repository, gateway_settings, llm_spec
 from llm_service.config import LLMBackend
@@ -74,7 +74,7 @@ def composed(*files: str) -> Commands:
 def test_compose_default_is_measured(preset: GpuPreset, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = served(preset, monkeypatch)
     assert composed(f"gpu/{preset.name}.env", "env.example") == measured
-    if preset.name == BASE_PRESET:
+    if preset.name == "80gb":
         assert composed("env.example") == measured
 
 
