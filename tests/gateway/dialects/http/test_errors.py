@@ -62,15 +62,6 @@ async def test_a_wrong_method_is_told_the_right_ones(voices: Voices, method: str
     assert allowed in answer.text
 
 
-@pytest.mark.parametrize(("path", "shape"), [("/v1/audio/voices/nobody", "error"), ("/v1/voices/nobody", "detail")])
-async def test_a_voice_that_is_not_there_is_told_in_the_shape_of_its_door(
-    voices: Voices, path: str, shape: str
-) -> None:
-    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
-        answer = await door.http.get(path)
-    assert answer.is_client_error and set(answer.json()) == {shape}
-
-
 @pytest.mark.parametrize("path", ["/v1/audio/speech/nothing", "/v1/text-to-speech/a/nothing"])
 async def test_an_unknown_socket_is_refused_at_the_handshake(voices: Voices, path: str) -> None:
     async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
