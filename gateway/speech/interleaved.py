@@ -37,16 +37,10 @@ class TakenText:
         self.pieces: list[str] = []
         self.is_whole = False
         """Whether there is no more."""
-        self.is_awaited = False
-        """Whether somebody waits for the next piece."""
 
     async def next_piece(self) -> str | None:
         """See `core.ComingText.next_piece`."""
-        self.is_awaited = True
-        try:
-            piece = None if self.is_whole else await self._text.next_piece()
-        finally:
-            self.is_awaited = False
+        piece = None if self.is_whole else await self._text.next_piece()
         if piece is None:
             self.is_whole = True
         else:
