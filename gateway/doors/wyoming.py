@@ -146,6 +146,7 @@ class _Door:
         counted.greeted()
         counted.on_drop = writer.transport.abort
         reader.hold = counted.hold
+        reader.tell()  # what came with the first bytes
         if self._connections.is_full(NAME):
             await events.refuse(OverloadedError("all connections are in use; try again later", retry_after_s=_RETRY_S))
             await events.close()

@@ -6,7 +6,6 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 import pytest
 from google.protobuf.message import Message
@@ -18,6 +17,7 @@ from gateway.access.settings import AccessSettings, WireLimits
 from gateway.access.turns import PIECE_BYTES
 from gateway.doors.http2 import Frames, Streams
 from gateway.voices.registry import NamedVoice
+from servicekit.process import resident_bytes
 from servicekit.timeouts import timeout
 from tests.gateway.access.door import KEY, Door, keys, opened_door
 from tests.gateway.access.test_connections import WITH_KEY, connected
@@ -131,10 +131,6 @@ async def test_forty_calls_of_large_messages_without_an_end_take_little_memory(v
         stub = health_pb2_grpc.HealthStub(door.channel)
         answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
         assert isinstance(answer, Message)
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def test_bytes_of_unfinished_messages_are_counted_however_they_are_cut() -> None:

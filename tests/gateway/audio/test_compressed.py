@@ -8,7 +8,6 @@ import statistics
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from gateway.audio import AudioFormat, OutputFormat, encode_whole, load_codecs, open_encoder
 from gateway.audio.codecs import to_pcm16
 from gateway.errors import UnsupportedOptionError
+from servicekit.process import resident_bytes
 from tests.gateway.audio.signals import best_lag, cut, encoded, hard_to_encode, speech_like
 
 pytest.importorskip("av", reason="the audio extra is not installed")
@@ -142,18 +142,14 @@ def _grown_by_leaving_in_the_middle(audio_format: AudioFormat) -> int:
                 raise KeyError
 
     def grown() -> int:
-        before = _resident_bytes()
+        before = resident_bytes()
         leave_in_the_middle(100)
-        return _resident_bytes() - before
+        return resident_bytes() - before
 
     gc.disable()
     leave_in_the_middle(20)
     # The allocator takes and returns up to a megabyte now and then; a codec that stays would be there every time.
     return int(statistics.median(grown() for _ in range(3)))
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 PLAIN_FORMATS = {AudioFormat.WAV, AudioFormat.PCM, AudioFormat.MULAW, AudioFormat.ALAW}

@@ -12,7 +12,7 @@ import pytest
 from demo_voice.unpack import VOICES
 from gateway.app import open_gateway
 from gateway.config import GatewayConfig
-from gateway.lifecycle.rest import LOOKS_OF_REST, return_memory_at_rest
+from gateway.lifecycle.rest import GROWTH_BYTES, LOOKS_OF_REST, return_memory_at_rest
 from servicekit.tasks import running_meanwhile
 from tests.workers import random_checkpoint
 
@@ -50,6 +50,24 @@ async def test_nothing_goes_back_while_somebody_speaks() -> None:
         while len(looks) < 20 * LOOKS_OF_REST:
             await asyncio.sleep(0)
     assert given_back == []
+
+
+async def test_much_goes_back_although_somebody_speaks() -> None:
+    held, given_back = [100], list[int]()
+
+    def give_back() -> None:
+        given_back.append(held[0])
+        held[0] = 120
+
+    rest = return_memory_at_rest(lambda: 1, give_back, look_interval_s=0.0, resident=lambda: held[0])
+    async with running_meanwhile(rest):
+        for grown in (90, 90 + GROWTH_BYTES, 91 + GROWTH_BYTES, 120 + GROWTH_BYTES, 121 + GROWTH_BYTES):
+            held[0] = grown
+            for _ in range(200):
+                await asyncio.sleep(0.0005)
+                if given_back and given_back[-1] == grown:
+                    break
+    assert given_back == [91 + GROWTH_BYTES, 121 + GROWTH_BYTES]
 
 
 @pytest.mark.slow
