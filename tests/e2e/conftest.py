@@ -7,6 +7,7 @@ import socket
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,13 +77,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> CheckpointLayout:
 def running(checkpoint: CheckpointLayout, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     """A stack that asks for no address beyond this host's: whatever else it asks for would come to a proxy."""
     options = make_options(checkpoint, tmp_path_factory.mktemp("stack"))
-    with socket.create_server(("127.0.0.1", 0)) as proxy, pytest.MonkeyPatch.context() as patch:
-        patch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
-        patch.delenv("DO_NOT_TRACK", raising=False)
-        for scheme in ("http", "https", "all", "grpc"):
-            patch.setenv(f"{scheme}_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
-        patch.setenv("no_proxy", "127.0.0.1,localhost")
-        with LocalStack(options, with_gateway=True) as stack:
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        with ExitStack() as stopping:
+            with pytest.MonkeyPatch.context() as patch:  # only of the services: other tests may ask for what they like
+                patch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+                patch.delenv("DO_NOT_TRACK", raising=False)
+                for scheme in ("http", "https", "all", "grpc"):
+                    patch.setenv(f"{scheme}_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+                patch.setenv("no_proxy", "127.0.0.1,localhost")
+                stack = stopping.enter_context(LocalStack(options, with_gateway=True))
             yield RunningStack(stack)
         proxy.settimeout(0)
         with pytest.raises(BlockingIOError), proxy.accept()[0] as asked:

@@ -264,7 +264,7 @@ def _requests() -> Mapping[str, Target]:
         "prompt": [1, 2],
         "max_tokens": 5,
         "stream": True,
-        "stop": ["a"],
+        "stop": ["<|eos1|>"],
         "seed": 1,
         "top_p": 0.5,
     }

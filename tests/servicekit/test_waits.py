@@ -35,7 +35,7 @@ UNBOUNDED = {
     "gateway/dialects/grpc/tts_grpc.py": "ends with the speech or its caller",
     "gateway/dialects/elevenlabs/context.py": "the caller gives the time",
     "gateway/dialects/cosyvoice2_dit/drop_in.py": "Triton's own thread waits for room: its queue orders what comes",
-    "gateway/token2wav/voice_file_cache.py": "a fetch has token2wav's deadline",
+    "gateway/token2wav/replica.py": "a fetch has token2wav's deadline",
     "cosydit/certify/run.py": "the process was killed",
     "cosydit/cli/client.py": "the player plays what it got to its end",
     "cosydit/stack/guardian.py": "a thread of its own that only waits for the guardian's end",

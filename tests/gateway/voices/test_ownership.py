@@ -11,6 +11,7 @@ from riva.proto import riva_tts_pb2, riva_tts_pb2_grpc
 
 from gateway import errors
 from gateway.access.settings import AccessSettings
+from gateway.ledger import CallerLedger
 from gateway.voices.directory import Viewer
 from gateway.voices.names import ReservedNames
 from gateway.voices.registry import NamedVoice, VoiceAliases, VoiceRegistry
@@ -111,7 +112,7 @@ async def test_the_operator_shares_all_voices_and_consents_stay_their_owners(voi
     maker, own = FakeVoiceMaker(), voices[0].audio_path.parent
     for voice in voices:
         voice.audio_path.with_suffix(".txt").write_text(voice.transcript)
-    registry = open_registry(own, settings, maker, SystemClock(), lambda: key)
+    registry = open_registry(own, settings, maker, CallerLedger(SystemClock()), lambda: key)
     created = await registry.create(draft())
     key = "bob"
     assert created in registry.created and not registry.is_owned(created)

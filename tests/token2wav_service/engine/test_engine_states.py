@@ -215,7 +215,7 @@ class EngineStates(RuleBasedStateMachine):
                 assert not pushed.is_ended, "a stream ended twice"
                 pushed.is_ended = True
                 pushed.is_aborted = result.ended.status is StreamStatus.ABORTED
-                # What was queued behind a chunk that failed is told by `ended`, see EngineLoop.
+                # What was queued behind a chunk that failed is told by `ended`, see ServingLoop.
                 pushed.answered = pushed.chunks if pushed.is_aborted else pushed.answered
 
     @invariant()

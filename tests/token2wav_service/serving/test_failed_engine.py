@@ -18,7 +18,7 @@ LOST_GPU_MODEL = """
 import triton_python_backend_utils as pb_utils
 from servicekit.clock import SystemClock
 from tests.token2wav_service.engine.factory import make_engine
-from token2wav_service.engine.loop import EngineLoop
+from token2wav_service.engine.loop import ServingLoop
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.python_backend.server_process import server_ender
 from token2wav_service.serving.token2wav_model import Token2WavModel
@@ -30,7 +30,7 @@ def probe():
 
 class TritonPythonModel:
     def initialize(self, args):
-        loop = EngineLoop(make_engine(SystemClock(), probe), server_ender())
+        loop = ServingLoop(make_engine(SystemClock(), probe), server_ender())
         self._model = Token2WavModel(pb_utils, loop, load_prompt_audio)
 
     def execute(self, requests):
