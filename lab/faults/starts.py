@@ -78,6 +78,7 @@ class Journal:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; exit status 1 if anything hung."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     args = _parser().parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="starts-") as folder:
         layout = resolve_checkpoint(args.checkpoint, Path(folder))
