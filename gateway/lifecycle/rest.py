@@ -40,8 +40,9 @@ async def return_memory_at_rest(
     while True:
         await asyncio.sleep(look_interval_s)
         looks = 0 if speaking() else looks + 1
-        least = min(least, resident())
-        if looks == LOOKS_OF_REST or resident() - least > GROWTH_BYTES:
+        held = resident()
+        least = min(least, held)
+        if looks == LOOKS_OF_REST or held - least > GROWTH_BYTES:
             looks = 0
             await asyncio.to_thread(give_back)
             least = resident()

@@ -80,7 +80,7 @@ def certify_engine(spec: GraphSpec, models: Models, engine: TensorRTEngine, devi
     return _certificate(spec, models, lambda inputs: run_once(engine, inputs, device), cases, least, device)
 
 
-def open_graph(directory: Path, spec: GraphSpec, threads: int = 1) -> Run:
+def open_graph(directory: Path, spec: GraphSpec) -> Run:
     """Return an exported file, as ONNX Runtime runs it on the CPU.
 
     Raises:
@@ -90,7 +90,7 @@ def open_graph(directory: Path, spec: GraphSpec, threads: int = 1) -> Run:
     path = directory / spec.file_name
     if not (path.is_file() and manifest_path(path).is_file()):
         raise ExportError(f"{path} or its manifest is missing; run `cosydit export` on the checkpoint")
-    session = open_session(path, threads)
+    session = open_session(path, threads=1)
     names = [output.name for output in session.get_outputs()]
 
     def run(inputs: Tensors) -> Tensors:

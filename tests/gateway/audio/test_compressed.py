@@ -196,7 +196,5 @@ def test_at_start_up_the_log_says_what_is_missing(caplog: pytest.LogCaptureFixtu
 
 
 def test_with_pyav_there_is_every_format(caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("av", reason="the audio extra is not installed")
-
     assert load_codecs() == set(AudioFormat)
     assert not caplog.records

@@ -18,10 +18,10 @@ from gateway.doors.grpc import GrpcSettings
 from gateway.errors import ConfigError
 from gateway.speech.request import SpeechRequest, check_request
 from gateway.voices.registry import NamedVoice
-from servicekit.timeouts import timeout
 from tests.gateway.doors.grpc_door import CANCEL, CONFIG, FLUSH, PATIENCE_S, Door, failure_of, listen, opened_grpc, say
 from tests.gateway.doors.raw_http2 import SYNTHESIZE, raw_http2
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
+from tests.gateway.routing.fakes import until
 
 HELLO = tts_service_pb2.SynthesizeRequest(text="Hello.")
 SERVICES = ("tts_api.tts.v1.TextToSpeechService", "nvidia.riva.tts.RivaSpeechSynthesis")
@@ -95,20 +95,21 @@ async def test_messages_up_to_the_limit_are_taken(voices: list[NamedVoice], mega
 
 
 async def test_a_refused_message_is_freed_without_the_collector_of_cycles(voices: list[NamedVoice]) -> None:
-    size = 2**20
+    size, kinds = 2**20, {"_ServicerContext", "_Caller"}
+
+    def kept() -> set[str]:
+        return kinds & {type(each).__name__ for each in gc.get_objects()}
+
     async with opened_grpc(FakeLLM([]), FakeToken2Wav(), voices) as door:
         gc.collect()
         gc.disable()
         try:
             async with raw_http2(int(door.address.rpartition(":")[2])) as client:
                 stream = client.call(SYNTHESIZE)
+                await until(lambda: kept() == kinds, "the call")
                 await client.send(stream, size, size + 5)  # nothing but zeros are too many values
-                async with timeout(PATIENCE_S):
-                    while stream not in client.ended:
-                        await asyncio.sleep(0.01)
-            async with timeout(PATIENCE_S):
-                while any(type(each).__name__ in ("_ServicerContext", "_Caller") for each in gc.get_objects()):
-                    await asyncio.sleep(0.01)
+                await until(lambda: stream in client.ended, "the refusal")
+            await until(lambda: not kept(), "the end of what the call held")
         finally:
             gc.enable()
 

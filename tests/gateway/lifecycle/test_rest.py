@@ -14,6 +14,7 @@ from gateway.app import open_gateway
 from gateway.config import GatewayConfig
 from gateway.lifecycle.rest import GROWTH_BYTES, LOOKS_OF_REST, return_memory_at_rest
 from servicekit.tasks import running_meanwhile
+from servicekit.timeouts import timeout
 from tests.workers import random_checkpoint
 
 PATIENCE_S = 10.0
@@ -53,20 +54,24 @@ async def test_nothing_goes_back_while_somebody_speaks() -> None:
 
 
 async def test_much_goes_back_although_somebody_speaks() -> None:
-    held, given_back = [100], list[int]()
+    held, seen, given_back = 100, list[int](), list[int]()
+
+    def resident() -> int:
+        seen.append(held)
+        return held
 
     def give_back() -> None:
-        given_back.append(held[0])
-        held[0] = 120
+        nonlocal held
+        given_back.append(held)
+        held = 120
 
-    rest = return_memory_at_rest(lambda: 1, give_back, look_interval_s=0.0, resident=lambda: held[0])
-    async with running_meanwhile(rest):
+    rest = return_memory_at_rest(lambda: 1, give_back, look_interval_s=0.0, resident=resident)
+    async with running_meanwhile(rest), timeout(PATIENCE_S):
         for grown in (90, 90 + GROWTH_BYTES, 91 + GROWTH_BYTES, 120 + GROWTH_BYTES, 121 + GROWTH_BYTES):
-            held[0] = grown
-            for _ in range(200):
-                await asyncio.sleep(0.0005)
-                if given_back and given_back[-1] == grown:
-                    break
+            held = grown
+            seen.clear()
+            while seen.count(held) < 3:
+                await asyncio.sleep(0)
     assert given_back == [91 + GROWTH_BYTES, 121 + GROWTH_BYTES]
 
 

@@ -30,7 +30,6 @@ from token2wav_service.runtime.tensorrt.manifest import (
     read_manifests,
 )
 
-pytest.importorskip("tensorrt_rtx_bindings", reason="the extra tensorrt-rtx is not installed")
 L4 = GpuHost("sm89", "NVIDIA L4", installed_libraries())
 NO_GPU = replace(L4, architecture=None, gpu_name=None)
 MEASURED = EngineCertificate(55.0, (CertifiedCase({"rows": 1}, (OutputError("y", 60.0, 0.0),)),))
@@ -65,8 +64,13 @@ class Commands:
         return self.speed
 
 
+@pytest.fixture(scope="session")
+def rtx() -> None:
+    pytest.importorskip("tensorrt_rtx_bindings", reason="the extra tensorrt-rtx is not installed")
+
+
 @pytest.fixture
-def commands(exported: ExportDirectory, tmp_path: Path) -> Commands:
+def commands(rtx: None, exported: ExportDirectory, tmp_path: Path) -> Commands:
     return Commands(exported, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The DiT in TensorRT engines that were built beforehand.
+"""The estimators and the vocoder's convolutions in engines of TensorRT that were built beforehand.
 
-Written to TensorRT's documented API and driven by a fake in tests; not run where this is developed.
+Tests build engines with the real TensorRT for RTX and run none, which takes a GPU: our own modules stand for them.
 """

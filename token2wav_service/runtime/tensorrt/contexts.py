@@ -86,7 +86,7 @@ def is_held(profiles: Sequence[Mapping[str, ShapeRange]], shapes: Mapping[str, S
 
 
 def stream_handle(device: torch.device) -> int:
-    """Return the current CUDA stream's handle; 0 on a CPU, where a fake engine runs at once."""
+    """Return the current CUDA stream's handle; 0 on a CPU, where what stands for an engine in tests runs at once."""
     return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
 
 

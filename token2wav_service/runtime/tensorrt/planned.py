@@ -38,7 +38,7 @@ S = TypeVar("S", bound=PlannedSizes)
 
 @dataclass(frozen=True)
 class EstimatorSizes:
-    """One shape of `estimator_chunk`: the DiT at one solver step."""
+    """One shape of `estimator_chunk`: the estimator at one solver step."""
 
     streams: int
     chunk_frames: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -137,13 +139,14 @@ def test_an_address_is_covered_by_its_alignment(text: str) -> None:
     assert (spoken.alignment.source_length, spoken.alignment.spoken_length) == (len(text), len(spoken.text))
 
 
-pytest.importorskip("wetext", reason="the text extra is not installed")
-
-SAYING: dict[str, Normalizer] = {"en": WeTextNormalizer("en"), "zh": ChineseNormalizer()}
+@cache
+def saying(language: str) -> Normalizer:
+    pytest.importorskip("wetext", reason="the text extra is not installed")
+    return WeTextNormalizer("en") if language == "en" else ChineseNormalizer()
 
 
 def said(text: str, kind: str, language: str, form: str | None = None) -> str:
-    return said_as(text, kind, form, language, lambda plain: SAYING[language].normalize(plain).text)
+    return said_as(text, kind, form, language, lambda plain: saying(language).normalize(plain).text)
 
 
 @pytest.mark.parametrize(
