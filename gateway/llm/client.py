@@ -1,7 +1,7 @@
 """Asynchronous client of the LLM service: OpenAI-compatible HTTP, deadlines, typed errors.
 
 Knows HTTP and time. How events are cut out of a body is `sse`'s business, what stands in a request and in an event
-`llm_wire`'s, what a prompt looks like `llm_service.prompt`'s.
+`wire`'s, what a prompt looks like `llm_service.prompt`'s.
 """
 
 from __future__ import annotations

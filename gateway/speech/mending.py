@@ -126,7 +126,7 @@ class _Mending:
         """Look at what came, up to the first trouble; return what may be spoken now."""
         guard = self._watching()
         since = guard.given
-        if self._coming is not None:
+        if guard.length is None:
             guard.grow(*self._text())
         self._fills += [len(guard.tokens) + place for place in delta.fills]
         for token_id in delta.token_ids:

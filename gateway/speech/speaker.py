@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gateway.access.access import Access, Account
 from gateway.access.caller import OURSELVES, CallerLimits, current_caller
@@ -254,12 +255,18 @@ class Speaker:
 
     async def _first_segment(self, job: SpeechJob, segments: Segments) -> SpokenSegment:
         """Refuse what can't be spoken before any service is asked."""
-        first = await _next_speakable(job, segments)
+        first = await self._next_segment(job, segments)
         if first is None:
             raise InvalidTextError("the text holds nothing to say; send at least one word", param="input")
-        if self.settings.refuses_foreign:
-            _check_language(first)
         return first
+
+    async def _next_segment(self, job: SpeechJob, segments: Segments) -> SpokenSegment | None:
+        """Return the next segment that can be spoken; None at the end."""
+        segment = await _next_speakable(job, segments)
+        if self.settings.refuses_foreign and segment is not None and segment.foreign is not None:
+            got = f"the checkpoint does not declare the language {segment.foreign!r}"
+            raise UndeclaredLanguageError(got, param="input")
+        return segment
 
     @asynccontextmanager
     async def _opened(self, job: SpeechJob, voice: ReadyVoice) -> AsyncIterator[Token2WavStream]:
@@ -298,23 +305,14 @@ class Speaker:
                     async for delta in deltas:
                         job.note_tokens(delta)
                         yield delta
-            segment = await _next_speakable(job, segments)
-            if self.settings.refuses_foreign:
-                _check_language(segment)
+            segment = await self._next_segment(job, segments)
         job.note_end()
 
     async def _interleaved_tokens(
         self, job: SpeechJob, first: SpokenSegment, segments: Segments
     ) -> AsyncGenerator[SpeechTokenDelta]:
         """Have the LLM take the segments while it speaks them."""
-
-        async def following() -> SpokenSegment | None:
-            segment = await _next_speakable(job, segments)
-            if self.settings.refuses_foreign:
-                _check_language(segment)
-            return segment
-
-        queue = SegmentQueue(following)
+        queue = SegmentQueue(partial(self._next_segment, job, segments))
         segment: SpokenSegment | None = first
         try:
             while segment is not None:
@@ -380,14 +378,6 @@ class _NoHold:
 
     def release(self) -> None:
         """See `core.SessionHold.release`."""
-
-
-def _check_language(segment: SpokenSegment | None) -> None:
-    """Refuse a segment in a language that the checkpoint does not declare."""
-    if segment is not None and segment.foreign is not None:
-        raise UndeclaredLanguageError(
-            f"the checkpoint does not declare the language {segment.foreign!r}", param="input"
-        )
 
 
 async def _next_speakable(job: SpeechJob, segments: Segments) -> SpokenSegment | None:

@@ -72,7 +72,6 @@ class Token2WavClient:
         """
         self._url = url
         self._deadlines = deadlines or Token2WavDeadlines()
-        self._model = TOKEN2WAV_MODEL
         self._patience = Patience(lag)
         self._connected: _Connection | None = None
         self._retired: set[_Connection] = set()
@@ -86,7 +85,7 @@ class Token2WavClient:
     async def is_ready(self) -> bool:
         """Tell whether the server answers and has the model."""
         try:
-            asked = messages.ModelReadyRequest(name=self._model)
+            asked = messages.ModelReadyRequest(name=TOKEN2WAV_MODEL)
             return bool((await self._connection().stub.ModelReady(asked, timeout=self._deadlines.ready_s)).ready)
         except grpc.RpcError:
             return False
@@ -137,7 +136,7 @@ class Token2WavClient:
             caller_has_share: it gets none of the room that the server keeps for callers with few streams.
         """
         async with self._in_use() as stub:
-            call = TritonCall(stub, self._model, self._url)
+            call = TritonCall(stub, self._url)
             try:
                 async with self._told_apart():
                     stream = await self._open(call, voice_id, seed, priority, caller_has_share)
@@ -157,7 +156,7 @@ class Token2WavClient:
         except errors.Token2WavFailedError as error:
             if await self.is_ready():
                 raise
-            got = f"token2wav at {self._url} is not serving {self._model} now ({error})"
+            got = f"token2wav at {self._url} is not serving {TOKEN2WAV_MODEL} now ({error})"
             raise errors.Token2WavStoppingError(f"{got}; try again, or see its log") from error
 
     async def _ask(
@@ -166,7 +165,7 @@ class Token2WavClient:
         """Send one operation that is no stream's and return the tensors of the response that has `answer`."""
         limit_s = self._deadlines.register_s if limit_s is None else limit_s
         async with self._in_use() as stub:
-            call = TritonCall(stub, self._model, self._url, limit_s)
+            call = TritonCall(stub, self._url, limit_s)
             try:
                 async with self._told_apart():
                     call.send(operation, operation.value, tensors)

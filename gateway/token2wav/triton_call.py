@@ -23,7 +23,7 @@ from gateway import errors
 from servicekit.tasks import cancel, raise_if_cancelled
 from servicekit.timeouts import Patience, patient_timeout, timeout
 from servicekit.tracing import trace_headers
-from token2wav_service.contract import ErrorCode, Operation, decode_error
+from token2wav_service.contract import TOKEN2WAV_MODEL, ErrorCode, Operation, decode_error
 
 Tensors = dict[str, npt.NDArray[Any]]
 """Tensors by name; BYTES are object arrays of bytes."""
@@ -36,17 +36,15 @@ _LENGTH = struct.Struct("<I")
 class TritonCall:
     """A call that lives until it is cancelled, broken or ended by the server."""
 
-    def __init__(self, stub: Any, model: str, url: str, timeout_s: float | None = None) -> None:
+    def __init__(self, stub: Any, url: str, timeout_s: float | None = None) -> None:
         """Begin the call.
 
         Args:
             stub: a `GRPCInferenceServiceStub`.
-            model: the model's name.
             url: for messages only.
             timeout_s: from now to the call's end; None: as long as it takes, which is right for a stream, because a
                 listener in real time may take hours and each of its chunks has a deadline of its own.
         """
-        self._model = model
         self._url = url
         self._outbox: asyncio.Queue[Any] = asyncio.Queue()
         self._is_answered = False
@@ -66,7 +64,7 @@ class TritonCall:
         parameters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Queue a request; `tensors` maps input names to numpy arrays."""
-        request = messages.ModelInferRequest(model_name=self._model, id=request_id)
+        request = messages.ModelInferRequest(model_name=TOKEN2WAV_MODEL, id=request_id)
         _add(request, "operation", bytes_tensor(operation.value.encode()))
         for name, value in tensors.items():
             _add(request, name, value)

@@ -65,9 +65,9 @@ def digits(written: str, zero: str = "zero") -> str:
     return " ".join(names[int(digit)] for digit in written if digit.isdecimal())
 
 
-def groups(written: str, size: int = 3) -> str:
-    """Return long runs of digits one by one, with a short pause after every few: one two three, four five six."""
-    found = [written[at : at + size] for at in range(0, len(written), size)]
+def groups(written: str) -> str:
+    """Return long runs of digits one by one, with a short pause after every three: one two three, four five six."""
+    found = [written[at : at + 3] for at in range(0, len(written), 3)]
     if len(found) > 1 and len(found[-1]) == 1:
         found[-2:] = [found[-2] + found[-1]]
     return ", ".join(map(digits, found))

@@ -316,15 +316,13 @@ class SsmlReader:
         return ready
 
 
-def check_ssml(
-    text: str, language: str | None, tags: InlineTags | None = None, *, takes_phonemes: bool = False
-) -> None:
+def check_ssml(text: str, language: str | None, *, takes_phonemes: bool = False) -> None:
     """Refuse a whole text before any of it is spoken.
 
     Raises:
         InvalidRequestError: it is no SSML, or asks for what can't be had.
     """
-    reader = SsmlReader(tags or InlineTags(), language, lambda text, _: text, takes_phonemes=takes_phonemes)
+    reader = SsmlReader(InlineTags(), language, lambda text, _: text, takes_phonemes=takes_phonemes)
     stretches = reader.push(text) + reader.flush()
     reader.finish()
     if (problem := reader.take_problem()) is not None:

@@ -22,7 +22,7 @@ from gateway.token2wav.triton_call import TritonCall
 from servicekit import tasks
 from servicekit.clock import SystemClock
 from servicekit.timeouts import timeout
-from token2wav_service.contract import TOKEN2WAV_MODEL, Operation
+from token2wav_service.contract import Operation
 
 BOUND_S = 60.0
 """Seconds against a test that hangs."""
@@ -49,7 +49,7 @@ async def test_a_reader_that_is_cancelled_on_a_refused_call_ends_cancelled_and_l
 
     async def read_and_cancel() -> None:
         channel = grpc.aio.insecure_channel(refused)
-        call = TritonCall(service_pb2_grpc.GRPCInferenceServiceStub(channel), TOKEN2WAV_MODEL, refused)
+        call = TritonCall(service_pb2_grpc.GRPCInferenceServiceStub(channel), refused)
         call.send(Operation.STATUS, "status", {})
         reader = asyncio.create_task(call.next_result())
         await asyncio.sleep(rng.uniform(0.0, LONGEST_PAUSE_S))
