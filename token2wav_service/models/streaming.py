@@ -36,6 +36,21 @@ class VocoderInput(Generic[S]):
     is_last: bool
 
 
+@dataclass(frozen=True)
+class CacheSpec:
+    """One tensor of a stream's state."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Shape without a batch; 0 on the time axis."""
+    batch_axis: int
+    """Position of the batch's axis in the tensor of many streams."""
+    time_axis: int | None = None
+    """Axis of `shape` that grows, time ascending; None where the size is fixed."""
+    columns_per_token: int = 0
+    """Columns of the time axis for every token (25 Hz)."""
+
+
 class Sized(Protocol):
     """Anything that knows its memory."""
 

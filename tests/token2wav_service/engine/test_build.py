@@ -16,7 +16,7 @@ from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, RunnerK
 from token2wav_service.contract import ServerStatus
 from token2wav_service.engine.counters import REMEMBERED_STEPS, RecentSteps
 from token2wav_service.errors import CheckpointError, EngineUnfitError
-from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner
+from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.torch_runner import ModelRunner
 from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, VoicePrompt
 
@@ -65,7 +65,7 @@ def test_a_checkpoint_of_every_family_speaks(family: Family, tmp_path: Path) -> 
 def test_block_masked_families_get_their_runner(family: Family, tmp_path: Path) -> None:
     make_random_token2wav(tmp_path, 0, *SMALL_SIZES[family])
     policy = SynthesisPolicy(ode_steps=1)
-    for runner, kind in ((RunnerKind.AUTO, ModelRunner), (RunnerKind.SLOTS, BlockSlotRunner)):
+    for runner, kind in ((RunnerKind.AUTO, ModelRunner), (RunnerKind.SLOTS, SlotRunner)):
         config = Token2WavConfig(tmp_path, runner=runner, max_streams=2, synthesis=policy)
         assert isinstance(build_engine(config, SystemClock())._runner, kind)
 

@@ -16,9 +16,8 @@ from token2wav_service.errors import ExportError
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.shapes import AxisRange, ShapeSettings, read_shapes
 from token2wav_service.graphs.spec import Precision
-from token2wav_service.models.flow.block_flow import BlockFlow
-from token2wav_service.runtime.slots.block_pool import ring_frames
-from token2wav_service.runtime.slots.block_slot_runner import block_buckets
+from token2wav_service.runtime.slots.pool import PoolSizes
+from token2wav_service.runtime.slots.slot_runner import token_buckets_of
 from token2wav_service.runtime.slots.step_shapes import StepShapes
 from token2wav_service.runtime.tensorrt.contexts import is_held
 from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedSizes, VocoderSizes
@@ -36,10 +35,8 @@ def test_every_program_of_every_family_has_a_default_profile() -> None:
         described = graphs.describe_graphs(flow_config, hift, Precision.FLOAT16)
         with torch.device("meta"):
             flow = build_flow(flow_config)
-        shapes = StepShapes(token_buckets=block_buckets(flow)) if isinstance(flow, BlockFlow) else StepShapes()
-        stride = flow.stride if isinstance(flow, BlockFlow) else flow.config.encoder.up_stride
-        recent = SynthesisPolicy().estimator_recent_frames
-        window = ring_frames(flow, recent) if isinstance(flow, BlockFlow) else recent
+        shapes, stride = StepShapes(token_buckets=token_buckets_of(flow)), flow.stride
+        window, _ = PoolSizes(1, SynthesisPolicy().estimator_recent_frames, 2, 900).rings(flow)
         for streams, tokens in shapes.programs():
             sizes: list[tuple[str, PlannedSizes]] = [(graphs.VOCODER, VocoderSizes(streams, tokens * stride + 8))]
             for prompt in Token2WavConfig(Path()).tensorrt_prompt_frames:

@@ -6,17 +6,18 @@ import pytest
 import torch
 
 from tests.token2wav_service.engine.test_families import MelVocoder
-from tests.token2wav_service.runtime.test_block_slot_runner import (
+from tests.token2wav_service.runtime.test_slot_runner import (
     BLOCK,
     POLICY,
     RECENT,
     SIZES,
     MelSlotVocoder,
-    _engine,
-    _models,
-    _plain,
-    _speak_all,
+    assert_equal_speech,
+    engine_of,
+    models_of,
+    plain_engine,
     plain_noise,
+    speak_all,
 )
 from tests.token2wav_service.streaming.family_factory import COSYVOICE
 from tests.token2wav_service.tensorrt.module_engine import ModuleEngine
@@ -26,11 +27,10 @@ from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, ROTARY_FRAMES, V
 from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
 from token2wav_service.graphs.spec import Precision
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
-from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
-from token2wav_service.runtime.slots.block_slot_flow import make_solver
-from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner
+from token2wav_service.runtime.slots.slot_flow import make_solver
+from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine, VocoderSizes
-from token2wav_service.runtime.tensorrt.solver import UNPADDED, PromptSizes, TensorRTBlockSolver
+from token2wav_service.runtime.tensorrt.solver import UNPADDED, PromptSizes, TensorRTSolver
 from token2wav_service.runtime.tensorrt.vocoder import TensorRTSpectra
 
 __all__ = ["plain_noise"]
@@ -41,22 +41,21 @@ STREAMS = (1, 3)
 SHAPES = (ShapeSettings(prompt_frames=AxisRange(1, 12, 64)),)
 
 
-def make_engines(family: Family) -> tuple[TensorRTBlockSolver, TensorRTSpectra | None, list[ModuleEngine]]:
+def make_engines(family: Family) -> tuple[TensorRTSolver, TensorRTSpectra | None, list[ModuleEngine]]:
     """Return what takes the fused kernels' places, and the engines behind it."""
-    flow, vocoder = _models(family)
+    flow, vocoder = models_of(family)
     described = describe_graphs(flow.config, vocoder.config, Precision.FLOAT32, SHAPES)
     spec = described[ESTIMATOR_CHUNK]
     engines = [ModuleEngine(spec, estimator_module(flow, Precision.FLOAT32, spec.limit("chunk_frames")))]
     planned = [EstimatorSizes(streams, STRIDE * BLOCK, PADDED, RECENT) for streams in STREAMS]
     estimator = PlannedEngine(engines[0], spec, planned, CPU)  # type: ignore[arg-type]
-    has_positions, steps = family is Family.COSYVOICE3, POLICY.ode_steps
-    solver = TensorRTBlockSolver(
+    steps = POLICY.ode_steps
+    solver = TensorRTSolver(
         estimator,
         make_solver(flow, steps),
         steps,
         flow.decoder.guidance,
         PromptSizes((PADDED,), SIZES.max_prompt_frames),
-        has_positions=has_positions,
     )
     if not isinstance(vocoder, CausalHiFT):
         return solver, None, engines
@@ -73,14 +72,12 @@ def test_mixed_streams_through_engines_equal_the_plain_modules(family: Family) -
     """Shared and own prompts, a ring that overflows, chunks that complete no block, the scratch row."""
     plans = {1: (7, 12, [1, BLOCK, BLOCK]), 2: (8, 5, [1, 1])}
     solver, convolutions, engines = make_engines(family)
-    runner = BlockSlotRunner(*_models(family), POLICY, SIZES, STREAMS, (BLOCK,), solver, convolutions)
+    runner = SlotRunner(*models_of(family), POLICY, SIZES, STREAMS, (BLOCK,), solver, convolutions)
     is_mel = family is Family.COSYVOICE2
     if is_mel:
         runner.vocoder = runner._programs.vocoder = MelSlotVocoder()
-    got = _speak_all(_engine(runner), plans)
-    for mine, expected in zip(got, _speak_all(_plain(family, MelVocoder() if is_mel else None), plans), strict=True):
-        assert mine.shape == expected.shape
-        assert snr_db(torch.from_numpy(mine), torch.from_numpy(expected)) >= WAVE_SNR_DB
+    got = speak_all(engine_of(family, runner), plans)
+    assert_equal_speech(got, speak_all(plain_engine(family, MelVocoder() if is_mel else None), plans))
     assert all(engine.journal.runs > 0 for engine in engines)
 
 

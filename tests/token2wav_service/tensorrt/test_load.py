@@ -57,7 +57,7 @@ from token2wav_service.runtime.tensorrt.manifest import (
     OutputError,
     Speed,
 )
-from token2wav_service.runtime.tensorrt.solver import TensorRTBlockSolver
+from token2wav_service.runtime.tensorrt.solver import TensorRTSolver
 from token2wav_service.runtime.tensorrt.vocoder import TensorRTNetwork, TensorRTSpectra
 from token2wav_service.runtime.torch_runner import ModelRunner
 from token2wav_service.types import StreamOptions
@@ -182,7 +182,7 @@ def test_a_block_masked_family_takes_both_engines(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path, Family.COSYVOICE3)
     checkpoint.add_vocoder()
     parts = checkpoint.parts()
-    assert isinstance(parts.solver, TensorRTBlockSolver) and isinstance(parts.convolutions, TensorRTSpectra)
+    assert isinstance(parts.solver, TensorRTSolver) and isinstance(parts.convolutions, TensorRTSpectra)
 
 
 def test_without_an_engine_of_the_vocoder_it_runs_as_without_engines(

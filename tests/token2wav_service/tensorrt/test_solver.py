@@ -20,7 +20,9 @@ from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
 from token2wav_service.graphs.spec import GraphSpec, Precision
 from token2wav_service.models.flow.cfm import SolverHistory
 from token2wav_service.models.flow.flow import Flow
-from token2wav_service.runtime.slots.fused_solver import SolverBatch, SolverPool
+from token2wav_service.runtime.kernels.attention_ops import KeyPlaces
+from token2wav_service.runtime.slots.chunk_solver import SolverBatch, SolverPool
+from token2wav_service.runtime.slots.dit_solver import DiTSolver
 from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine
 from token2wav_service.runtime.tensorrt.solver import PromptSizes, TensorRTSolver
 
@@ -74,7 +76,9 @@ class Batch:
         self.pool = SolverPool(window, _normal(5, STEPS, c.depth, 2, 2, 2, c.hidden_size, seed=2))
         addresses = torch.tensor([self.voices[index].data_ptr() for index in self.voice_of])
         lengths = torch.tensor([12, 7, 12])
-        self.solving = SolverBatch(slots, addresses, lengths, generated, torch.tensor([6, 1, 3]), PROMPT)
+        counts = torch.tensor([6, 1, 3])
+        self.places = KeyPlaces(slots, addresses, lengths, generated, counts)
+        self.solving = SolverBatch(self.places, lengths + generated, counts, prompt_size=PROMPT)
         mel = (STREAMS, FRAMES, 80)
         self.noise, self.mu, self.cond = (_normal(*mel, seed=seed) for seed in (3, 4, 5))
         self.speaker = _normal(STREAMS, 80, seed=6)
@@ -84,42 +88,58 @@ def _normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+class Recorder(DiTSolver):
+    """The fused kernels, whose calls are counted and compute nothing."""
+
+    calls = 0
+
+    def solve(self, noise: Tensor, *_: Any) -> Tensor:
+        self.calls += 1
+        return noise
+
+
 def make_solver(flow: Flow, engine: ModuleEngine, planned: Sequence[EstimatorSizes] = (SIZES,)) -> TensorRTSolver:
-    return solver_of(flow, PlannedEngine(engine, describe(flow), planned, CPU), Recorder())
+    return solver_of(flow, PlannedEngine(engine, describe(flow), planned, CPU))
 
 
 def solver_of(
-    flow: Flow, estimator: PlannedEngine[EstimatorSizes], others: Recorder, prompts: Sequence[int] = (PROMPT, 40)
+    flow: Flow,
+    estimator: PlannedEngine[EstimatorSizes],
+    others: Recorder | None = None,
+    prompts: Sequence[int] = (PROMPT, 40),
 ) -> TensorRTSolver:
+    others = others or Recorder(flow.decoder, STEPS, torch.float32)
     return TensorRTSolver(estimator, others, STEPS, flow.decoder.guidance, PromptSizes(prompts, 40))
 
 
-def solve(solver: Any, batch: Batch, cond: Tensor | None, prompt_size: int = PROMPT) -> tuple[Tensor, Tensor, Tensor]:
+def solve(solver: TensorRTSolver, batch: Batch, cond: Tensor | None, prompt_size: int = PROMPT) -> Tensor:
     solving = replace(batch.solving, prompt_size=prompt_size)
-    made: tuple[Tensor, Tensor, Tensor] = solver.solve(batch.noise, batch.mu, batch.speaker, cond, solving, batch.pool)
-    return made
+    return solver.solve(batch.noise, batch.mu, batch.speaker, cond, solving, batch.pool)
 
 
 def test_it_equals_the_plain_solver_for_every_row(flow: Flow, engine: ModuleEngine) -> None:
     """Mixed histories and lengths, a shared voice, places of the rings never written."""
     batch = Batch(flow)
+    expected = list(plain_rows(flow, batch))
     got = solve(make_solver(flow, engine), batch, batch.cond)
-    for row, (mel, update) in enumerate(plain_rows(flow, batch)):
-        frames = mel.shape[0]
-        torch.testing.assert_close(got[0][row, :frames], mel, atol=1e-4, rtol=0)
-        torch.testing.assert_close(got[1][row][..., :frames, :], update.kv[:, :, :, 0], atol=1e-4, rtol=0)
-        torch.testing.assert_close(model_tails(got[2][row]), update.tail[:, :, :, 0], atol=1e-4, rtol=0)
+    for row, (mel, update) in enumerate(expected):
+        frames, slot = mel.shape[0], int(batch.places.slots[row])
+        places = (int(batch.places.generated[row]) + torch.arange(frames)) % WINDOW
+        torch.testing.assert_close(got[row, :frames], mel, atol=1e-4, rtol=0)
+        kept = batch.pool.window[slot][..., places, :]
+        torch.testing.assert_close(kept, update.kv[:, :, :, 0], atol=1e-4, rtol=0)
+        torch.testing.assert_close(model_tails(batch.pool.tails[slot]), update.tail[:, :, :, 0], atol=1e-4, rtol=0)
 
 
 def test_a_size_is_bound_once_and_its_runs_are_independent(flow: Flow, engine: ModuleEngine) -> None:
     batch, solver = Batch(flow), make_solver(flow, engine)
+    before = replace(batch.pool, window=batch.pool.window.clone(), tails=batch.pool.tails.clone())
     first = solve(solver, batch, None)
     addresses = engine.journal.addresses
-    batch.pool.window[:] = batch.pool.window.nan_to_num(7.0)
+    batch.pool = replace(before, window=before.window.nan_to_num(7.0))
     with NoReadback():
         second = solve(solver, batch, None)
-    for again, made in zip(second, first, strict=True):
-        torch.testing.assert_close(again, made)
+    torch.testing.assert_close(second, first)
     assert addresses == len(engine.tensors), "every tensor is given once"
     assert (engine.journal.addresses, engine.journal.contexts) == (addresses, 1)
     assert engine.journal.runs == 2 * STEPS
@@ -127,8 +147,8 @@ def test_a_size_is_bound_once_and_its_runs_are_independent(flow: Flow, engine: M
 
 def plain_rows(flow: Flow, batch: Batch) -> Iterator[tuple[Tensor, SolverHistory]]:
     """Solve every row alone in the plain modules: mel [T, 80] and what it adds."""
-    for row, slot in enumerate(batch.solving.slots):
-        frames, generated = int(batch.solving.lengths[row]), int(batch.solving.generated[row])
+    for row, slot in enumerate(batch.places.slots):
+        frames, generated = int(batch.places.lengths[row]), int(batch.places.generated[row])
         ring = batch.pool.window[slot][..., : min(generated, WINDOW), :]
         kv = torch.cat([batch.voices[batch.voice_of[row]], ring], 4).unsqueeze(3)
         mask = torch.ones(1, 1, 1, kv.shape[5] + frames, dtype=torch.bool)
@@ -144,26 +164,11 @@ def model_tails(tails: Tensor) -> Tensor:
     return tails.permute(0, 1, 3, 2, 5, 4).flatten(3, 4)
 
 
-class Recorder:
-    """Stands for the fused kernels."""
-
-    prompt_sizes: tuple[int, ...] = (0,)
-    calls = 0
-
-    def prompt_size(self, frames: int) -> int:
-        return 0
-
-    def solve(self, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        self.calls += 1
-        nothing = torch.zeros(0)
-        return nothing, nothing, nothing
-
-
 @pytest.mark.parametrize("prompt_size", [11, 40], ids=["not planned", "planned, no profile"])
 def test_other_sizes_are_solved_by_the_fused_kernels(flow: Flow, engine: ModuleEngine, prompt_size: int) -> None:
     too_long = replace(SIZES, chunk_frames=9, prompt_frames=40)
     estimator = PlannedEngine(engine, describe(flow), (SIZES, too_long), CPU)
-    others = Recorder()
+    others = Recorder(flow.decoder, STEPS, torch.float32)
     solver = solver_of(flow, estimator, others)
     batch = Batch(flow)
     batch.noise = torch.zeros(STREAMS, 9, 80)
@@ -175,10 +180,10 @@ def test_prompts_are_padded_to_the_next_prepared_size_and_longer_ones_not_at_all
     flow: Flow, engine: ModuleEngine
 ) -> None:
     solver = make_solver(flow, engine)
-    assert [solver.prompt_size(frames) for frames in (1, 12, 13, 40, 41)] == [12, 12, 40, 40, 0]
+    assert [solver.prompt_size(frames, end=99_999) for frames in (1, 12, 13, 40, 41)] == [12, 12, 40, 40, 0]
     assert solver.prompt_sizes == (12, 40)
     estimator = PlannedEngine(engine, describe(flow), (SIZES,), CPU)
-    shorter = solver_of(flow, estimator, Recorder(), (PROMPT,))
+    shorter = solver_of(flow, estimator, prompts=(PROMPT,))
     assert shorter.prompt_sizes == (12, 0), "prompts up to 40 frames need programs too"
 
 

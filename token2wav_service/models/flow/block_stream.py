@@ -26,11 +26,10 @@ from token2wav_service.models.flow.block_flow import (
     BlockFlow,
     BlockMask,
     Caches,
-    CacheSpec,
     Past,
 )
 from token2wav_service.models.noise import NoiseDomain, counter_normal
-from token2wav_service.models.streaming import FlowInput
+from token2wav_service.models.streaming import CacheSpec, FlowInput
 
 PROMPT_SEED = 0
 """Seed of a prompt's noise, the same for every stream, so that its blocks can be shared."""
@@ -165,6 +164,11 @@ class BlockStreamFlow:
         if self.is_whole or count <= self.flow.block_tokens:
             return 0
         return (count + (hop or CHUNK_SIZES_TOKENS[0])) % self.flow.block_tokens
+
+    def waiting_tokens(self, prompt: BlockVoice, hop: int) -> int:
+        """Return the prompt's tokens that a stream computes with its first chunk, which speaks `hop` tokens."""
+        count = len(prompt.tokens) - self.trimmed(len(prompt.tokens), hop)
+        return count - self.shared_tokens(count)
 
     def shared_tokens(self, count: int) -> int:
         """Return the tokens of a prompt of `count` whose blocks need none of a stream's: all its streams share them."""

@@ -51,10 +51,19 @@ class FlowState:
         return int(self.solver_kv.shape[4])
 
     @property
+    def prompt_tokens(self) -> int:
+        return self.prompt_frames // 2
+
+    @property
+    def caches(self) -> dict[str, Tensor]:
+        """The tensors, by the names that `Flow.state_specs` gives them."""
+        names = ("token_kv", "frame_kv", "lookahead_tail", "upsample_tail", "solver_kv", "solver_tail")
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def num_bytes(self) -> int:
         """Bytes this state holds beyond what it shares with its voice."""
-        tensors = (self.token_kv, self.frame_kv, self.lookahead_tail, self.upsample_tail)
-        return sum(t.numel() * t.element_size() for t in (*tensors, self.solver_kv, self.solver_tail))
+        return sum(t.numel() * t.element_size() for t in self.caches.values())
 
     def compacted(self, rules: HistoryRules) -> FlowState:
         """Return this state cut down to [prompt | newest frames] in time order, as `prompt_and_recent` keeps it."""

@@ -18,14 +18,13 @@ from token2wav_service.config import Token2WavConfig
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER, describe_graphs
 from token2wav_service.graphs.spec import GraphSpec, Precision
-from token2wav_service.models.flow.block_flow import BlockFlow, CosyVoice3Flow
+from token2wav_service.models.flow.block_flow import BlockFlow
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT, Spectra
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES
-from token2wav_service.runtime.slots.block_pool import ring_frames
-from token2wav_service.runtime.slots.block_slot_flow import make_solver
-from token2wav_service.runtime.slots.fused_solver import FusedSolver
+from token2wav_service.runtime.slots.pool import PoolSizes
+from token2wav_service.runtime.slots.slot_flow import make_solver
 from token2wav_service.runtime.slots.step_shapes import StepShapes
 from token2wav_service.runtime.slots.vocoder_network import VocoderNetwork
 from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
@@ -39,7 +38,7 @@ from token2wav_service.runtime.tensorrt.manifest import (
     installed_libraries,
 )
 from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine, S, VocoderSizes
-from token2wav_service.runtime.tensorrt.solver import PromptSizes, TensorRTBlockSolver, TensorRTSolver
+from token2wav_service.runtime.tensorrt.solver import PromptSizes, TensorRTSolver
 from token2wav_service.runtime.tensorrt.vocoder import TensorRTNetwork, TensorRTSpectra
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ Load = Callable[[str], TensorRT]
 class EngineParts:
     """What takes the fused kernels' places in a runner."""
 
-    solver: TensorRTSolver | TensorRTBlockSolver
+    solver: TensorRTSolver
     convolutions: VocoderNetwork | Spectra | None
     """None without a vocoder engine that fits: the runner computes the vocoder as it does without engines."""
 
@@ -142,32 +141,19 @@ def assemble_parts(
     if name not in {precision.value for precision in Precision}:
         raise EngineUnfitError(f"engines compute in float32 or float16, got dtype={name}")
     spec = describe_graphs(flow.config, hift.config, Precision(name))[ESTIMATOR_CHUNK]
-    stride = flow.stride if isinstance(flow, BlockFlow) else flow.config.encoder.up_stride
-    recent = config.synthesis.estimator_recent_frames
-    window = ring_frames(flow, recent) if isinstance(flow, BlockFlow) else recent
+    stride = flow.stride
+    window, _ = PoolSizes(0, config.synthesis.estimator_recent_frames, 0, max_prompt_frames).rings(flow)
     planned = [
         EstimatorSizes(streams, tokens * stride, prompt, window)
         for streams, tokens in shapes.programs()
         for prompt in config.tensorrt_prompt_frames
     ]
     estimator = finder.open(spec, loader.flow_files(config.model_dir), planned, parameter.device)
-    solver = _solver(config, flow, estimator, max_prompt_frames)
+    steps, prompts = config.synthesis.ode_steps, PromptSizes(config.tensorrt_prompt_frames, max_prompt_frames)
+    solver = TensorRTSolver(estimator, make_solver(flow, steps), steps, flow.decoder.guidance, prompts)
     # A plain vocoder's call has frames of the chunk before; a causal one's the frames that wait, and some to look into.
     columns = [VocoderSizes(streams, tokens * stride + OVERLAP_FRAMES) for streams, tokens in shapes.programs()]
     return EngineParts(solver, _convolutions(finder, flow, hift, columns))
-
-
-def _solver(
-    config: Token2WavConfig, flow: Flow | BlockFlow, estimator: PlannedEngine[EstimatorSizes], max_prompt_frames: int
-) -> TensorRTSolver | TensorRTBlockSolver:
-    steps, guidance = config.synthesis.ode_steps, flow.decoder.guidance
-    prompts = PromptSizes(config.tensorrt_prompt_frames, max_prompt_frames)
-    if isinstance(flow, BlockFlow):
-        has_positions = isinstance(flow, CosyVoice3Flow)
-        fused = make_solver(flow, steps)
-        return TensorRTBlockSolver(estimator, fused, steps, guidance, prompts, has_positions=has_positions)
-    dtype = next(flow.parameters()).dtype
-    return TensorRTSolver(estimator, FusedSolver(flow.decoder, steps, dtype), steps, guidance, prompts)
 
 
 def _convolutions(

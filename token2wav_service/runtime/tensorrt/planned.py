@@ -89,6 +89,8 @@ class PlannedEngine(Generic[S]):
         """
         _check_graph(engine, spec)
         self._engine, self._spec, self._device = engine, spec, device
+        self.names = frozenset(tensor.name for tensor in spec.inputs)
+        """Inputs of the graph."""
         self.sizes = frozenset(sizes for sizes in planned if is_held(engine.profiles, self._input_shapes(sizes)))
         if not self.sizes:
             raise EngineUnfitError(f"the engine's profiles hold none of the planned sizes, such as {planned[0]}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,8 +16,7 @@ from token2wav_service.graphs.catalogue import ROTARY_FRAMES
 from token2wav_service.models.causal import valid_mask
 from token2wav_service.models.flow.cfm import time_grid
 from token2wav_service.runtime.kernels import ops
-from token2wav_service.runtime.slots.block_solver import BlockSolver, BlockSolverBatch
-from token2wav_service.runtime.slots.fused_solver import CONVOLUTIONS, ChunkSolver, SolverBatch, SolverPool
+from token2wav_service.runtime.slots.chunk_solver import ChunkSolver, FusedSolver, SolverBatch, SolverPool
 from token2wav_service.runtime.tensorrt.contexts import BoundContext
 from token2wav_service.runtime.tensorrt.history import gather_history
 from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine
@@ -42,14 +40,6 @@ class PromptSizes:
     def fitting(self, frames: int) -> int:
         """Return the columns for a longest prompt of `frames`."""
         return next((size for size in self.all if size >= frames), UNPADDED)
-
-
-class FusedBlockSolver(BlockSolver, Protocol):
-    """One on fused kernels."""
-
-    def plain_tails(self, tails: Tensor) -> Tensor:
-        """Return tails [N, ...] as the pool has them, as the plain modules keep them: [N, 1, 2, C, w]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -118,74 +108,40 @@ class _Steps:
         return x[0].transpose(1, 2).contiguous(), own, new_tails
 
 
-class TensorRTSolver:
-    """Solves chunks of Step-Audio2's streams; holds no state of theirs."""
+class TensorRTSolver(ChunkSolver):
+    """Solves chunks of streams; see `ChunkSolver`."""
 
     def __init__(
-        self, estimator: PlannedEngine[EstimatorSizes], fused: ChunkSolver, steps: int, guidance: float,
+        self, estimator: PlannedEngine[EstimatorSizes], fused: FusedSolver, steps: int, guidance: float,
         prompts: PromptSizes,
     ) -> None:  # fmt: skip
-        """Keep the parts; `fused` solves the chunks whose sizes the engine has not been planned for."""
+        """Keep the parts; `fused` solves the chunks whose sizes the engine is not planned for, on the same pool."""
         self._steps, self._fused, self._prompts = _Steps(estimator, steps, guidance), fused, prompts
-        self.prompt_sizes = prompts.all
-
-    def prompt_size(self, frames: int) -> int:
-        """Return the columns that a batch with a longest prompt of `frames` is padded to."""
-        return self._prompts.fitting(frames)
-
-    def solve(
-        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor | None, batch: SolverBatch, pool: SolverPool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Solve one chunk of every stream; see `FusedSolver.solve`."""
-        bound = self._steps.bind(noise, batch.prompt_size, pool.window)
-        if bound is None:
-            return self._fused.solve(noise, mu, speaker, cond, batch, pool)
-        rows = _Rows(batch.slots, batch.prompts, batch.prompt_lengths, batch.generated, batch.lengths, {})
-        # [B, n, L, convolution, cfg, column, C] to [B, n, L, cfg, convolution and C, column], and back.
-        held = pool.tails.index_select(0, batch.slots).permute(0, 1, 2, 4, 3, 6, 5).flatten(4, 5)
-        x, own, tails = self._steps.solve(bound, noise, mu, speaker, cond, rows, pool.window, held)
-        return x, own, tails.view(*tails.shape[:4], CONVOLUTIONS, -1, tails.shape[5]).permute(0, 1, 2, 4, 3, 6, 5)
-
-
-class TensorRTBlockSolver:
-    """Solves chunks of a block-masked flow's streams; see `BlockSolver`."""
-
-    def __init__(
-        self, estimator: PlannedEngine[EstimatorSizes], fused: FusedBlockSolver, steps: int, guidance: float,
-        prompts: PromptSizes, *, has_positions: bool,
-    ) -> None:  # fmt: skip
-        """Keep the parts.
-
-        Args:
-            fused: solves the chunks whose sizes the engine has not been planned for, on the same pool.
-            has_positions: whether the graph takes where a chunk begins.
-        """
-        self._steps, self._fused, self._prompts = _Steps(estimator, steps, guidance), fused, prompts
-        self._has_positions = has_positions
+        self._has_positions = "first_frames" in estimator.names
         self.prompt_sizes = prompts.all
 
     def prompt_size(self, frames: int, end: int) -> int:
-        """See `BlockSolver`; the graph knows no positions behind its table's last."""
+        """See `ChunkSolver`; a graph with positions knows none behind its table's last."""
         return UNPADDED if self._has_positions and end > ROTARY_FRAMES else self._prompts.fitting(frames)
 
     def allocate(self, slots: int, ring: int) -> SolverPool:
-        """See `BlockSolver`."""
+        """See `ChunkSolver`."""
         return self._fused.allocate(slots, ring)
 
     def place_tails(self, tails: Tensor) -> Tensor:
-        """See `BlockSolver`."""
+        """See `ChunkSolver`."""
         return self._fused.place_tails(tails)
 
     def solve(
-        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor, batch: BlockSolverBatch, pool: SolverPool
+        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor | None, batch: SolverBatch, pool: SolverPool
     ) -> Tensor:
-        """See `BlockSolver`."""
+        """See `ChunkSolver`."""
         bound = self._steps.bind(noise, batch.prompt_size, pool.window)
         if bound is None:
             return self._fused.solve(noise, mu, speaker, cond, batch, pool)
-        at, more = batch.places, {"committed": batch.committed}
-        if self._has_positions:
-            more["first_frames"] = batch.first_frames
+        at = batch.places
+        block = {"committed": batch.committed, "first_frames": batch.first_frames}
+        more = {name: values for name, values in block.items() if name in bound.tensors}
         rows = _Rows(at.slots, at.prompts, at.prompt_lengths, at.generated, at.lengths, more)
         held = pool.tails.index_select(0, at.slots)
         plain = self._fused.plain_tails(held.flatten(0, 1))
