@@ -12,7 +12,7 @@ import torch
 from servicekit.clock import Clock
 from token2wav_service.checkpoint.family import open_features, voice_model_version
 from token2wav_service.checkpoint.loader import LoadedModels, load_models, missing_files
-from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, RunnerKind, Token2WavConfig
+from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.loop import OnFatal, ServingLoop
 from token2wav_service.engine.runner import Runner
@@ -104,24 +104,18 @@ def choose_runner(config: Token2WavConfig) -> RunnerKind:
         return config.runner
     policy = config.synthesis
     is_upstream = policy.history is HistoryPolicy.UPSTREAM or policy.noise is NoiseSource.UPSTREAM
-    needs_plain = is_upstream or policy.parity is Parity.UPSTREAM
     kinds = {"cuda": RunnerKind.SLOTS, "cpu": RunnerKind.PACKED if config.dtype == "float32" else RunnerKind.TORCH}
-    return RunnerKind.TORCH if needs_plain else kinds.get(torch.device(config.device).type, RunnerKind.TORCH)
+    return RunnerKind.TORCH if is_upstream else kinds.get(torch.device(config.device).type, RunnerKind.TORCH)
 
 
 def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepShapes | None) -> Runner[Any, Any]:
     """Make what the configuration asks for, warmed up.
 
     Raises:
-        CheckpointError: the runner or the parity is not one of the checkpoint's family.
+        CheckpointError: the runner is not one of the checkpoint's family.
         MemoryBudgetError: the GPU's memory does not hold the pool and a voice.
     """
     flow, vocoder, policy = models.flow, models.vocoder, config.synthesis
-    if isinstance(flow, Flow) and policy.parity is Parity.UPSTREAM:
-        raise CheckpointError(
-            f"{config.model_dir} is of family {models.family.value}, whose streams have no block mask; expected parity "
-            "none: what reproduces the original here is history, noise, crossfade and source_phase `upstream`"
-        )
     kind = choose_runner(config)
     if isinstance(flow, Flow) and isinstance(vocoder, HiFT) and kind is RunnerKind.PACKED:
         return ModelRunner(PackedFlow(flow, policy), StreamVocoder(ColumnHiFT(vocoder), policy))

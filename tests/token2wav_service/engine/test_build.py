@@ -12,7 +12,7 @@ from tests.token2wav_service.engine.factory import drain, make_engine, open_stre
 from token2wav_service.build import build_engine, choose_runner
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.make_random import SMALL_SIZES, make_random_token2wav
-from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, RunnerKind, SynthesisPolicy, Token2WavConfig
+from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, SynthesisPolicy, Token2WavConfig
 from token2wav_service.contract import ServerStatus
 from token2wav_service.engine.counters import REMEMBERED_STEPS, RecentSteps
 from token2wav_service.errors import CheckpointError, EngineUnfitError
@@ -30,7 +30,6 @@ from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, Voice
         pytest.param("cuda:1", SynthesisPolicy(), RunnerKind.SLOTS, id="another GPU"),
         pytest.param("cuda", SynthesisPolicy(history=HistoryPolicy.UPSTREAM), RunnerKind.TORCH, id="upstream history"),
         pytest.param("cuda", SynthesisPolicy(noise=NoiseSource.UPSTREAM), RunnerKind.TORCH, id="upstream noise"),
-        pytest.param("cuda", SynthesisPolicy(parity=Parity.UPSTREAM), RunnerKind.TORCH, id="upstream parity"),
     ],
 )
 def test_auto_takes_what_suits_the_device_unless_a_policy_needs_the_plain_modules(
@@ -77,10 +76,6 @@ def test_what_does_not_serve_the_family_is_refused(tmp_path: Path) -> None:
         build_engine(Token2WavConfig(tmp_path / "3", runner=RunnerKind.PACKED), SystemClock())
     with pytest.raises(EngineUnfitError, match="needs device=cuda"):
         build_engine(Token2WavConfig(tmp_path / "3", runner=RunnerKind.TENSORRT), SystemClock())
-    make_random_token2wav(tmp_path / "1", 0)
-    policy = SynthesisPolicy(parity=Parity.UPSTREAM)
-    with pytest.raises(CheckpointError, match=r"step_audio2.*expected parity none"):
-        build_engine(Token2WavConfig(tmp_path / "1", synthesis=policy), SystemClock())
 
 
 def test_an_idle_engine_says_its_slots_and_no_speed() -> None:

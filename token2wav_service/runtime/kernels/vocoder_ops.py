@@ -264,7 +264,6 @@ def integrate_pitch(
     carried: Tensor,
     samples: int,
     rate: int,
-    continues: bool,
 ) -> Phases:
     """Integrate the pitch of every harmonic, and carry the phase from chunk to chunk.
 
@@ -276,7 +275,6 @@ def integrate_pitch(
         carried: [slots, H] float32 phase at the previous chunk's end; this chunk's is written there.
         samples: of a frame.
         rate: samples a second.
-        continues: False starts every chunk at phase 0.
     """
     streams, frames = pitch.shape
     harmonics = carried.shape[1]
@@ -285,7 +283,7 @@ def integrate_pitch(
     kernels.phase_kernel[(streams,)](
         pitch, lengths, tail_lengths, has_speech, slots, carried, found.at_frames, found.step, found.offset,
         frames, samples * kernels.TWO_PI.value, rate, samples,
-        HARMONICS=harmonics, CONTINUES=continues, BLOCK=triton.next_power_of_2(frames), num_warps=4,
+        HARMONICS=harmonics, BLOCK=triton.next_power_of_2(frames), num_warps=4,
     )  # fmt: skip
     return found
 
@@ -313,7 +311,6 @@ def make_source(
     slots: Tensor,
     cached: Tensor,
     samples: int,
-    continues: bool,
 ) -> Tensor:
     """Return the source [B, samples T] float32, begun with the previous chunk's last samples.
 
@@ -325,7 +322,6 @@ def make_source(
         lengths, has_speech, slots: as in `integrate_pitch`.
         cached: [slots, overlap] samples that a row with speech begins with.
         samples: of a frame.
-        continues: whether the phase goes on in the first and last half frame.
     """
     streams, frames = pitch.shape
     size = frames * samples
@@ -335,7 +331,7 @@ def make_source(
     kernels.source_kernel[grid](
         pitch, phases.at_frames, phases.step, phases.offset, noise, merge.weight, merge.bias, lengths, has_speech,
         slots, cached, out, frames, samples, size, cached.shape[1], merge.amplitude, merge.sigma, merge.threshold_hz,
-        HARMONICS=phases.step.shape[1], CONTINUES=continues, BLOCK=block, num_warps=4,
+        HARMONICS=phases.step.shape[1], BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, SynthesisPolicy
+from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.errors import InvalidPromptError, Token2WavError
 from token2wav_service.models.flow.block_flow import BlockFlow
@@ -119,7 +119,7 @@ class SlotRunner:
         Args:
             flow: in eval mode on its device, in the dtype to compute in.
             vocoder: float32, on the same device, weight norms folded.
-            policy: history and parity must not be `upstream`, noise must be `counter`.
+            policy: history must not be `upstream`, noise must be `counter`.
             sizes: room of the pool.
             stream_buckets, token_buckets: shapes to prepare programs for, ascending; tokens without look-ahead, those
                 that are computed again included. None takes the flow's `token_buckets_of`.
@@ -130,8 +130,7 @@ class SlotRunner:
         Raises:
             ValueError: a policy this runner does not have.
         """
-        is_upstream = policy.history is HistoryPolicy.UPSTREAM or policy.noise is NoiseSource.UPSTREAM
-        if is_upstream or policy.parity is Parity.UPSTREAM:
+        if policy.history is HistoryPolicy.UPSTREAM or policy.noise is NoiseSource.UPSTREAM:
             raise ValueError("the slot runner keeps prompt and recent frames with counter noise; use runner=torch")
         self.policy = replace(policy, history=HistoryPolicy.PROMPT_AND_RECENT)
         self.sizes, self.device, self.dtype = sizes, flow.device, flow.dtype

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from token2wav_service.config import SourcePhase, SynthesisPolicy
+from token2wav_service.config import SynthesisPolicy
 from token2wav_service.models.noise import NoiseDomain
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT, CausalState, Spectra
 from token2wav_service.models.vocoder.hift import HiFT
@@ -89,13 +89,13 @@ class SlotVocoder:
 
         Args:
             hift: float32, weight norms folded.
-            policy: cross-fade and source phase.
+            policy: cross-fade; the source's phase is continuous.
             pool: states.
             dtype: the flow's. With half precision the vocoder's products are float16 in either kind, which keeps more
                 of the wave than bfloat16 does.
             network: runs the convolutions; None takes the fused kernels.
         """
-        self.policy, self.pool = policy, pool
+        self.pool = pool
         products = torch.float32 if dtype == torch.float32 else torch.float16
         self.network = network or VocoderNetwork(hift, products)
         self.frame_samples = hift.config.frame_samples
@@ -143,18 +143,17 @@ class SlotVocoder:
 
     def _source(self, mel: Tensor, lengths: Tensor, batch: SlotBatch) -> Tensor:
         """Source [B, N] with the cached beginning; the phase at each row's right edge is kept."""
-        continues = self.policy.source_phase is SourcePhase.CONTINUOUS
         pitch = self.network.predict_pitch(mel, lengths)
         phases = ops.integrate_pitch(
             pitch, lengths, batch.mel_tails, batch.has_speech, batch.slots, self.pool.phase, self.frame_samples,
-            self.rate, continues,
+            self.rate,
         )  # fmt: skip
         width = self.frame_samples * self.harmonics
         start = batch.generated - batch.mel_tails
         noise = counter_noise(batch.seeds, start, mel.shape[1], width, int(NoiseDomain.SOURCE))
         return ops.make_source(
             pitch, phases, noise, self.merge, lengths, batch.has_speech, batch.slots, self.pool.source_tail,
-            self.frame_samples, continues,
+            self.frame_samples,
         )  # fmt: skip
 
 
