@@ -12,9 +12,8 @@ from tests.token2wav_service.export.checkpoints import TINY_FLOW, TINY_SIZES, ma
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.loader import build_flow
 from token2wav_service.export.compare import Sweep, compare_graph
-from token2wav_service.export.modules import Models, module_for
-from token2wav_service.export.precision import MixedPrecision, in_precision
-from token2wav_service.export.samples import sample_inputs
+from token2wav_service.export.modules import MixedPrecision, Models, in_precision, module_for
+from token2wav_service.export.onnx_file import sample_inputs
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.spec import GraphSpec, Precision
 from token2wav_service.models.flow.dit import DiT

@@ -24,14 +24,13 @@ from tests.token2wav_service.tensorrt.module_engine import ModuleEngine
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.export.modules import VocoderStack, estimator_module
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, ROTARY_FRAMES, VOCODER, describe_graphs
-from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
-from token2wav_service.graphs.spec import Precision
+from token2wav_service.graphs.spec import AxisRange, Precision, ShapeSettings
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.runtime.slots.slot_flow import make_solver
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
+from token2wav_service.runtime.tensorrt.load import TensorRTSpectra
 from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine, VocoderSizes
 from token2wav_service.runtime.tensorrt.solver import UNPADDED, PromptSizes, TensorRTSolver
-from token2wav_service.runtime.tensorrt.vocoder import TensorRTSpectra
 
 __all__ = ["plain_noise"]
 

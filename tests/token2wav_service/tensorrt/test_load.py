@@ -46,19 +46,24 @@ from token2wav_service.runtime.slots.pool import PoolSizes
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.slots.step_shapes import StepShapes
 from token2wav_service.runtime.tensorrt import load
-from token2wav_service.runtime.tensorrt.load import EngineFinder, EngineParts, assemble_parts, load_parts
+from token2wav_service.runtime.tensorrt.load import (
+    EngineFinder,
+    EngineParts,
+    TensorRTNetwork,
+    TensorRTSpectra,
+    assemble_parts,
+    load_parts,
+)
 from token2wav_service.runtime.tensorrt.manifest import (
     CertifiedCase,
     EngineCertificate,
     EngineKey,
     EngineManifest,
-    EngineProfile,
     GpuHost,
     OutputError,
     Speed,
 )
 from token2wav_service.runtime.tensorrt.solver import TensorRTSolver
-from token2wav_service.runtime.tensorrt.vocoder import TensorRTNetwork, TensorRTSpectra
 from token2wav_service.runtime.torch_runner import ModelRunner
 from token2wav_service.types import StreamOptions
 
@@ -99,9 +104,8 @@ class Checkpoint:
         directory, plan = folder / "engines", spec.file_name.encode()
         directory.mkdir(exist_ok=True)
         key = EngineKey(spec.name, spec.precision.value, "sm89", HOST.libraries[0], "0" * 64)
-        profiles = tuple(EngineProfile(p.name, spec.shape_ranges(p)) for p in spec.profiles)
         sources = {name: sha256_of_file(folder / name) for name in files}
-        manifest = EngineManifest(key, HOST.gpu_name, sources, profiles, len(plan), MEASURED, speed)
+        manifest = EngineManifest(key, HOST.gpu_name, sources, len(plan), MEASURED, speed)
         manifest.engine_path(directory).write_bytes(plan)
         manifest.write(directory)
         self.engines[plan.decode()] = engine

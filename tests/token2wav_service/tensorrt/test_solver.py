@@ -16,8 +16,7 @@ from tests.token2wav_service.tensorrt.module_engine import ModuleEngine
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.export.modules import estimator_module
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
-from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
-from token2wav_service.graphs.spec import GraphSpec, Precision
+from token2wav_service.graphs.spec import AxisRange, GraphSpec, Precision, ShapeSettings
 from token2wav_service.models.flow.cfm import SolverHistory
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces

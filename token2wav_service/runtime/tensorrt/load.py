@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from servicekit.file_sums import sha256_of_file
 from token2wav_service.checkpoint import loader
@@ -28,7 +29,6 @@ from token2wav_service.runtime.slots.slot_flow import make_solver
 from token2wav_service.runtime.slots.step_shapes import StepShapes
 from token2wav_service.runtime.slots.vocoder_network import VocoderNetwork
 from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
-from token2wav_service.runtime.tensorrt.contexts import torch_dtype
 from token2wav_service.runtime.tensorrt.manifest import (
     ENGINES_FOLDER,
     EngineManifest,
@@ -37,9 +37,8 @@ from token2wav_service.runtime.tensorrt.manifest import (
     find_engine,
     installed_libraries,
 )
-from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine, S, VocoderSizes
+from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine, S, VocoderSizes, torch_dtype
 from token2wav_service.runtime.tensorrt.solver import PromptSizes, TensorRTSolver
-from token2wav_service.runtime.tensorrt.vocoder import TensorRTNetwork, TensorRTSpectra
 
 logger = logging.getLogger(__name__)
 
@@ -171,3 +170,53 @@ def _convolutions(
     if isinstance(hift, CausalHiFT):
         return TensorRTSpectra(hift, engine)
     return TensorRTNetwork(hift, torch_dtype(precision.value), engine)
+
+
+class TensorRTNetwork(VocoderNetwork):
+    """Computes `spectra` in the engine where it was planned for the size; the fused kernels compute other sizes."""
+
+    def __init__(self, hift: HiFT, dtype: torch.dtype, engine: PlannedEngine[VocoderSizes]) -> None:
+        """Pack the weights of what the engine does not hold.
+
+        Args:
+            hift: as for `VocoderNetwork`.
+            dtype: of the fused kernels' products, and of the mel and spectrum that come in.
+            engine: of the graph `vocoder`.
+        """
+        super().__init__(hift, dtype)
+        self._engine = engine
+
+    def spectra(self, mel: Tensor, spectrum: Tensor, lengths: Tensor) -> Tensor:
+        """See `VocoderNetwork.spectra`."""
+        sizes = VocoderSizes(mel.shape[0], mel.shape[1])
+        if sizes not in self._engine.sizes:
+            return super().spectra(mel, spectrum, lengths)
+        bound = self._engine.bind(sizes)
+        tensors = bound.tensors
+        tensors["mel"].copy_(mel.transpose(1, 2))
+        # The fused kernels' spectrum has padded channels.
+        tensors["spectrum"].copy_(spectrum[:, :, : tensors["spectrum"].shape[1]].transpose(1, 2))
+        tensors["lengths"].copy_(lengths)
+        bound.run()
+        return tensors["spectra"].transpose(1, 2).contiguous()
+
+
+class TensorRTSpectra:
+    """Stands where `CausalHiFT.spectra` stands; the model itself computes sizes that the engine is not planned for."""
+
+    def __init__(self, hift: CausalHiFT, engine: PlannedEngine[VocoderSizes]) -> None:
+        self._hift, self._engine = hift, engine
+
+    def __call__(
+        self, mel: Tensor, spectrum: Tensor, frames: Tensor, is_first: Tensor, context: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `CausalHiFT.spectra`; what is returned is valid until the next call."""
+        sizes = VocoderSizes(mel.shape[0], mel.shape[2])
+        if sizes not in self._engine.sizes:
+            return self._hift.spectra(mel, spectrum, frames, is_first, context)
+        bound = self._engine.bind(sizes)
+        inputs = {"mel": mel, "spectrum": spectrum, "lengths": frames, "is_first": is_first, "context": context}
+        for name, value in inputs.items():
+            bound.tensors[name].copy_(value)
+        bound.run()
+        return bound.tensors["spectra"], bound.tensors["new_context"]

@@ -17,9 +17,8 @@ from token2wav_service.models.causal import valid_mask
 from token2wav_service.models.flow.cfm import time_grid
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots.chunk_solver import ChunkSolver, FusedSolver, SolverBatch, SolverPool
-from token2wav_service.runtime.tensorrt.contexts import BoundContext
 from token2wav_service.runtime.tensorrt.history import gather_history
-from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine
+from token2wav_service.runtime.tensorrt.planned import BoundContext, EstimatorSizes, PlannedEngine
 
 UNPADDED = 0
 """Prompt size of batches that the fused kernels solve, because the engine is not prepared for their prompts."""
