@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from token2wav_service.config import HistoryPolicy, Token2WavConfig
+from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY
 from token2wav_service.engine.meter import PlaybackDeadline
 from token2wav_service.engine.runner import ModelFacts, RunnerState
 from token2wav_service.engine.voices import Voice
 from token2wav_service.errors import InvalidChunkError, InvalidRequestError
-from token2wav_service.models.flow.history import UPSTREAM_LIMIT_FRAMES
 from token2wav_service.types import StreamOptions, StreamStatus, StreamSummary, TokenChunk
 
 FIRST_AUDIO_DUE_S = 0.3
@@ -41,8 +40,6 @@ class Stream:
     next_index: int = 0
     lookahead: tuple[int, ...] = ()
     """The newest accepted chunk's look-ahead tokens."""
-    planned_frames: int = 0
-    """Mel frames after all accepted chunks, prompt included."""
     has_last: bool = False
     """True once the last chunk was accepted."""
     schedule: list[int] = field(default_factory=list)
@@ -50,7 +47,6 @@ class Stream:
     """When each waiting chunk was accepted."""
     deadline: PlaybackDeadline = field(default_factory=PlaybackDeadline)
     samples: int = 0
-    first_audio_s: float | None = None
     is_extra: bool = False
     """True of a stream in the room that is kept for callers with few streams."""
 
@@ -81,9 +77,6 @@ class Stream:
             list(self.schedule),
             self.samples,
         )
-
-
-MEL_RATE_HZ = 50
 
 
 def check_options(options: StreamOptions) -> None:
@@ -130,13 +123,4 @@ class ChunkRules:
         wrong = [token for token in token_ids if not 0 <= token < vocabulary]
         if wrong:
             raise InvalidChunkError(f"got speech token {wrong[0]}, expected 0..{vocabulary - 1} (no LLM offset)")
-        self._check_limit(stream, self._facts.new_frames(len(token_ids), chunk.is_last))
         return token_ids
-
-    def _check_limit(self, stream: Stream, new_frames: int) -> None:
-        frames = stream.planned_frames + new_frames
-        if self._config.synthesis.history is HistoryPolicy.UPSTREAM and frames > UPSTREAM_LIMIT_FRAMES:
-            raise InvalidChunkError(
-                f"prompt and audio would reach {frames / MEL_RATE_HZ:.1f} s, history policy `upstream` ends at "
-                f"{UPSTREAM_LIMIT_FRAMES / MEL_RATE_HZ:.0f} s; set history to auto or prompt_and_recent"
-            )

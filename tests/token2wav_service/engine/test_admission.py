@@ -168,5 +168,5 @@ def test_slots_and_the_voice_cache_are_in_the_counters() -> None:
 def test_what_nobody_takes_does_not_pile_up() -> None:
     meter = EngineMeter()
     for value in np.arange(MAX_KEPT + 10):
-        meter.step(float(value))
+        meter.step(1, float(value), 0)
     assert len(meter.take().step_s) == MAX_KEPT

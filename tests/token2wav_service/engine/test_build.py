@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from servicekit.clock import SystemClock
-from tests.token2wav_service.engine.factory import drain, make_engine, open_stream, push_all, tokens_of
+from servicekit.stream_limit import StreamLimit
+from tests.token2wav_service.engine.factory import ManualClock, drain, make_engine, open_stream, push_all, tokens_of
 from token2wav_service.build import build_engine, choose_runner
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.make_random import SMALL_SIZES, make_random_token2wav
 from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, SynthesisPolicy, Token2WavConfig
-from token2wav_service.contract import ServerStatus
-from token2wav_service.engine.counters import REMEMBERED_STEPS, RecentSteps
+from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
+from token2wav_service.engine.meter import REMEMBERED_STEPS, EngineMeter
 from token2wav_service.errors import CheckpointError, EngineUnfitError
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.torch_runner import ModelRunner
@@ -102,13 +103,13 @@ def test_streams_that_wait_for_a_step_are_ready_and_steps_are_counted() -> None:
 
 
 def test_the_newest_steps_give_duration_and_speed() -> None:
-    steps = RecentSteps()
-    assert (steps.mean_s, steps.audio_s_per_s) == (None, None)
-    steps.add(100.0, 0.0)
+    meter, clock = EngineMeter(), ManualClock()
+    meter.step(1, 100.0, 0)
     for _ in range(REMEMBERED_STEPS):
-        steps.add(0.05, 2.0)
-    assert steps.mean_s == pytest.approx(0.05)
-    assert steps.audio_s_per_s == pytest.approx(40.0)
+        meter.step(1, 0.05, 2 * SAMPLE_RATE_HZ)
+    status = meter.status([], StreamLimit(1, clock), 1, 1)
+    assert status.step_seconds == pytest.approx(0.05)
+    assert status.audio_seconds_per_second == pytest.approx(40.0)
 
 
 def test_a_status_travels_as_json_and_later_versions_may_say_more() -> None:

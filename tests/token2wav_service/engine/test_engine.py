@@ -16,7 +16,6 @@ from tests.token2wav_service.engine.factory import (
     push_all,
     tokens_of,
 )
-from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.stream import FIRST_AUDIO_DUE_S
@@ -132,14 +131,6 @@ def test_chunks_after_the_last_or_for_an_ended_stream_are_refused() -> None:
     drain(engine)
     with pytest.raises(StreamNotFoundError, match="has ended"):
         engine.add_chunk(TokenChunk(stream, 1, tokens_of(9, 0), True))
-
-
-def test_upstream_history_refuses_the_chunk_that_would_pass_100_seconds() -> None:
-    engine = make_engine(synthesis=SynthesisPolicy(history=HistoryPolicy.UPSTREAM, ode_steps=1))
-    stream = open_stream(engine)
-    engine.add_chunk(TokenChunk(stream, 0, tokens_of(1403, 0), False))
-    with pytest.raises(InvalidChunkError, match="set history to auto"):
-        engine.add_chunk(TokenChunk(stream, 1, tokens_of(1403, 0), False))
 
 
 def test_abort_frees_the_state_and_answers_waiting_chunks() -> None:
