@@ -21,6 +21,7 @@ from tests.token2wav_service.engine.factory import (
     run_step,
 )
 from tests.token2wav_service.engine.test_families import MelVocoder, WideExtractor, open_stream, push, run, tokens_of
+from tests.token2wav_service.runtime.plain_convolution import convolve
 from tests.token2wav_service.streaming.family_factory import COSYVOICE, make_block_flow, make_causal_hift
 from tests.token2wav_service.streaming.flow_factory import make_flow, make_hift
 from tests.workers import is_whole
@@ -36,7 +37,7 @@ from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamV
 from token2wav_service.models.vocoder.hift import fold_weight_norm
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
-from token2wav_service.runtime.kernels import ops
+from token2wav_service.runtime.kernels import ops, vocoder_ops
 from token2wav_service.runtime.slots import slot_vocoder
 from token2wav_service.runtime.slots.bucket_program import BucketProgram
 from token2wav_service.runtime.slots.pool import PoolSizes, SlotBatch, pool_tensors
@@ -102,8 +103,8 @@ def slot_runner(
 
 
 @pytest.fixture
-def plain_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the noise without its kernel, which test_kernels.py holds against the same functions."""
+def plain_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw noise and convolve without the kernels, which their own tests hold against the same functions."""
 
     def normal(seeds: Tensor, starts: Tensor, positions: int, width: int, domain: int) -> Tensor:
         return counter_normal(seeds, starts, positions, width, NoiseDomain(domain))
@@ -114,6 +115,7 @@ def plain_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (ops, slot_vocoder):
         monkeypatch.setattr(module, "counter_noise", normal)
         monkeypatch.setattr(module, "counter_uniform", uniform)
+    monkeypatch.setattr(vocoder_ops, "convolve", convolve)
 
 
 def speak_all(engine: Token2WavEngine, plans: dict[int, tuple[int, int, list[int]]]) -> list[np.ndarray]:  # type: ignore[type-arg]
@@ -132,7 +134,7 @@ def assert_equal_speech(got: Sequence[Any], expected: Sequence[Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("plain_noise")
+@pytest.mark.usefixtures("plain_operations")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mixed_streams_equal_the_plain_modules(family: Family) -> None:
     """Prompts and hops mixed, ends inside blocks and at them.
@@ -147,7 +149,7 @@ def test_mixed_streams_equal_the_plain_modules(family: Family) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("plain_noise")
+@pytest.mark.usefixtures("plain_operations")
 @pytest.mark.parametrize("family", FAMILIES if is_whole() else FAMILIES[2:])
 def test_chunks_of_several_buckets_share_a_program_and_equal_each_alone(family: Family) -> None:
     """Each stream's chunk is once the smaller one; the first's step of two blocks follows one that was padded."""
@@ -175,7 +177,7 @@ def test_chunks_of_several_buckets_share_a_program_and_equal_each_alone(family: 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("plain_noise")
+@pytest.mark.usefixtures("plain_operations")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_used_slot_leaves_nothing_and_every_exit_frees_it(family: Family) -> None:
     runner, plans = slot_runner(family), {1: (7, 1, [])}

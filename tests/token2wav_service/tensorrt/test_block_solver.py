@@ -16,7 +16,7 @@ from tests.token2wav_service.runtime.test_slot_runner import (
     engine_of,
     models_of,
     plain_engine,
-    plain_noise,
+    plain_operations,
     speak_all,
 )
 from tests.token2wav_service.streaming.family_factory import COSYVOICE
@@ -32,7 +32,7 @@ from token2wav_service.runtime.tensorrt.load import TensorRTSpectra
 from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine, VocoderSizes
 from token2wav_service.runtime.tensorrt.solver import UNPADDED, PromptSizes, TensorRTSolver
 
-__all__ = ["plain_noise"]
+__all__ = ["plain_operations"]
 
 CPU = torch.device("cpu")
 STRIDE, PADDED = 2, 20
@@ -65,7 +65,7 @@ def make_engines(family: Family) -> tuple[TensorRTSolver, TensorRTSpectra | None
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("plain_noise")
+@pytest.mark.usefixtures("plain_operations")
 @pytest.mark.parametrize("family", COSYVOICE)
 def test_mixed_streams_through_engines_equal_the_plain_modules(family: Family) -> None:
     """Shared and own prompts, a ring that overflows, chunks that complete no block, the scratch row."""

@@ -17,7 +17,6 @@ from token2wav_service.models.causal import valid_mask
 from token2wav_service.models.flow.cfm import time_grid
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots.chunk_solver import ChunkSolver, FusedSolver, SolverBatch, SolverPool
-from token2wav_service.runtime.tensorrt.history import gather_history
 from token2wav_service.runtime.tensorrt.planned import BoundContext, EstimatorSizes, PlannedEngine
 
 UNPADDED = 0
@@ -93,7 +92,7 @@ class _Steps:
         x.copy_(noise.transpose(1, 2))
         for step in range(self.count):
             bound.tensors["time"].fill_(self._times[step])
-            gather_history(
+            ops.gather_history(
                 step, rows.prompts, rows.prompt_lengths, first.is_first, window, rows.slots, rows.generated,
                 bound.tensors["prompt_kv"], bound.tensors["window_kv"],
             )  # fmt: skip
