@@ -12,8 +12,7 @@ from torch import Tensor
 
 from token2wav_service.config import NoiseSource, SynthesisPolicy
 from token2wav_service.models.flow.flow import Flow
-from token2wav_service.models.flow.flow_state import FlowState, advance, before_chunk, collate, prompt_state
-from token2wav_service.models.flow.history import rules_for
+from token2wav_service.models.flow.flow_state import FlowState, advance, before_chunk, collate, prompt_state, rules_for
 from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.models.streaming import FlowInput
 
