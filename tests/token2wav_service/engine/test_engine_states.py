@@ -172,7 +172,7 @@ class EngineStates(RuleBasedStateMachine):
     @rule(number=st.integers(0, MAX_BATCH - 1))
     def abort_in_the_step(self, number: int) -> None:
         assert self.begun is not None
-        streams = self.begun.batch.streams
+        streams = self.begun.streams
         self.abort(streams[number % len(streams)].stream_id)
 
     @precondition(lambda self: self.begun is not None)
