@@ -147,7 +147,7 @@ class _exact:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self._before
 
 
-def _work(state: StreamSlot, row: int, start: int, tokens: int) -> ChunkWork[StreamSlot]:
+def _work(state: StreamSlot, row: int, start: int, tokens: int) -> ChunkWork:
     return ChunkWork(_window(row, start, tokens), False, row, state)
 
 

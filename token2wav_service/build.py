@@ -108,7 +108,7 @@ def choose_runner(config: Token2WavConfig) -> RunnerKind:
     return RunnerKind.TORCH if is_upstream else kinds.get(torch.device(config.device).type, RunnerKind.TORCH)
 
 
-def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepShapes | None) -> Runner[Any, Any]:
+def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepShapes | None) -> Runner:
     """Make what the configuration asks for, warmed up.
 
     Raises:

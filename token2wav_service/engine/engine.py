@@ -10,7 +10,6 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from servicekit.stream_limit import StreamLimit, extra_streams, reserved_streams
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
 from token2wav_service.engine.meter import EngineMeter, Measurements
-from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, RunnerState
+from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner
 from token2wav_service.engine.scheduler import next_batch
 from token2wav_service.engine.stream import ChunkRules, Stream, check_options
 from token2wav_service.engine.voices import VoiceStore
@@ -59,7 +58,7 @@ class BegunStep:
     """A batch that was chosen and has not run."""
 
     streams: list[Stream]
-    works: list[ChunkWork[RunnerState]]
+    works: list[ChunkWork]
     """One for every stream, in their order."""
     began_s: float
     """Clock time."""
@@ -72,7 +71,7 @@ class Token2WavEngine:
         self,
         config: Token2WavConfig,
         voices: VoiceStore,
-        runner: Runner[Any, Any],
+        runner: Runner,
         clock: Clock,
         probe_device: Callable[[], None] = lambda: None,
         *,
@@ -98,7 +97,7 @@ class Token2WavEngine:
         self._limit = StreamLimit(most, clock, is_fixed=not is_realtime)
 
     @property
-    def runner(self) -> Runner[Any, Any]:
+    def runner(self) -> Runner:
         """What computes; for measurements, while nothing steps the engine."""
         return self._runner
 
@@ -276,7 +275,7 @@ class Token2WavEngine:
             raise StreamNotFoundError(f"stream {stream_id!r} is not open: it has ended, or never was; open a new one")
         return stream
 
-    def _run(self, works: Sequence[ChunkWork[RunnerState]]) -> list[ChunkOutcome[RunnerState] | Token2WavError]:
+    def _run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome | Token2WavError]:
         """Run the batch; if it fails, run each chunk alone, so that only the chunk at fault fails."""
         try:
             outcomes = self._runner.run(works)
@@ -291,9 +290,7 @@ class Token2WavEngine:
             return [outcome for work in works for outcome in self._run([work])]
         return [_checked_outcome(outcome) for outcome in outcomes]
 
-    def _settle(
-        self, stream: Stream, outcome: ChunkOutcome[RunnerState] | Token2WavError, timing: ChunkTiming
-    ) -> ChunkResult:
+    def _settle(self, stream: Stream, outcome: ChunkOutcome | Token2WavError, timing: ChunkTiming) -> ChunkResult:
         stream.in_step = False
         chunk = stream.waiting.popleft()
         self._meter.chunk(timing)
@@ -334,17 +331,17 @@ class Token2WavEngine:
         return stream.summary()
 
 
-def _work(stream: Stream) -> ChunkWork[RunnerState]:
+def _work(stream: Stream) -> ChunkWork:
     chunk = stream.waiting[0]
     return ChunkWork(chunk.token_ids, chunk.is_last, stream.options.seed, stream.state)
 
 
-def _samples(outcomes: Sequence[ChunkOutcome[RunnerState] | Token2WavError]) -> int:
+def _samples(outcomes: Sequence[ChunkOutcome | Token2WavError]) -> int:
     """Return the samples in a step's outcomes."""
     return sum(len(outcome.samples) for outcome in outcomes if not isinstance(outcome, Token2WavError))
 
 
-def _checked_outcome(outcome: ChunkOutcome[RunnerState]) -> ChunkOutcome[RunnerState] | Token2WavError:
+def _checked_outcome(outcome: ChunkOutcome) -> ChunkOutcome | Token2WavError:
     if not np.isfinite(outcome.samples).all():
         return Token2WavError("synthesis made samples that are not finite; check the checkpoint and the dtype")
     return outcome

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 from token2wav_service.engine.runner import Runner
 from token2wav_service.engine.stream import Stream
@@ -19,7 +18,7 @@ LEAST_SHARE = 0.5
 
 
 def next_batch(
-    streams: Iterable[Stream], programs: Runner[Any, Any], max_batch_size: int, crowded_steps: float = CROWDED_STEPS
+    streams: Iterable[Stream], programs: Runner, max_batch_size: int, crowded_steps: float = CROWDED_STEPS
 ) -> list[Stream]:
     """Return the streams of the next step, none when no stream has a chunk to run.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY
 from token2wav_service.engine.meter import PlaybackDeadline
-from token2wav_service.engine.runner import ModelFacts, RunnerState
+from token2wav_service.engine.runner import ModelFacts
 from token2wav_service.engine.voices import Voice
 from token2wav_service.errors import InvalidChunkError, InvalidRequestError
 from token2wav_service.types import StreamOptions, StreamStatus, StreamSummary, TokenChunk
@@ -29,7 +30,7 @@ class Stream:
     stream_id: str
     voice: Voice
     options: StreamOptions
-    state: RunnerState
+    state: Any
     opened_s: float
     last_activity_s: float
     status: StreamStatus = StreamStatus.WAITING

@@ -84,7 +84,7 @@ class ModelRunner:
         return ready
 
     @torch.inference_mode()
-    def run(self, works: Sequence[ChunkWork[TorchState]]) -> list[ChunkOutcome[TorchState]]:
+    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
         """Run every chunk; the works' states are unchanged, also when this raises."""
         rows = [
             FlowInput(self._flow_state(w), torch.tensor(w.token_ids), w.state.voice.speaker, w.seed, w.is_last)
@@ -98,7 +98,7 @@ class ModelRunner:
             for work, wave, flow, vocoder in zip(works, samples, flows, vocoders, strict=True)
         ]
 
-    def _flow_state(self, work: ChunkWork[TorchState]) -> Any:
+    def _flow_state(self, work: ChunkWork) -> Any:
         if work.state.flow is not None:
             return work.state.flow
         hop = 0 if work.is_last else self.facts.new_tokens(len(work.token_ids), is_last=False)

@@ -210,7 +210,7 @@ class SlotRunner:
         return self._programs.get(streams, tokens, prompt_size)
 
     @torch.inference_mode()
-    def run(self, works: Sequence[ChunkWork[StreamSlot]]) -> list[ChunkOutcome[StreamSlot]]:
+    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
         """Run every chunk; in the largest one's program if it has room for all, else each in its own bucket's.
 
         Raises:
@@ -218,7 +218,7 @@ class SlotRunner:
         """
         if any(work.state.is_broken for work in works):
             raise Token2WavError("an earlier step failed while it changed this stream; open it again")
-        outcomes: dict[int, ChunkOutcome[StreamSlot]] = {}
+        outcomes: dict[int, ChunkOutcome] = {}
         computed = [self._computed(len(work.token_ids), work.is_last, work.state) for work in works]
         for indices, tokens in self.shapes.groups(computed):
             group = [works[index] for index in indices]
@@ -233,7 +233,7 @@ class SlotRunner:
             return len(state.pending) + hop
         return hop + int(self._plain.waiting_tokens(state.voice.prompt, 0 if is_last else hop))
 
-    def _run_group(self, works: Sequence[ChunkWork[StreamSlot]], tokens: int) -> list[FloatArray]:
+    def _run_group(self, works: Sequence[ChunkWork], tokens: int) -> list[FloatArray]:
         begun = [self._begin(work) for work in works if work.state.start is None]
         program = self.program(self.shapes.stream_bucket(len(works)), tokens, self._prompt_size(works))
         for work in works:
@@ -245,7 +245,7 @@ class SlotRunner:
             work.state.is_broken = False
         return samples
 
-    def _prompt_size(self, works: Sequence[ChunkWork[StreamSlot]]) -> int:
+    def _prompt_size(self, works: Sequence[ChunkWork]) -> int:
         """Return what the solver wants these streams' prompts padded to."""
         frames = max(self._shared(work.state.start) for work in works)
         end = max(self._span(work).end for work in works)
@@ -258,9 +258,9 @@ class SlotRunner:
             return start.prompt_tokens
         return int(self._plain.shared_tokens(start.prompt_tokens))
 
-    def _begin(self, work: ChunkWork[StreamSlot]) -> StreamSlot:
+    def _begin(self, work: ChunkWork) -> StreamSlot:
         """Find what a new stream starts from, which its first hop decides."""
-        state = work.state
+        state: StreamSlot = work.state
         hop = 0 if work.is_last else self.facts.new_tokens(len(work.token_ids), is_last=False)
         start = state.start = self._plain.begin(state.voice.prompt, hop)
         if isinstance(start, FlowState):
@@ -291,9 +291,7 @@ class SlotRunner:
         if targets:
             torch._foreach_copy_(targets, sources)
 
-    def _inputs(
-        self, works: Sequence[ChunkWork[StreamSlot]], streams: int, tokens: int
-    ) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    def _inputs(self, works: Sequence[ChunkWork], streams: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
         """Return the batch's fields [fields, B] and tokens [B, T + 3], padded with scratch rows."""
         window = np.zeros((streams, tokens + self.flow.lookahead), np.int64)
         rows = []
@@ -304,7 +302,7 @@ class SlotRunner:
         rows += [SCRATCH_ROW] * (streams - len(rows))
         return np.array([[row.get(name, 0) for row in rows] for name in BATCH_FIELDS], np.int64), window
 
-    def _row(self, work: ChunkWork[StreamSlot], num_tokens: int) -> dict[str, int]:
+    def _row(self, work: ChunkWork, num_tokens: int) -> dict[str, int]:
         """Return one stream's fields of a `SlotBatch`."""
         state, stride, span = work.state, self.flow.stride, self._span(work)
         start = state.start
@@ -328,12 +326,12 @@ class SlotRunner:
             "has_speech": int(state.vocoder.has_speech),
         }
 
-    def _span(self, work: ChunkWork[StreamSlot]) -> _Span:
+    def _span(self, work: ChunkWork) -> _Span:
         state, block = work.state, self.facts.hop_multiple
         end = state.end_token + self.facts.new_tokens(len(work.token_ids), work.is_last)
         return _Span(state.first_token, state.end_token, end, max(state.first_token, end // block * block))
 
-    def _advance(self, work: ChunkWork[StreamSlot], speech: FloatArray) -> FloatArray:
+    def _advance(self, work: ChunkWork, speech: FloatArray) -> FloatArray:
         """Move the host's half of a state on, and cut the row's samples to deliver."""
         state, span = work.state, self._span(work)
         ids = (*state.pending, *work.token_ids)
