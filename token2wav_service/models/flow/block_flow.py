@@ -111,33 +111,6 @@ class BlockFlow(nn.Module, ABC):
             mu [B, 80, stride T], and what the chunk adds to the caches of this part.
         """
 
-    def condition(
-        self,
-        tokens: Tensor,
-        token_lengths: Tensor,
-        is_last: Tensor,
-        speaker: Tensor,
-        committed: Tensor,
-        past: Past,
-        size: int,
-        *,
-        is_masked: bool,
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Turn tokens and a voice into the solver's conditions.
-
-        Args:
-            tokens, token_lengths, is_last, speaker, committed, past: as in `forward`, but without negative ids.
-            size, is_masked: as in `encode`.
-
-        Returns:
-            mu [B, 80, stride T], the projected speaker [B, 80], and what the chunk adds to the encoder's caches.
-        """
-        embedded = self.input_embedding(tokens)
-        embedded = embedded * valid_mask(token_lengths, tokens.shape[1])[:, :, None].to(embedded.dtype)
-        mu, added = self.encode(embedded, token_lengths, is_last, committed, past, size, is_masked=is_masked)
-        vector = self.spk_embed_affine_layer(functional.normalize(speaker.to(mu.dtype), dim=1))
-        return mu, vector, added
-
     def forward(
         self,
         tokens: Tensor,
@@ -175,9 +148,10 @@ class BlockFlow(nn.Module, ABC):
         size = tokens.shape[1] if bool(is_last.any()) else tokens.shape[1] - self.lookahead
         committed = spoken if committed is None else committed
         past = past or self.empty_past(tokens.shape[0], steps)
-        mu, vector, added = self.condition(
-            tokens.clamp(min=0), token_lengths, is_last, speaker, committed, past, size, is_masked=mask.encoder
-        )
+        embedded = self.input_embedding(tokens.clamp(min=0))
+        embedded = embedded * valid_mask(token_lengths, tokens.shape[1])[:, :, None].to(embedded.dtype)
+        mu, added = self.encode(embedded, token_lengths, is_last, committed, past, size, is_masked=mask.encoder)
+        vector = self.spk_embed_affine_layer(functional.normalize(speaker.to(mu.dtype), dim=1))
         history = SolverHistory(past.caches["solver_kv"], past.caches["solver_tail"])
         mel, update = self.decoder(
             noise[:, :, : mu.shape[2]].to(mu.dtype),

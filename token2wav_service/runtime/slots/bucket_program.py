@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,22 @@ logger = logging.getLogger(__name__)
 
 
 Vocoder = SlotVocoder | CausalSlotVocoder
+
+
+@contextmanager
+def naming_failures(program: str) -> Iterator[None]:
+    """Say of which program an error in capturing it is.
+
+    Raises:
+        ProgramCaptureError: instead of whatever is raised inside.
+    """
+    try:
+        yield
+    except Exception as err:
+        raise ProgramCaptureError(
+            f"the program of {program} could not be captured as a CUDA graph: {type(err).__name__}: {first_line(err)}; "
+            "runner=torch runs without graphs"
+        ) from err
 
 
 class BucketProgram:
@@ -100,22 +118,14 @@ class BucketProgram:
         Raises:
             ProgramCaptureError: the step does something that a graph can't.
         """
-        try:
-            self._capture_on_side_stream()
-        except Exception as err:
-            streams, tokens = self._tokens.shape
-            raise ProgramCaptureError(
-                f"the program of {streams} streams and {tokens} tokens (look-ahead included) could not be captured as "
-                f"a CUDA graph: {type(err).__name__}: {first_line(err)}; runner=torch runs without graphs"
-            ) from err
-
-    def _capture_on_side_stream(self) -> None:
-        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        warm_up(self._compute, side)
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = capture(self._compute_to_keep, self._graph_memory, error_mode="thread_local")
-        assert self._speech is not None
-        self._host = torch.empty(self._speech.shape, pin_memory=True)
+        streams, tokens = self._tokens.shape
+        with naming_failures(f"{streams} streams and {tokens} tokens (look-ahead included)"):
+            side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            warm_up(self._compute, side)
+            torch.cuda.current_stream().wait_stream(side)
+            self._graph = capture(self._compute_to_keep, self._graph_memory, error_mode="thread_local")
+            assert self._speech is not None
+            self._host = torch.empty(self._speech.shape, pin_memory=True)
 
 
 class ProgramTable:

@@ -19,14 +19,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpukit.graphs import capture, graph_memory, own_stream, warm_up
-from servicekit.logs import first_line
-from token2wav_service.errors import ProgramCaptureError
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_state import FlowState
 from token2wav_service.models.flow.flow_stream import PROMPT_SEED
 from token2wav_service.models.noise import NoiseDomain
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces
+from token2wav_service.runtime.slots.bucket_program import naming_failures
 from token2wav_service.runtime.slots.dit_solver import DiTSolver
 from token2wav_service.runtime.slots.fused_encoder import EncoderTails, FusedEncoder
 from token2wav_service.runtime.slots.slot_flow import embed_tokens, project
@@ -213,12 +212,7 @@ class _PromptProgram:
         Raises:
             ProgramCaptureError: the program does something that a graph can't.
         """
-        try:
+        with naming_failures(f"prompts of {self.size} tokens"):
             warm_up(self.run, stream)
             stream.synchronize()
             self._graph = capture(self.run, memory, stream, error_mode="thread_local")
-        except Exception as err:
-            raise ProgramCaptureError(
-                f"the program of prompts of {self.size} tokens could not be captured as a CUDA graph: "
-                f"{type(err).__name__}: {first_line(err)}; runner=torch runs without graphs"
-            ) from err
