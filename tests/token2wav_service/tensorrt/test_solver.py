@@ -40,7 +40,7 @@ from token2wav_service.runtime.slots.slot_flow import make_solver
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.tensorrt.load import TensorRTNetwork, TensorRTSpectra
 from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine, VocoderSizes
-from token2wav_service.runtime.tensorrt.solver import UNPADDED, PromptSizes, TensorRTSolver
+from token2wav_service.runtime.tensorrt.solver import UNPADDED, TensorRTSolver
 
 __all__ = ["plain_operations"]
 
@@ -72,9 +72,8 @@ class Engines:
         module = estimator_module(flow, Precision.FLOAT32, self.spec.limit("chunk_frames"))
         self.estimator = ModuleEngine(self.spec, module)
         sizes = [EstimatorSizes(streams, STRIDE * BLOCK, PADDED, RECENT) for streams in STREAMS]
-        steps, fused = POLICY.ode_steps, make_solver(flow, POLICY.ode_steps)
-        padding = PromptSizes(prompts, SIZES.max_prompt_frames)
-        self.solver = TensorRTSolver(self.plan(*sizes), fused, steps, flow.decoder.guidance, padding)
+        fused = make_solver(flow, POLICY.ode_steps)
+        self.solver = TensorRTSolver(self.plan(*sizes), fused, prompts, SIZES.max_prompt_frames)
         self.vocoder = ModuleEngine(described[VOCODER], VocoderStack(vocoder, Precision.FLOAT32))
         beside = 2 * vocoder.lookahead if isinstance(vocoder, CausalHiFT) else 8
         columns = [VocoderSizes(streams, STRIDE * BLOCK + beside) for streams in STREAMS]

@@ -38,7 +38,7 @@ from token2wav_service.runtime.tensorrt.manifest import (
     installed_libraries,
 )
 from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine, S, VocoderSizes, torch_dtype
-from token2wav_service.runtime.tensorrt.solver import PromptSizes, TensorRTSolver
+from token2wav_service.runtime.tensorrt.solver import TensorRTSolver
 
 logger = logging.getLogger(__name__)
 
@@ -148,8 +148,8 @@ def assemble_parts(
         for prompt in config.tensorrt_prompt_frames
     ]
     estimator = finder.open(spec, loader.flow_files(config.model_dir), planned, parameter.device)
-    steps, prompts = config.synthesis.ode_steps, PromptSizes(config.tensorrt_prompt_frames, max_prompt_frames)
-    solver = TensorRTSolver(estimator, make_solver(flow, steps), steps, flow.decoder.guidance, prompts)
+    fused = make_solver(flow, config.synthesis.ode_steps)
+    solver = TensorRTSolver(estimator, fused, config.tensorrt_prompt_frames, max_prompt_frames)
     # A plain vocoder's call has frames of the chunk before; a causal one's the frames that wait, and some to look into.
     columns = [VocoderSizes(streams, tokens * stride + OVERLAP_FRAMES) for streams, tokens in shapes.programs()]
     return EngineParts(solver, _convolutions(finder, flow, hift, columns))
