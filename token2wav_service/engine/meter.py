@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from servicekit.stream_limit import FIRST_ROOM_S, StreamLimit
+from servicekit.stream_limit import StreamLimit
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
+from token2wav_service.engine.stream import Punctuality, Stream
 from token2wav_service.engine.voice_cache import VoiceCacheStats
 from token2wav_service.types import ChunkTiming, ServingStats, StreamStatus
-
-if TYPE_CHECKING:
-    from token2wav_service.engine.stream import Stream
 
 MAX_KEPT = 4096
 """Measurements of each kind that nobody has taken yet; far more than a quarter of a second brings."""
@@ -32,36 +29,6 @@ class Measurements:
     """Seconds that each chunk waited for its step."""
     step_s: tuple[float, ...] = ()
     """Seconds that each step took."""
-
-
-@dataclass(frozen=True)
-class Punctuality:
-    """How a chunk kept its listener's deadline."""
-
-    slack_s: float
-    """Seconds until the listener had nothing left when the audio came; negative: it had run dry."""
-    room_s: float
-    """What that was when the chunk was accepted; of a stream's first audio, a fixed time."""
-    is_late: bool
-    """Whether the listener still had audio when the chunk was accepted and had none when its audio came. A chunk that
-    came when the listener had run dry already, because the LLM was slow, has no deadline that could be kept."""
-
-
-class PlaybackDeadline:
-    """When the listener of one stream has nothing left to play; after a silence it plays on from what ended it."""
-
-    def __init__(self) -> None:
-        self.dry_s: float | None = None
-        """Clock time when nothing is left to play; None before the first audio."""
-
-    def deliver(self, accepted_s: float, now_s: float, audio_s: float) -> Punctuality | None:
-        """Note a chunk's audio; returns how much time the engine had for it and left, None if there is no audio."""
-        if audio_s <= 0:
-            return None
-        due_s = accepted_s + FIRST_ROOM_S if self.dry_s is None else self.dry_s
-        is_late = self.dry_s is not None and accepted_s <= self.dry_s < now_s
-        self.dry_s = now_s + audio_s if self.dry_s is None else max(self.dry_s, now_s) + audio_s
-        return Punctuality(due_s - now_s, due_s - accepted_s, is_late)
 
 
 class EngineMeter:

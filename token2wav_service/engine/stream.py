@@ -1,4 +1,4 @@
-"""One utterance being synthesised: its state, its waiting chunks, and which chunk may come next."""
+"""One utterance being synthesised: its state, its waiting chunks, its deadline, and which chunk may come next."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from servicekit.stream_limit import FIRST_ROOM_S
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY
-from token2wav_service.engine.meter import PlaybackDeadline
 from token2wav_service.engine.runner import ModelFacts
 from token2wav_service.engine.voices import Voice
 from token2wav_service.errors import InvalidChunkError, InvalidRequestError
@@ -21,6 +21,36 @@ gap.
 Measured at 32 requests a second on one H200: 68 of 1,152 listeners heard gaps where newcomers always went first (a run
 that is not kept), none of 1,056 with this (`benchmarks/results/h200_capacity`).
 """
+
+
+@dataclass(frozen=True)
+class Punctuality:
+    """How a chunk kept its listener's deadline."""
+
+    slack_s: float
+    """Seconds until the listener had nothing left when the audio came; negative: it had run dry."""
+    room_s: float
+    """What that was when the chunk was accepted; of a stream's first audio, a fixed time."""
+    is_late: bool
+    """Whether the listener still had audio when the chunk was accepted and had none when its audio came. A chunk that
+    came when the listener had run dry already, because the LLM was slow, has no deadline that could be kept."""
+
+
+class PlaybackDeadline:
+    """When the listener of one stream has nothing left to play; after a silence it plays on from what ended it."""
+
+    def __init__(self) -> None:
+        self.dry_s: float | None = None
+        """Clock time when nothing is left to play; None before the first audio."""
+
+    def deliver(self, accepted_s: float, now_s: float, audio_s: float) -> Punctuality | None:
+        """Note a chunk's audio; returns how much time the engine had for it and left, None if there is no audio."""
+        if audio_s <= 0:
+            return None
+        due_s = accepted_s + FIRST_ROOM_S if self.dry_s is None else self.dry_s
+        is_late = self.dry_s is not None and accepted_s <= self.dry_s < now_s
+        self.dry_s = now_s + audio_s if self.dry_s is None else max(self.dry_s, now_s) + audio_s
+        return Punctuality(due_s - now_s, due_s - accepted_s, is_late)
 
 
 @dataclass

@@ -20,7 +20,8 @@ from tests.token2wav_service.engine.factory import (
     tokens_of,
 )
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.meter import MAX_KEPT, EngineMeter, PlaybackDeadline, Punctuality
+from token2wav_service.engine.meter import MAX_KEPT, EngineMeter
+from token2wav_service.engine.stream import PlaybackDeadline, Punctuality
 from token2wav_service.errors import CapacityError
 from token2wav_service.types import AudioChunk, ChunkTiming, StreamOptions, TokenChunk
 
