@@ -32,10 +32,11 @@ from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.errors import ProgramCaptureError
 from token2wav_service.models.config import AnyFlowConfig, FlowConfig
+from token2wav_service.models.flow.block_flow import BlockFlow
 from token2wav_service.models.flow.block_stream import BlockStreamFlow
 from token2wav_service.models.streaming import FlowInput
 from token2wav_service.replay.report import snr_db
-from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner
+from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.slots.step_shapes import StepShapes
 from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, VoiceFeatures, VoicePrompt
 
@@ -199,7 +200,7 @@ def mel_snr(engine: Token2WavEngine) -> float:
         MeasurementError: too few.
     """
     runner = engine.runner
-    assert isinstance(runner, BlockSlotRunner)
+    assert isinstance(runner, SlotRunner) and isinstance(runner.flow.flow, BlockFlow)
     features = _features()
     plain = BlockStreamFlow(copy.deepcopy(runner.flow.flow).float(), runner.policy)
     speaker = torch.from_numpy(features.speaker_embedding)

@@ -32,6 +32,7 @@ from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 from token2wav_service.replay.report import snr_db
 from token2wav_service.runtime.slots.pool import PoolSizes
 from token2wav_service.runtime.slots.slot_runner import SlotRunner, StreamSlot
+from token2wav_service.runtime.slots.slot_vocoder import SlotVocoder
 from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, TOKEN_BUCKETS
 from token2wav_service.runtime.slots.vocoder_network import VocoderNetwork
 from token2wav_service.types import VoiceFeatures
@@ -105,7 +106,7 @@ class Reference:
         for start in (0, tokens):
             runner.run([_work(state, row, start, tokens) for row, state in enumerate(states)])
         served = runner.program(streams, tokens).mel
-        assert served is not None
+        assert served is not None and isinstance(runner.vocoder, SlotVocoder)
         worst = [self._row(row, tokens, served[row].T, runner.vocoder.network) for row in {0, streams - 1}]
         for state in states:
             runner.close(state)
@@ -146,7 +147,7 @@ class _exact:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self._before
 
 
-def _work(state: StreamSlot, row: int, start: int, tokens: int) -> ChunkWork[StreamSlot]:
+def _work(state: StreamSlot, row: int, start: int, tokens: int) -> ChunkWork:
     return ChunkWork(_window(row, start, tokens), False, row, state)
 
 

@@ -12,7 +12,7 @@ import torch
 from servicekit.clock import Clock
 from token2wav_service.checkpoint.family import open_features, voice_model_version
 from token2wav_service.checkpoint.loader import LoadedModels, load_models, missing_files
-from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, RunnerKind, Token2WavConfig
+from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.loop import OnFatal, ServingLoop
 from token2wav_service.engine.runner import Runner
@@ -104,58 +104,60 @@ def choose_runner(config: Token2WavConfig) -> RunnerKind:
         return config.runner
     policy = config.synthesis
     is_upstream = policy.history is HistoryPolicy.UPSTREAM or policy.noise is NoiseSource.UPSTREAM
-    needs_plain = is_upstream or policy.parity is Parity.UPSTREAM
     kinds = {"cuda": RunnerKind.SLOTS, "cpu": RunnerKind.PACKED if config.dtype == "float32" else RunnerKind.TORCH}
-    return RunnerKind.TORCH if needs_plain else kinds.get(torch.device(config.device).type, RunnerKind.TORCH)
+    return RunnerKind.TORCH if is_upstream else kinds.get(torch.device(config.device).type, RunnerKind.TORCH)
 
 
-def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepShapes | None) -> Runner[Any, Any]:
+def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepShapes | None) -> Runner:
     """Make what the configuration asks for, warmed up.
 
     Raises:
-        CheckpointError: the runner or the parity is not one of the checkpoint's family.
+        CheckpointError: the runner is not one of the checkpoint's family.
         MemoryBudgetError: the GPU's memory does not hold the pool and a voice.
     """
-    flow, hift = models.flow, models.vocoder
-    if not (isinstance(flow, Flow) and isinstance(hift, HiFT)):
-        return _build_block_runner(config, models, shapes)
-    if config.synthesis.parity is Parity.UPSTREAM:
-        raise CheckpointError(
-            f"{config.model_dir} is of family {models.family.value}, whose streams have no block mask; expected parity "
-            "none: what reproduces the original here is history, noise, crossfade and source_phase `upstream`"
-        )
+    flow, vocoder, policy = models.flow, models.vocoder, config.synthesis
     kind = choose_runner(config)
-    if kind is RunnerKind.TORCH:
-        return ModelRunner(StreamFlow(flow, config.synthesis), StreamVocoder(hift, config.synthesis))
-    if kind is RunnerKind.PACKED:
-        return ModelRunner(PackedFlow(flow, config.synthesis), StreamVocoder(ColumnHiFT(hift), config.synthesis))
+    if isinstance(flow, Flow) and isinstance(vocoder, HiFT) and kind is RunnerKind.PACKED:
+        return ModelRunner(PackedFlow(flow, policy), StreamVocoder(ColumnHiFT(vocoder), policy))
+    if kind is RunnerKind.PACKED and config.runner is not RunnerKind.AUTO:
+        raise CheckpointError(
+            f"{config.model_dir} is of family {models.family.value}, which runner `{config.runner.value}` does not "
+            "serve; set runner to auto, slots, tensorrt or torch"
+        )
+    if kind in (RunnerKind.TORCH, RunnerKind.PACKED):
+        plain: Any = CausalStreamVocoder if isinstance(vocoder, CausalHiFT) else StreamVocoder
+        streamed: Any = StreamFlow if isinstance(flow, Flow) else BlockStreamFlow
+        return ModelRunner(streamed(flow, policy), plain(vocoder, policy))
+    return _build_slots(config, models, shapes)
+
+
+def _build_slots(config: Token2WavConfig, models: LoadedModels, shapes: StepShapes | None) -> SlotRunner:
     # NOTE: imported here, so that hosts without Triton (the language) can run the plain modules.
     from token2wav_service.runtime.slots.memory import memory_need, warn_of_cache
     from token2wav_service.runtime.slots.pool import PoolSizes
-    from token2wav_service.runtime.slots.slot_runner import SlotRunner
+    from token2wav_service.runtime.slots.slot_runner import SlotRunner, token_buckets_of
 
-    policy = config.synthesis
+    flow, vocoder, policy = models.flow, models.vocoder, config.synthesis
     sizes = PoolSizes(
         config.max_streams, policy.estimator_recent_frames, policy.conformer_recent_frames, MAX_PROMPT_FRAMES
     )
-    planned = shapes or StepShapes(stream_buckets_up_to(config.max_batch_size))
-    make = partial(SlotRunner, flow, hift, policy, sizes, planned.stream_buckets, planned.token_buckets)
+    planned = shapes or StepShapes(stream_buckets_up_to(config.max_batch_size), token_buckets_of(flow))
+
+    def make() -> SlotRunner:
+        parts = _engine_parts(config, flow, vocoder, planned)
+        return SlotRunner(flow, vocoder, policy, sizes, planned.stream_buckets, planned.token_buckets, **parts)
+
+    def make_warm() -> SlotRunner:
+        runner = make()
+        runner.warm_up()
+        logger.info("token2wav itself holds %.1f GB of the GPU", torch.cuda.memory_reserved(config.device) / 1e9)
+        return runner
+
     if torch.device(config.device).type != "cuda":
-        return make(**_engine_parts(config, flow, hift, planned))
-    need = memory_need(sizes, flow.config, hift.config, policy.ode_steps, DTYPES[config.dtype])
-    runner = _runner_that_fits(
-        need, partial(_free_bytes, config.device), lambda: _warm_runner(config, flow, hift, planned, make)
-    )
-    warn_of_cache(config.voice_cache_bytes, _free_bytes(config.device))
-    return runner
-
-
-def _warm_runner(
-    config: Token2WavConfig, flow: Flow, hift: HiFT, shapes: StepShapes, make: Callable[..., SlotRunner]
-) -> SlotRunner:
-    runner = make(**_engine_parts(config, flow, hift, shapes))
-    runner.warm_up()
-    logger.info("token2wav itself holds %.1f GB of the GPU", torch.cuda.memory_reserved(config.device) / 1e9)
+        return make()
+    need = memory_need(sizes, flow, vocoder, policy.ode_steps)
+    runner = _runner_that_fits(need, partial(_free_bytes, config.device), make_warm)
+    warn_of_cache(_voice_cache_bytes(config, models), _free_bytes(config.device))
     return runner
 
 
@@ -186,49 +188,6 @@ def _free_bytes(device: str) -> int:
     torch.cuda.empty_cache()
     free: int = torch.cuda.mem_get_info(torch.device(device))[0]
     return free
-
-
-def _build_block_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepShapes | None) -> Runner[Any, Any]:
-    """Make the runner of a block-masked flow, warmed up.
-
-    Raises:
-        CheckpointError: the runner does not serve the checkpoint's family.
-        MemoryBudgetError: the GPU's memory does not hold the pool and a voice.
-    """
-    flow, vocoder, policy = models.flow, models.vocoder, config.synthesis
-    kind = choose_runner(config)
-    if kind is RunnerKind.PACKED and config.runner is RunnerKind.AUTO:
-        kind = RunnerKind.TORCH
-    if kind is RunnerKind.PACKED or not isinstance(flow, BlockFlow):
-        raise CheckpointError(
-            f"{config.model_dir} is of family {models.family.value}, which runner `{config.runner.value}` does not "
-            "serve; set runner to auto, slots, tensorrt or torch"
-        )
-    if kind is RunnerKind.TORCH:
-        streamed = BlockStreamFlow(flow, policy)
-        if isinstance(vocoder, CausalHiFT):
-            return ModelRunner(streamed, CausalStreamVocoder(vocoder, policy))
-        return ModelRunner(streamed, StreamVocoder(vocoder, policy))
-    from token2wav_service.runtime.slots.block_pool import BlockPoolSizes
-    from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner, block_buckets
-    from token2wav_service.runtime.slots.memory import block_memory_need, warn_of_cache
-
-    sizes = BlockPoolSizes(config.max_streams, policy.estimator_recent_frames, MAX_PROMPT_FRAMES)
-    planned = shapes or StepShapes(stream_buckets_up_to(config.max_batch_size), block_buckets(flow))
-
-    def make() -> BlockSlotRunner:
-        parts = _engine_parts(config, flow, vocoder, planned)
-        runner = BlockSlotRunner(flow, vocoder, policy, sizes, planned.stream_buckets, planned.token_buckets, **parts)
-        if torch.device(config.device).type == "cuda":
-            runner.warm_up()
-        return runner
-
-    if torch.device(config.device).type != "cuda":
-        return make()
-    need = block_memory_need(sizes, flow, vocoder, policy.ode_steps)
-    runner = _runner_that_fits(need, partial(_free_bytes, config.device), make)
-    warn_of_cache(_voice_cache_bytes(config, models), _free_bytes(config.device))
-    return runner
 
 
 def _engine_parts(

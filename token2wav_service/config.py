@@ -50,16 +50,6 @@ class Crossfade(str, Enum):
     """Hamming: the halves sum to 1.08."""
 
 
-class Parity(str, Enum):
-    """How a block-masked flow (CosyVoice2's, CosyVoice3's) computes a stream's chunks."""
-
-    NONE = "none"
-    """The mask that the models were trained to stream with; results of complete blocks are kept."""
-    UPSTREAM = "upstream"
-    """The original runtime's way, for comparisons: every chunk computes the whole prefix again, its estimator unmasked,
-    and the last one without any mask. Cost grows with the square of the length."""
-
-
 class RunnerKind(str, Enum):
     """What computes the engine's batches."""
 
@@ -110,11 +100,6 @@ class SynthesisPolicy:
         "Start of the harmonic source in each call: continuous or upstream.",
     )
     ode_steps: int = described(10, "Euler steps of the flow's solver.")
-    parity: Parity = described(
-        Parity.NONE,
-        "Chunks of a block-masked flow: `upstream` computes them as the original does, for comparisons; needs "
-        "`runner=torch`.",
-    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ TensorRT for RTX on a CPU; nothing of this was ever run on a GPU.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -116,7 +115,7 @@ def _targets(architectures: Sequence[str] | None, host: GpuHost) -> list[Target]
 
 def _build_for(args: argparse.Namespace, target: Target, tools: Tools) -> None:
     from token2wav_service.export.directory import ExportDirectory
-    from token2wav_service.export.engines import ProgressBars, ensure_engine
+    from token2wav_service.export.engines import ensure_engine
     from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER
 
     model_dir = token2wav_dir(args.checkpoint)
@@ -124,15 +123,10 @@ def _build_for(args: argparse.Namespace, target: Target, tools: Tools) -> None:
     exports = ExportDirectory(model_dir, args.onnx_dir or model_dir / ONNX_FOLDER, export_options(args))
     made: list[EngineManifest] = []
     for task in exports.plan():
-        bars = ProgressBars(f"{task.spec.name} {task.spec.precision.value} {target.architecture}", sys.stderr)
-        started_s = time.monotonic()
-        try:
-            certify = tools.certify_of(exports, task)
-            manifest, is_new = ensure_engine(
-                task, exports, target, engines_dir, lambda: tools.load(target.library), certify, bars
-            )
-        finally:
-            bars.close()
+        started_s, certify = time.monotonic(), tools.certify_of(exports, task)
+        manifest, is_new = ensure_engine(
+            task, exports, target, engines_dir, lambda: tools.load(target.library), certify
+        )
         made.append(manifest)
         took = f"done in {time.monotonic() - started_s:.0f} s" if is_new else "was there already"
         print(

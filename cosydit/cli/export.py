@@ -100,8 +100,7 @@ def export_options(args: argparse.Namespace) -> ExportOptions:
     """Return what `--precision`, `--vocoder-precision`, `--only` and `--shapes` ask for."""
     from token2wav_service.export.directory import ExportOptions
     from token2wav_service.graphs.catalogue import GRAPHS
-    from token2wav_service.graphs.shapes import ShapeSettings, read_shapes
-    from token2wav_service.graphs.spec import Precision
+    from token2wav_service.graphs.spec import Precision, ShapeSettings, read_shapes
 
     shapes = read_shapes(args.shapes) if args.shapes else (ShapeSettings(),)
     flow, vocoder = (

@@ -88,15 +88,15 @@ class ModelledRunner:
         """See `Runner.step_size`."""
         return self.shapes.step_size(bucket, ready)
 
-    def program(self, works: Sequence[ChunkWork[ModelledState]]) -> tuple[int, int]:
+    def program(self, works: Sequence[ChunkWork]) -> tuple[int, int]:
         """Return the streams and the tokens that the batch's program has room for."""
         return self.shapes.stream_bucket(len(works)), self.shapes.token_bucket(max(map(_spoken, works)))
 
-    def run(self, works: Sequence[ChunkWork[ModelledState]]) -> list[ChunkOutcome[ModelledState]]:
+    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
         """See `Runner.run`."""
         return [ChunkOutcome(_SILENCE[: self._advance(work)], work.state) for work in works]
 
-    def _advance(self, work: ChunkWork[ModelledState]) -> int:
+    def _advance(self, work: ChunkWork) -> int:
         """Move a state on; returns the samples that are delivered."""
         state = work.state
         total = state.mel_tail + self.facts.new_frames(len(work.token_ids), work.is_last)
@@ -118,7 +118,7 @@ class ModelledExtractor:
         return VoiceFeatures(voice_id_of(prompt.samples), tokens, mel, np.zeros(192, np.float32))
 
 
-def _spoken(chunk: TokenChunk | ChunkWork[ModelledState]) -> int:
+def _spoken(chunk: TokenChunk | ChunkWork) -> int:
     return len(chunk.token_ids) - (0 if chunk.is_last else LOOKAHEAD_TOKENS)
 
 

@@ -14,17 +14,17 @@ from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import SynthesisPolicy
 from token2wav_service.errors import MemoryBudgetError
 from token2wav_service.models.config import FlowConfig, HiFTConfig
-from token2wav_service.runtime.slots.block_pool import BlockPoolSizes
-from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner
+from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.runtime.slots.memory import (
     MemoryNeed,
-    block_memory_need,
     check_after,
     check_before,
     memory_need,
     warn_of_cache,
 )
 from token2wav_service.runtime.slots.pool import PoolSizes
+from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, stream_buckets_up_to
 
 NEED = MemoryNeed(streams=400, stream_bytes=70_000_000, voice_bytes=612_000_000)
@@ -37,7 +37,9 @@ def fitting(message: str) -> int:
 
 
 def test_the_full_size_takes_what_was_measured() -> None:
-    need = memory_need(PoolSizes(400, 100, 250, 900), FlowConfig(), HiFTConfig(), 10, torch.float16)
+    with torch.device("meta"):
+        flow, hift = Flow(FlowConfig()).half(), HiFT(HiFTConfig())
+    need = memory_need(PoolSizes(400, 100, 250, 900), flow, hift, 10)
     assert need.stream_bytes == 70_470_340, "bytes_per_stream of benchmarks/results/h200_engine.json"
     assert need.voice_bytes == pytest.approx(170_133_352 * 900 / 250, rel=0.05)
     assert need.prompt_bytes == need.voice_bytes
@@ -48,9 +50,9 @@ def test_the_full_size_takes_what_was_measured() -> None:
 def test_a_block_masked_flow_takes_what_its_pool_does(family: Family) -> None:
     flow = make_block_flow(family)
     vocoder = make_causal_hift() if family is Family.COSYVOICE3 else make_hift()
-    sizes = BlockPoolSizes(streams=2, recent_frames=30, max_prompt_frames=60)
-    runner = BlockSlotRunner(flow, vocoder, SynthesisPolicy(ode_steps=2), sizes)
-    need = block_memory_need(sizes, flow, vocoder, 2)
+    sizes = PoolSizes(streams=2, estimator_recent=30, conformer_recent=30, max_prompt_frames=60)
+    runner = SlotRunner(flow, vocoder, SynthesisPolicy(ode_steps=2), sizes)
+    need = memory_need(sizes, flow, vocoder, 2)
     assert need.stream_bytes == pytest.approx(runner.pool.bytes_per_stream, rel=0.05)
     assert need.voice_bytes > 2 * need.stream_bytes
 

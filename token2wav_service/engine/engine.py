@@ -10,7 +10,6 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,10 +17,9 @@ from servicekit.clock import Clock
 from servicekit.stream_limit import StreamLimit, extra_streams, reserved_streams
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
-from token2wav_service.engine.counters import StepCounters
-from token2wav_service.engine.meter import Measurements
-from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, RunnerState
-from token2wav_service.engine.scheduler import Batch, Scheduler
+from token2wav_service.engine.meter import EngineMeter, Measurements
+from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner
+from token2wav_service.engine.scheduler import next_batch
 from token2wav_service.engine.stream import ChunkRules, Stream, check_options
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import (
@@ -59,9 +57,9 @@ class ChunkResult:
 class BegunStep:
     """A batch that was chosen and has not run."""
 
-    batch: Batch
-    works: list[ChunkWork[RunnerState]]
-    """One for every stream of the batch, in its order."""
+    streams: list[Stream]
+    works: list[ChunkWork]
+    """One for every stream, in their order."""
     began_s: float
     """Clock time."""
 
@@ -73,7 +71,7 @@ class Token2WavEngine:
         self,
         config: Token2WavConfig,
         voices: VoiceStore,
-        runner: Runner[Any, Any],
+        runner: Runner,
         clock: Clock,
         probe_device: Callable[[], None] = lambda: None,
         *,
@@ -90,17 +88,16 @@ class Token2WavEngine:
         self.clock = clock
         self._runner = runner
         self._probe_device = probe_device
-        self._scheduler = Scheduler(config.max_batch_size)
         self._rules = ChunkRules(config, runner.facts)
         self._lock = threading.Lock()
         self._streams: dict[str, Stream] = {}
-        self._counters = StepCounters()
+        self._meter = EngineMeter()
         slots = config.max_streams
         most = max(1, slots - reserved_streams(slots)) if is_realtime else slots
         self._limit = StreamLimit(most, clock, is_fixed=not is_realtime)
 
     @property
-    def runner(self) -> Runner[Any, Any]:
+    def runner(self) -> Runner:
         """What computes; for measurements, while nothing steps the engine."""
         return self._runner
 
@@ -124,7 +121,6 @@ class Token2WavEngine:
             now = self.clock.now()
             stream_id = uuid.uuid4().hex
             stream = Stream(stream_id, voice, options, state, now, now)
-            stream.planned_frames = voice.state.frames
             stream.is_extra = is_extra
             self._streams[stream_id] = stream
             return stream_id
@@ -144,7 +140,6 @@ class Token2WavEngine:
             stream.next_index += 1
             stream.has_last = chunk.is_last
             stream.lookahead = token_ids[-self._runner.facts.lookahead_tokens :]
-            stream.planned_frames += self._runner.facts.new_frames(len(token_ids), chunk.is_last)
             stream.schedule.append(len(token_ids))
             stream.last_activity_s = self.clock.now()
 
@@ -160,23 +155,21 @@ class Token2WavEngine:
     def begin_step(self) -> BegunStep | None:
         """Choose the next batch and keep it from every other; None when nothing is ready. `end_step` must follow."""
         with self._lock:
-            batch = self._scheduler.schedule(self._streams.values(), self._runner)
-            if batch is None:
+            streams = next_batch(self._streams.values(), self._runner, self.config.max_batch_size)
+            if not streams:
                 return None
-            works = []
-            for stream in batch.streams:
+            for stream in streams:
                 stream.in_step = True
                 stream.status = StreamStatus.RUNNING
-                works.append(_work(stream))
-            return BegunStep(batch, works, self.clock.now())
+            return BegunStep(streams, [_work(stream) for stream in streams], self.clock.now())
 
     def end_step(self, begun: BegunStep) -> list[ChunkResult]:
         """Run what `begin_step` chose; returns a result for every chunk in it."""
         outcomes = self._run(begun.works)
         with self._lock:
             began_s, ended_s = begun.began_s, self.clock.now()
-            streams, size = begun.batch.streams, len(begun.works)
-            self._counters.step(size, ended_s - began_s, _samples(outcomes))
+            streams, size = begun.streams, len(begun.works)
+            self._meter.step(size, ended_s - began_s, _samples(outcomes))
             timings = [ChunkTiming(s.accepted_s.popleft(), began_s, ended_s, size) for s in streams]
             settled = zip(streams, outcomes, timings, strict=True)
             return [self._settle(stream, outcome, timing) for stream, outcome, timing in settled]
@@ -222,18 +215,18 @@ class Token2WavEngine:
         """Return the counters as they are now."""
         cache = self.voices.cache.stats()
         with self._lock:
-            return self._counters.stats(self._streams.values(), self.config.max_streams, cache)
+            return self._meter.stats(self._streams.values(), self.config.max_streams, cache)
 
     def status(self) -> ServerStatus:
         """Return how busy the engine is now; it never says that it drains, which is its server's to know."""
         with self._lock:
             hops = self._runner.facts.hop_multiple
-            return self._counters.status(self._streams.values(), self._limit, self.config.max_batch_size, hops)
+            return self._meter.status(self._streams.values(), self._limit, self.config.max_batch_size, hops)
 
     def take_measurements(self) -> Measurements:
         """Return what was measured since the last call, and forget it."""
         with self._lock:
-            return self._counters.take_measurements()
+            return self._meter.take()
 
     def check_device(self, failure: Exception) -> None:
         """See after a failure whether the device still computes.
@@ -282,7 +275,7 @@ class Token2WavEngine:
             raise StreamNotFoundError(f"stream {stream_id!r} is not open: it has ended, or never was; open a new one")
         return stream
 
-    def _run(self, works: Sequence[ChunkWork[RunnerState]]) -> list[ChunkOutcome[RunnerState] | Token2WavError]:
+    def _run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome | Token2WavError]:
         """Run the batch; if it fails, run each chunk alone, so that only the chunk at fault fails."""
         try:
             outcomes = self._runner.run(works)
@@ -297,12 +290,10 @@ class Token2WavEngine:
             return [outcome for work in works for outcome in self._run([work])]
         return [_checked_outcome(outcome) for outcome in outcomes]
 
-    def _settle(
-        self, stream: Stream, outcome: ChunkOutcome[RunnerState] | Token2WavError, timing: ChunkTiming
-    ) -> ChunkResult:
+    def _settle(self, stream: Stream, outcome: ChunkOutcome | Token2WavError, timing: ChunkTiming) -> ChunkResult:
         stream.in_step = False
         chunk = stream.waiting.popleft()
-        self._counters.chunk(timing)
+        self._meter.chunk(timing)
         if stream.status is StreamStatus.ABORTED:
             self._runner.close(stream.state)
             error = StreamAbortedError(f"stream {stream.stream_id} was aborted while this chunk ran")
@@ -311,7 +302,7 @@ class Token2WavEngine:
             return ChunkResult(stream.stream_id, chunk.index, outcome, self._end(stream, StreamStatus.ABORTED))
         stream.state = outcome.state
         stream.status = StreamStatus.WAITING
-        kept = self._counters.deliver(stream, timing, len(outcome.samples))
+        kept = self._meter.deliver(stream, timing, len(outcome.samples))
         if kept is not None:
             self._limit.note_piece(kept.slack_s, kept.room_s, len(outcome.samples) / SAMPLE_RATE_HZ, len(self._streams))
         audio = AudioChunk(stream.stream_id, chunk.index, outcome.samples, chunk.is_last, timing)
@@ -325,7 +316,7 @@ class Token2WavEngine:
         if not stream.in_step:
             # A running step still uses the state; `_settle` closes it then.
             self._runner.close(stream.state)
-        self._counters.end(status)
+        self._meter.end(status)
         if status is StreamStatus.FINISHED:
             self._limit.note_end(self.clock.now() - stream.opened_s)
         logger.info(
@@ -340,17 +331,17 @@ class Token2WavEngine:
         return stream.summary()
 
 
-def _work(stream: Stream) -> ChunkWork[RunnerState]:
+def _work(stream: Stream) -> ChunkWork:
     chunk = stream.waiting[0]
     return ChunkWork(chunk.token_ids, chunk.is_last, stream.options.seed, stream.state)
 
 
-def _samples(outcomes: Sequence[ChunkOutcome[RunnerState] | Token2WavError]) -> int:
+def _samples(outcomes: Sequence[ChunkOutcome | Token2WavError]) -> int:
     """Return the samples in a step's outcomes."""
     return sum(len(outcome.samples) for outcome in outcomes if not isinstance(outcome, Token2WavError))
 
 
-def _checked_outcome(outcome: ChunkOutcome[RunnerState]) -> ChunkOutcome[RunnerState] | Token2WavError:
+def _checked_outcome(outcome: ChunkOutcome) -> ChunkOutcome | Token2WavError:
     if not np.isfinite(outcome.samples).all():
         return Token2WavError("synthesis made samples that are not finite; check the checkpoint and the dtype")
     return outcome

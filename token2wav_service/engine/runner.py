@@ -4,32 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from token2wav_service.types import FloatArray, TokenChunk, VoiceFeatures
-
-
-class VoiceState(Protocol):
-    """A voice ready for streams; shared by them and never changed."""
-
-    @property
-    def frames(self) -> int:
-        """Mel frames of the prompt."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory it holds."""
-        ...
-
-
-class RunnerState(Protocol):
-    """What one stream's next chunk starts from."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory it holds beyond what it shares with its voice."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -51,51 +28,47 @@ class ModelFacts:
         return self.frames_per_token * self.new_tokens(tokens, is_last)
 
 
-V = TypeVar("V", bound=VoiceState)
-S = TypeVar("S", bound=RunnerState)
-
-
 @dataclass(frozen=True)
-class ChunkWork(Generic[S]):
+class ChunkWork:
     """One stream's chunk and the state it starts from."""
 
     token_ids: tuple[int, ...]
     is_last: bool
     seed: int
-    state: S
+    state: Any
 
 
 @dataclass(frozen=True)
-class ChunkOutcome(Generic[S]):
+class ChunkOutcome:
     """What a chunk made; the state replaces the stream's."""
 
     samples: FloatArray
     """[N] float32 at 24 kHz."""
-    state: S
+    state: Any
 
 
-class Runner(Protocol[V, S]):
-    """Computes; `run` is called by one thread at a time, the rest by any."""
+class Runner(Protocol):
+    """Computes; `run` is called by one thread at a time, the rest by any. Voices and states are the runner's own."""
 
     facts: ModelFacts
 
-    def prepare_voice(self, features: VoiceFeatures) -> V:
-        """Run a voice's prompt once."""
+    def prepare_voice(self, features: VoiceFeatures) -> Any:
+        """Run a voice's prompt once; the voice is shared by streams, never changed, and has `num_bytes`."""
         ...
 
-    def open(self, voice: V) -> S:
-        """Return the state of a new stream.
+    def open(self, voice: Any) -> Any:
+        """Return the state of a new stream; its `num_bytes` are what it does not share with its voice.
 
         Raises:
             CapacityError: there is no room for another.
         """
         ...
 
-    def close(self, state: S) -> None:
+    def close(self, state: Any) -> None:
         """Give a state back; called once per opened stream, never while a step runs it."""
         ...
 
-    def bucket(self, chunk: TokenChunk, state: S) -> int:
+    def bucket(self, chunk: TokenChunk, state: Any) -> int:
         """Return which of the runner's programs a stream's next chunk needs.
 
         A program also runs chunks of every bucket with a lower number, each at the price of one of its own.
@@ -106,7 +79,7 @@ class Runner(Protocol[V, S]):
         """Return how many of `ready` chunks one step of a bucket's program should take: at least 1, the rest wait."""
         ...
 
-    def run(self, works: Sequence[ChunkWork[S]]) -> list[ChunkOutcome[S]]:
+    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
         """Run every chunk, in one program where the largest chunk's has room for as many.
 
         When this raises, every state is as it was.

@@ -1,17 +1,17 @@
-"""One utterance being synthesised: its state, its waiting chunks, and which chunk may come next."""
+"""One utterance being synthesised: its state, its waiting chunks, its deadline, and which chunk may come next."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
-from token2wav_service.config import HistoryPolicy, Token2WavConfig
+from servicekit.stream_limit import FIRST_ROOM_S
+from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY
-from token2wav_service.engine.meter import PlaybackDeadline
-from token2wav_service.engine.runner import ModelFacts, RunnerState
+from token2wav_service.engine.runner import ModelFacts
 from token2wav_service.engine.voices import Voice
 from token2wav_service.errors import InvalidChunkError, InvalidRequestError
-from token2wav_service.models.flow.history import UPSTREAM_LIMIT_FRAMES
 from token2wav_service.types import StreamOptions, StreamStatus, StreamSummary, TokenChunk
 
 FIRST_AUDIO_DUE_S = 0.3
@@ -23,6 +23,36 @@ that is not kept), none of 1,056 with this (`benchmarks/results/h200_capacity`).
 """
 
 
+@dataclass(frozen=True)
+class Punctuality:
+    """How a chunk kept its listener's deadline."""
+
+    slack_s: float
+    """Seconds until the listener had nothing left when the audio came; negative: it had run dry."""
+    room_s: float
+    """What that was when the chunk was accepted; of a stream's first audio, a fixed time."""
+    is_late: bool
+    """Whether the listener still had audio when the chunk was accepted and had none when its audio came. A chunk that
+    came when the listener had run dry already, because the LLM was slow, has no deadline that could be kept."""
+
+
+class PlaybackDeadline:
+    """When the listener of one stream has nothing left to play; after a silence it plays on from what ended it."""
+
+    def __init__(self) -> None:
+        self.dry_s: float | None = None
+        """Clock time when nothing is left to play; None before the first audio."""
+
+    def deliver(self, accepted_s: float, now_s: float, audio_s: float) -> Punctuality | None:
+        """Note a chunk's audio; returns how much time the engine had for it and left, None if there is no audio."""
+        if audio_s <= 0:
+            return None
+        due_s = accepted_s + FIRST_ROOM_S if self.dry_s is None else self.dry_s
+        is_late = self.dry_s is not None and accepted_s <= self.dry_s < now_s
+        self.dry_s = now_s + audio_s if self.dry_s is None else max(self.dry_s, now_s) + audio_s
+        return Punctuality(due_s - now_s, due_s - accepted_s, is_late)
+
+
 @dataclass
 class Stream:
     """An open stream; owned by the engine, changed under its lock only."""
@@ -30,7 +60,7 @@ class Stream:
     stream_id: str
     voice: Voice
     options: StreamOptions
-    state: RunnerState
+    state: Any
     opened_s: float
     last_activity_s: float
     status: StreamStatus = StreamStatus.WAITING
@@ -41,8 +71,6 @@ class Stream:
     next_index: int = 0
     lookahead: tuple[int, ...] = ()
     """The newest accepted chunk's look-ahead tokens."""
-    planned_frames: int = 0
-    """Mel frames after all accepted chunks, prompt included."""
     has_last: bool = False
     """True once the last chunk was accepted."""
     schedule: list[int] = field(default_factory=list)
@@ -50,7 +78,6 @@ class Stream:
     """When each waiting chunk was accepted."""
     deadline: PlaybackDeadline = field(default_factory=PlaybackDeadline)
     samples: int = 0
-    first_audio_s: float | None = None
     is_extra: bool = False
     """True of a stream in the room that is kept for callers with few streams."""
 
@@ -81,9 +108,6 @@ class Stream:
             list(self.schedule),
             self.samples,
         )
-
-
-MEL_RATE_HZ = 50
 
 
 def check_options(options: StreamOptions) -> None:
@@ -130,13 +154,4 @@ class ChunkRules:
         wrong = [token for token in token_ids if not 0 <= token < vocabulary]
         if wrong:
             raise InvalidChunkError(f"got speech token {wrong[0]}, expected 0..{vocabulary - 1} (no LLM offset)")
-        self._check_limit(stream, self._facts.new_frames(len(token_ids), chunk.is_last))
         return token_ids
-
-    def _check_limit(self, stream: Stream, new_frames: int) -> None:
-        frames = stream.planned_frames + new_frames
-        if self._config.synthesis.history is HistoryPolicy.UPSTREAM and frames > UPSTREAM_LIMIT_FRAMES:
-            raise InvalidChunkError(
-                f"prompt and audio would reach {frames / MEL_RATE_HZ:.1f} s, history policy `upstream` ends at "
-                f"{UPSTREAM_LIMIT_FRAMES / MEL_RATE_HZ:.0f} s; set history to auto or prompt_and_recent"
-            )

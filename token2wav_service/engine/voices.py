@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from token2wav_service.contract import MAX_PROMPT_SECONDS, PROMPT_SAMPLE_RATE_HZ, TOKEN_RATE_HZ
-from token2wav_service.engine.runner import Runner, VoiceState
+from token2wav_service.engine.runner import Runner
 from token2wav_service.engine.voice_cache import VoiceCache
 from token2wav_service.errors import CapacityError, InvalidVoiceFileError, VoiceModelMismatchError
 from token2wav_service.features.audio import validate_prompt, without_long_silence
@@ -65,21 +65,21 @@ class Voice:
     """A voice ready for streams."""
 
     features: VoiceFeatures
-    state: VoiceState
+    state: Any
     """The models after the prompt; streams start from it and never change it."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes the voice holds."""
         arrays = (self.features.prompt_tokens, self.features.prompt_mel, self.features.speaker_embedding)
-        return self.state.num_bytes + sum(array.nbytes for array in arrays)
+        return int(self.state.num_bytes) + sum(array.nbytes for array in arrays)
 
 
 class VoiceStore:
     """Makes voices once and remembers them under a byte budget; thread-safe."""
 
     def __init__(
-        self, extractor: FeatureExtractor, runner: Runner[Any, Any], budget_bytes: int, model: VoiceModel | None = None
+        self, extractor: FeatureExtractor, runner: Runner, budget_bytes: int, model: VoiceModel | None = None
     ) -> None:
         self._extractor = extractor
         self._runner = runner

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from token2wav_service.errors import ExportError
 from token2wav_service.export.directory import manifest_path
 from token2wav_service.export.modules import Models, module_for
-from token2wav_service.export.samples import sample_inputs
+from token2wav_service.export.onnx_file import sample_inputs
 from token2wav_service.features.prompt_models import open_session
 from token2wav_service.graphs.spec import GraphSpec, Precision
 from token2wav_service.runtime.tensorrt.api import TensorRTEngine
-from token2wav_service.runtime.tensorrt.contexts import run_once
 from token2wav_service.runtime.tensorrt.manifest import CertifiedCase, EngineCertificate, OutputError
+from token2wav_service.runtime.tensorrt.planned import run_once
 
 MIN_SNR_DB = {Precision.FLOAT32: 90.0, Precision.FLOAT16: 50.0}
 """The least agreement with float32 that every output of an exported file must reach."""

@@ -20,14 +20,13 @@ from token2wav_service.errors import CheckpointError, ExportError
 from token2wav_service.export import modules
 from token2wav_service.export.onnx_file import OPSET, write_graph
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, GRAPHS, VOCODER, describe_graphs
-from token2wav_service.graphs.shapes import ShapeSettings
-from token2wav_service.graphs.spec import GraphSpec, Precision
+from token2wav_service.graphs.spec import GraphSpec, Precision, ShapeSettings
 
 PACKAGES = ("cosydit", "torch", "onnx", "onnxscript")
 """Packages whose versions are recorded."""
 KEYED_PACKAGES = ("torch", "onnxscript")
 """Packages whose versions may change the exported files."""
-_CODE = ("modules.py", "precision.py", "onnx_file.py")
+_CODE = ("modules.py", "onnx_file.py")
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,15 @@
 """Makes one engine file out of a graph: export, build, measure, and only then rename into place.
 
-Two builders that share a directory take turns. What is there already and fits is left alone. An engine for a GPU of
-another machine is built without being measured; `ensure_engine` on that machine measures it and builds nothing.
-`ProgressBars` shows how far a build is.
+What is there already and fits is left alone. An engine for a GPU of another machine is built without being measured;
+`ensure_engine` on that machine measures it and builds nothing.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
-
-from filelock import FileLock, Timeout
-from tqdm import tqdm
 
 from servicekit.files import write_bytes
 from token2wav_service.errors import EngineBuildError, EngineUnfitError
@@ -28,17 +21,11 @@ from token2wav_service.runtime.tensorrt.manifest import (
     EngineCertificate,
     EngineKey,
     EngineManifest,
-    EngineProfile,
     damages,
     read_manifest,
 )
-from token2wav_service.runtime.tensorrt.types import BuildProgress
 
 logger = logging.getLogger(__name__)
-
-LOCK_NAME = ".build.lock"
-LOCK_TIMEOUT_S = 4 * 3600.0
-"""Seconds to wait for another build, which takes minutes to an hour; a longer wait has another cause."""
 
 Certify = Callable[[TensorRTEngine], EngineCertificate]
 """Measures an engine that was just loaded on this machine's GPU."""
@@ -67,8 +54,6 @@ def ensure_engine(
     directory: Path,
     load_tensorrt: Callable[[], TensorRT],
     certify: Certify,
-    progress: BuildProgress,
-    lock_timeout_s: float = LOCK_TIMEOUT_S,
 ) -> tuple[EngineManifest, bool]:
     """Build an engine unless it is there, and measure it if it is for this machine's GPU.
 
@@ -85,16 +70,15 @@ def ensure_engine(
         EngineUnfitError: TensorRT can't be loaded.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with _locked(directory, lock_timeout_s):
-        known = _existing(target.key(task), directory)
-        if known is not None and (known.certificate.errors or target.gpu_name is None):
-            return known, False
-        tensorrt = load_tensorrt()
-        made = known or _build(task, exports, target, directory, tensorrt, progress)
-        if target.gpu_name is not None:
-            made = _measured(replace(made, gpu_name=target.gpu_name), directory, tensorrt, certify)
-        made.write(directory)
-        return made, True
+    known = _existing(target.key(task), directory)
+    if known is not None and (known.certificate.errors or target.gpu_name is None):
+        return known, False
+    tensorrt = load_tensorrt()
+    made = known or _build(task, exports, target, directory, tensorrt)
+    if target.gpu_name is not None:
+        made = _measured(replace(made, gpu_name=target.gpu_name), directory, tensorrt, certify)
+    made.write(directory)
+    return made, True
 
 
 def _existing(key: EngineKey, directory: Path) -> EngineManifest | None:
@@ -111,32 +95,16 @@ def _existing(key: EngineKey, directory: Path) -> EngineManifest | None:
 
 
 def _build(
-    task: ExportTask,
-    exports: ExportDirectory,
-    target: Target,
-    directory: Path,
-    tensorrt: TensorRT,
-    progress: BuildProgress,
+    task: ExportTask, exports: ExportDirectory, target: Target, directory: Path, tensorrt: TensorRT
 ) -> EngineManifest:
     """Write the engine; nobody uses it before its manifest is there."""
     if not task.is_done:
         exports.run(task)
     key, spec = target.key(task), task.spec
-    timings = directory / f"timings.{key.architecture}.{key.library.replace(' ', '-')}.cache"
-    built = tensorrt.build(
-        task.path,
-        [spec.shape_ranges(profile) for profile in spec.profiles],
-        key.architecture,
-        progress,
-        timings.read_bytes() if timings.is_file() else b"",
-    )
-    if built.timings:
-        # They help even if the engine is refused: the next build times the same kernels.
-        write_bytes(timings, built.timings)
-    profiles = tuple(EngineProfile(p.name, held) for p, held in zip(spec.profiles, built.profiles, strict=True))
+    plan = tensorrt.build(task.path, [spec.shape_ranges(profile) for profile in spec.profiles], key.architecture)
     certificate = EngineCertificate(ENGINE_MIN_SNR_DB[spec.precision])
-    manifest = EngineManifest(key, target.gpu_name, task.sources, profiles, len(built.plan), certificate)
-    write_bytes(manifest.engine_path(directory), built.plan)
+    manifest = EngineManifest(key, target.gpu_name, task.sources, len(plan), certificate)
+    write_bytes(manifest.engine_path(directory), plan)
     return manifest
 
 
@@ -156,70 +124,3 @@ def _measured(manifest: EngineManifest, directory: Path, tensorrt: TensorRT, cer
         path.with_suffix(MANIFEST_SUFFIX).unlink(missing_ok=True)
         raise
     return replace(manifest, certificate=certificate)
-
-
-@contextmanager
-def _locked(directory: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the directory's lock; the system frees it if its holder dies."""
-    lock = FileLock(directory / LOCK_NAME)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        logger.warning("another build works in %s; waiting for it", directory)
-        try:
-            lock.acquire(timeout=timeout_s)
-        except Timeout as err:
-            raise EngineBuildError(
-                f"another build has held {directory / LOCK_NAME} for {timeout_s:g} s; wait for it or end it, then retry"
-            ) from err
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-class ProgressBars:
-    """One bar for every open phase; may be called from several threads."""
-
-    def __init__(self, title: str, stream: TextIO) -> None:
-        """Keep where to write.
-
-        Args:
-            title: stands before the outermost phases.
-        """
-        self._title, self._stream = title, stream
-        self._lock = threading.Lock()
-        self._bars: dict[str, tqdm[Any]] = {}
-
-    def start(self, phase: str, parent: str | None, steps: int) -> None:
-        """Open a bar."""
-        text = phase if parent is not None else f"{self._title}: {phase}"
-        with self._lock:
-            self._close(phase)
-            self._bars[phase] = tqdm(total=steps, desc=text, leave=parent is None, file=self._stream, unit="step")
-
-    def step(self, phase: str, index: int) -> None:
-        """Move a bar on."""
-        with self._lock:
-            bar = self._bars.get(phase)
-            if bar is not None:
-                bar.update(index + 1 - bar.n)
-
-    def finish(self, phase: str) -> None:
-        """Close a bar at its end: TensorRT does not report a phase's last steps."""
-        with self._lock:
-            bar = self._bars.get(phase)
-            if bar is not None:
-                bar.update((bar.total or bar.n) - bar.n)
-            self._close(phase)
-
-    def close(self) -> None:
-        """Close what a failed build left open."""
-        with self._lock:
-            for phase in list(self._bars):
-                self._close(phase)
-
-    def _close(self, phase: str) -> None:
-        bar = self._bars.pop(phase, None)
-        if bar is not None:
-            bar.close()

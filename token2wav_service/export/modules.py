@@ -1,22 +1,30 @@
 """The graphs as modules: the project's own models behind the flat inputs and outputs that `graphs/` describes.
 
-No numerics here. Arguments and results stand in the order of the descriptions. A module of precision None is the plain
-float32 model, which the exported ones are compared with. `Models` loads a checkpoint's, `module_for` picks one.
+Arguments and results stand in the order of the descriptions. A module of precision None is the plain float32 model,
+which the exported ones are compared with. `Models` loads a checkpoint's, `module_for` picks one.
+
+In another precision, as a graph for a strongly typed runtime must say it node by node, linear layers, convolutions and
+attention's two products take their operands in the graph's type and give float32 back. Everything between them is
+float32: norms, softmax, activations, residual sums. The time embedding and its modulations, small and sensitive, are
+float32 altogether. A cache and what is appended to it keep the graph's type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from token2wav_service.checkpoint import loader
-from token2wav_service.export.precision import MixedPrecision, in_precision
 from token2wav_service.graphs.catalogue import ROTARY_FRAMES, VOCODER
 from token2wav_service.graphs.spec import GraphSpec, Precision
 from token2wav_service.models.causal import block_ends, valid_mask
@@ -29,6 +37,12 @@ from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 
 M = TypeVar("M", bound=nn.Module)
 
+FLOAT32_PARTS = ("t_embedder", "adaLN_modulation", "time_mlp", "mlp.1", "attn_norm", "norm_out")
+"""Modules whose layers stay in float32, by a part of their name: the time's embedding in the DiT and in the other two,
+and what is made of it in the DiT, in the U-Net's resnets and in the rotary DiT."""
+DTYPES = {Precision.FLOAT32: torch.float32, Precision.FLOAT16: torch.float16}
+"""Torch's types of products and caches."""
+_PRODUCTS = (nn.Linear, nn.Conv1d, nn.ConvTranspose1d)
 BEYOND = 8
 """Columns of a table behind the last one that may be asked for: the tracer goes one token beyond."""
 
@@ -164,3 +178,59 @@ def _joined(prompt_kv: Tensor, prompt_row: Tensor, window_kv: Tensor) -> Iterato
     """Yield each layer's [rows, h, prompt + window, 2d] history."""
     for prompt, window in zip(prompt_kv.unbind(0), window_kv.unbind(0), strict=True):
         yield torch.cat([prompt.index_select(0, prompt_row), window], 2)
+
+
+def in_precision(module: M, precision: Precision) -> M:
+    """Return a copy whose linear and convolution weights have the graph's type; to be run under `MixedPrecision`."""
+    copied = copy.deepcopy(module)
+    for name, layer in copied.named_modules():
+        if isinstance(layer, _PRODUCTS) and not any(f".{part}." in f".{name}." for part in FLOAT32_PARTS):
+            layer.to(DTYPES[precision])
+    return copied
+
+
+class MixedPrecision(TorchFunctionMode):
+    """While it is entered, products run in one type and everything else in float32."""
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__()
+        self.dtype = DTYPES[precision]
+        self._rules: Mapping[Any, Callable[..., Tensor]] = {
+            functional.linear: _like_weight(functional.linear),
+            functional.conv1d: _like_weight(functional.conv1d),
+            functional.conv_transpose1d: _like_weight(functional.conv_transpose1d),
+            functional.scaled_dot_product_attention: self._attention,
+            torch.cat: self._cat,
+        }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._rules.get(func, func)(*args, **(kwargs or {}))
+
+    def _attention(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor) -> Tensor:
+        # The scale comes first: TensorRT fuses only this order.
+        scaled = query * (1 / math.sqrt(query.shape[-1]))
+        scores = self._matmul(scaled, key.transpose(-1, -2))
+        # The smallest number, not minus infinity: a row without any valid key stays finite.
+        lowest = torch.finfo(torch.float32).min
+        seen = scores.masked_fill(~attn_mask, lowest) if attn_mask.dtype == torch.bool else scores + attn_mask
+        return self._matmul(functional.softmax(seen, -1), value)
+
+    def _cat(self, tensors: Any, dim: int = 0) -> Tensor:
+        parts = list(tensors)
+        if len({part.dtype for part in parts}) > 1:
+            parts = [part.to(self.dtype) for part in parts]
+        return torch.cat(parts, dim)
+
+    def _matmul(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.matmul(left.to(self.dtype), right.to(self.dtype)).float()
+
+
+def _like_weight(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the product with its input cast to the weight's type and its result to float32."""
+
+    def run(x: Tensor, weight: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        return product(x.to(weight.dtype), weight, *arguments, **options).float()
+
+    return run

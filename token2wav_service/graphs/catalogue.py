@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from token2wav_service.graphs.shapes import ShapeSettings
-from token2wav_service.graphs.spec import DerivedAxis, DType, GraphSpec, Precision, TensorSpec
+from token2wav_service.graphs.spec import DerivedAxis, DType, GraphSpec, Precision, ShapeSettings, TensorSpec
 from token2wav_service.models.config import (
     OVERLAPPING_COLUMNS,
     AnyFlowConfig,

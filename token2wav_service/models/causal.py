@@ -121,6 +121,58 @@ def relative_sinusoids(plan: AttentionPlan, width: int, dtype: torch.dtype) -> T
     Source: specification section 4 (Transformer-XL style encoding in closed form), angles in float64.
     """
     distance = torch.arange(plan.relative_min, plan.relative_max + 1, device=plan.relative.device, dtype=torch.float64)
-    channel = torch.arange(0, width, 2, device=plan.relative.device, dtype=torch.float64)
+    return sinusoids(distance, width).to(dtype)
+
+
+def sinusoids(distance: Tensor, width: int) -> Tensor:
+    """Return [R, width] float64 encodings of distances [R] float64; see `relative_sinusoids`."""
+    channel = torch.arange(0, width, 2, device=distance.device, dtype=torch.float64)
     angle = distance[:, None] * torch.exp(channel * (-math.log(10000.0) / width))[None, :]
-    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).to(dtype)
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
+
+
+class ChunkAttention(nn.Module):
+    """Attention of a chunk to [history | itself]; keys are kept as the queries meet them."""
+
+    def __init__(self, width: int, heads: int, head_dim: int, *, has_bias: bool) -> None:
+        super().__init__()
+        self.heads, self.head_dim = heads, head_dim
+        inner = heads * head_dim
+        self.to_q = nn.Linear(width, inner, bias=has_bias)
+        self.to_k = nn.Linear(width, inner, bias=has_bias)
+        self.to_v = nn.Linear(width, inner, bias=has_bias)
+        self.to_out = nn.Sequential(nn.Linear(inner, width))
+
+    def forward(
+        self, x: Tensor, mask: Tensor, history_kv: Tensor, rotation: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attend.
+
+        Args:
+            x: [B, T, width].
+            mask: [B, 1, T or 1, S + T] bool, true where a key may be seen; history keys come first.
+            history_kv: [B, h, S, 2d] keys, then values.
+            rotation: [B or 1, T, d / 2, 2] cosines and sines that queries and keys are turned by; None turns nothing.
+
+        Returns:
+            [B, T, width], and the chunk's own keys and values [B, h, T, 2d].
+        """
+        q, k = self.to_q(x), self.to_k(x)
+        if rotation is not None:
+            q, k = _rotate_first_head(q, rotation), _rotate_first_head(k, rotation)
+        own_kv = torch.cat([self._split(k), self._split(self.to_v(x))], -1)
+        keys, values = torch.cat([history_kv, own_kv], 2).chunk(2, -1)
+        mixed = functional.scaled_dot_product_attention(self._split(q), keys, values, attn_mask=mask)
+        return self.to_out(mixed.transpose(1, 2).flatten(2)), own_kv
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], self.heads, self.head_dim).transpose(1, 2)
+
+
+def _rotate_first_head(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate neighbouring channels of [B, T, h d] where the table reaches: in head 0 only, as upstream does."""
+    width = 2 * rotation.shape[2]
+    a, b = x[..., 0:width:2], x[..., 1:width:2]
+    cos, sin = rotation.unbind(-1)
+    rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+    return torch.cat([rotated, x[..., width:]], -1)

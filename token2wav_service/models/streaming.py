@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,62 +36,55 @@ class VocoderInput(Generic[S]):
     is_last: bool
 
 
-class Sized(Protocol):
-    """Anything that knows its memory."""
+@dataclass(frozen=True)
+class CacheSpec:
+    """One tensor of a stream's state."""
 
-    @property
-    def num_bytes(self) -> int: ...
-
-
-class Prompted(Sized, Protocol):
-    """A voice's prompt after the flow ran it; shared by the voice's streams and never changed by them."""
-
-    @property
-    def frames(self) -> int:
-        """Mel frames (50 Hz) of the prompt."""
-        ...
-
-
-P = TypeVar("P", bound=Prompted)
-F = TypeVar("F", bound=Sized)
-A = TypeVar("A", bound=Sized)
+    name: str
+    shape: tuple[int, ...]
+    """Shape without a batch; 0 on the time axis."""
+    batch_axis: int
+    """Position of the batch's axis in the tensor of many streams."""
+    time_axis: int | None = None
+    """Axis of `shape` that grows, time ascending; None where the size is fixed."""
+    columns_per_token: int = 0
+    """Columns of the time axis for every token (25 Hz)."""
 
 
-class ChunkedFlow(Protocol[P, F]):
-    """Tokens to mel: P is a voice's prompt, F a stream's state."""
+class ChunkedFlow(Protocol):
+    """Tokens to mel. A prompt is shared by a voice's streams and never changed; prompts and states know `num_bytes`."""
 
     device: torch.device
     stride: int
     """Mel frames for every token."""
     lookahead: int
     """Tokens that a chunk needs beyond those it speaks."""
-
     hop_multiple: int
     """Chunks but the first and the last should speak a multiple of so many tokens."""
 
     @property
     def vocab_size(self) -> int: ...
 
-    def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> P:
-        """Run a prompt once: tokens [T] int64, mel [F, 80], speaker [192]."""
+    def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> Any:
+        """Run a prompt once: tokens [T] int64, mel [F, 80], speaker [192]; `frames` of the result are the mel's."""
         ...
 
-    def begin(self, prompt: P, hop: int) -> F:
+    def begin(self, prompt: Any, hop: int) -> Any:
         """Return what a stream starts from whose first chunk speaks `hop` tokens; 0 if that chunk is the last, too."""
         ...
 
-    def forward(self, rows: Sequence[FlowInput[F]]) -> tuple[list[Tensor], list[F]]:
+    def forward(self, rows: Sequence[FlowInput[Any]]) -> tuple[list[Tensor], list[Any]]:
         """Return each row's mel [80, F] float32 and new state; the input states are unchanged."""
         ...
 
 
-class ChunkedVocoder(Protocol[A]):
-    """Mel to audio: A is a stream's state."""
+class ChunkedVocoder(Protocol):
+    """Mel to audio."""
 
-    def initial_state(self) -> A:
+    def initial_state(self) -> Any:
         """Return the state of a stream that has not begun."""
         ...
 
-    def vocode(self, rows: Sequence[VocoderInput[A]]) -> tuple[list[Tensor], list[A]]:
+    def vocode(self, rows: Sequence[VocoderInput[Any]]) -> tuple[list[Tensor], list[Any]]:
         """Return each row's samples [n] float32 (none while it has too few frames) and new state."""
         ...

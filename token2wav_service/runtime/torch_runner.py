@@ -7,64 +7,60 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
-from token2wav_service.models.streaming import ChunkedFlow, ChunkedVocoder, FlowInput, Prompted, Sized, VocoderInput
+from token2wav_service.models.streaming import ChunkedFlow, ChunkedVocoder, FlowInput, VocoderInput
 from token2wav_service.types import TokenChunk, VoiceFeatures
-
-P = TypeVar("P", bound=Prompted)
-F = TypeVar("F", bound=Sized)
-A = TypeVar("A", bound=Sized)
 
 
 @dataclass(frozen=True)
-class TorchVoice(Generic[P]):
+class TorchVoice:
     """A voice: the flow after its prompt, from which streams start."""
 
-    prompt: P
+    prompt: Any
     speaker: Tensor
     """[192] raw speaker embedding on the models' device."""
 
     @property
     def frames(self) -> int:
         """Mel frames of the prompt."""
-        return self.prompt.frames
+        return int(self.prompt.frames)
 
     @property
     def num_bytes(self) -> int:
         """Memory it holds."""
-        return self.prompt.num_bytes + self.speaker.numel() * self.speaker.element_size()
+        return int(self.prompt.num_bytes) + self.speaker.numel() * self.speaker.element_size()
 
 
 @dataclass(frozen=True)
-class TorchState(Generic[P, F, A]):
+class TorchState:
     """One stream's state."""
 
-    voice: TorchVoice[P]
-    flow: F | None
+    voice: TorchVoice
+    flow: Any
     """State of the flow; None before the first chunk."""
-    vocoder: A
+    vocoder: Any
 
     @property
     def num_bytes(self) -> int:
         """Memory it holds beyond what it shares with its voice."""
-        return (self.flow.num_bytes if self.flow is not None else 0) + self.vocoder.num_bytes
+        return int(0 if self.flow is None else self.flow.num_bytes) + int(self.vocoder.num_bytes)
 
 
-class ModelRunner(Generic[P, F, A]):
+class ModelRunner:
     """Holds the models; holds no stream."""
 
-    def __init__(self, flow: ChunkedFlow[P, F], vocoder: ChunkedVocoder[A]) -> None:
+    def __init__(self, flow: ChunkedFlow, vocoder: ChunkedVocoder) -> None:
         self.flow = flow
         self.vocoder = vocoder
         self.facts = ModelFacts(flow.vocab_size, flow.lookahead, flow.stride, flow.hop_multiple)
 
     @torch.inference_mode()
-    def prepare_voice(self, features: VoiceFeatures) -> TorchVoice[P]:
+    def prepare_voice(self, features: VoiceFeatures) -> TorchVoice:
         """Run a voice's prompt once."""
         speaker = torch.from_numpy(features.speaker_embedding)
         prompt = self.flow.prepare_voice(
@@ -72,14 +68,14 @@ class ModelRunner(Generic[P, F, A]):
         )
         return TorchVoice(prompt, speaker.to(self.flow.device))
 
-    def open(self, voice: TorchVoice[P]) -> TorchState[P, F, A]:
+    def open(self, voice: TorchVoice) -> TorchState:
         """Return the state of a new stream."""
         return TorchState(voice, None, self.vocoder.initial_state())
 
-    def close(self, state: TorchState[P, F, A]) -> None:
+    def close(self, state: TorchState) -> None:
         """Nothing to do: a state is freed with its last reference."""
 
-    def bucket(self, chunk: TokenChunk, state: TorchState[P, F, A]) -> int:
+    def bucket(self, chunk: TokenChunk, state: TorchState) -> int:
         """All chunks share one program, whatever their sizes."""
         return 0
 
@@ -88,7 +84,7 @@ class ModelRunner(Generic[P, F, A]):
         return ready
 
     @torch.inference_mode()
-    def run(self, works: Sequence[ChunkWork[TorchState[P, F, A]]]) -> list[ChunkOutcome[TorchState[P, F, A]]]:
+    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
         """Run every chunk; the works' states are unchanged, also when this raises."""
         rows = [
             FlowInput(self._flow_state(w), torch.tensor(w.token_ids), w.state.voice.speaker, w.seed, w.is_last)
@@ -102,7 +98,7 @@ class ModelRunner(Generic[P, F, A]):
             for work, wave, flow, vocoder in zip(works, samples, flows, vocoders, strict=True)
         ]
 
-    def _flow_state(self, work: ChunkWork[TorchState[P, F, A]]) -> F:
+    def _flow_state(self, work: ChunkWork) -> Any:
         if work.state.flow is not None:
             return work.state.flow
         hop = 0 if work.is_last else self.facts.new_tokens(len(work.token_ids), is_last=False)

@@ -22,10 +22,10 @@ from torch.nn import functional
 from token2wav_service.build import DTYPES
 from token2wav_service.checkpoint.loader import LoadedModels, load_models
 from token2wav_service.checkpoint.spk2info import OriginalVoice, read_spk2info
-from token2wav_service.config import Parity, Token2WavConfig
+from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
 from token2wav_service.errors import CheckpointError, InvalidRequestError, StreamAbortedError
-from token2wav_service.models.flow.block_flow import STREAMING, UNMASKED, UNMASKED_ESTIMATOR, BlockFlow, BlockMask
+from token2wav_service.models.flow.block_flow import STREAMING, UNMASKED, BlockFlow
 from token2wav_service.models.flow.block_stream import upstream_noise
 from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
@@ -116,17 +116,9 @@ class WholePass:
             self._noise[None, :, :frames],
             self._policy.ode_steps,
             cond=cond[None].to(device),
-            mask=self._mask(is_stream, is_last),
+            mask=STREAMING if is_stream else UNMASKED,
         )
         return torch.as_tensor(mel[0, :, :frames]).float()
-
-    def _mask(self, is_stream: bool, is_last: bool) -> BlockMask:
-        """Whole utterances see everything; chunks are block-masked, or as the original serves them."""
-        if not is_stream:
-            return UNMASKED
-        if self._policy.parity is Parity.NONE:
-            return STREAMING
-        return UNMASKED if is_last else UNMASKED_ESTIMATOR
 
 
 class _OriginalModel:

@@ -29,7 +29,7 @@ from lab.load.storm_doors import Heard, RefusedError
 from servicekit.clock import Clock
 from servicekit.stream_limit import StreamLimit, extra_streams, reserved_streams
 from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN, TOKEN_RATE_HZ, ServerStatus
-from token2wav_service.engine.meter import PlaybackDeadline
+from token2wav_service.engine.stream import PlaybackDeadline
 
 TOKENS_A_PIECE = 4
 

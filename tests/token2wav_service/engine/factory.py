@@ -14,13 +14,13 @@ from servicekit.clock import Clock
 from tests.token2wav_service.streaming.flow_factory import VOCAB, make_flow, make_hift
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
-from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, S, V
+from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
-from token2wav_service.runtime.torch_runner import ModelRunner, TorchState
+from token2wav_service.runtime.torch_runner import ModelRunner
 from token2wav_service.types import AudioChunk, FloatArray, StreamOptions, TokenChunk, VoiceFeatures, VoicePrompt
 
 POISON = 66
@@ -59,7 +59,7 @@ class PoisonableRunner(ModelRunner):
 
     batches: list[int]
 
-    def run(self, works: Sequence[ChunkWork[TorchState]]) -> list[ChunkOutcome[TorchState]]:
+    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
         self.batches.append(len(works))
         if any(POISON in work.token_ids for work in works):
             raise RuntimeError("poisoned")
@@ -128,7 +128,7 @@ def audio_of(results: list[ChunkResult], stream_id: str) -> FloatArray:
 
 
 def run_step(
-    runner: Runner[V, S], chunks: Sequence[tuple[tuple[int, ...], bool]], states: Sequence[S], seed: int = 0
+    runner: Runner, chunks: Sequence[tuple[tuple[int, ...], bool]], states: Sequence[object], seed: int = 0
 ) -> list[FloatArray]:
     """Run a chunk of every stream in one step; seeds count from the first stream's."""
     works = [

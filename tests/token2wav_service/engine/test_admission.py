@@ -20,7 +20,8 @@ from tests.token2wav_service.engine.factory import (
     tokens_of,
 )
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.meter import MAX_KEPT, EngineMeter, PlaybackDeadline, Punctuality
+from token2wav_service.engine.meter import MAX_KEPT, EngineMeter
+from token2wav_service.engine.stream import PlaybackDeadline, Punctuality
 from token2wav_service.errors import CapacityError
 from token2wav_service.types import AudioChunk, ChunkTiming, StreamOptions, TokenChunk
 
@@ -168,5 +169,5 @@ def test_slots_and_the_voice_cache_are_in_the_counters() -> None:
 def test_what_nobody_takes_does_not_pile_up() -> None:
     meter = EngineMeter()
     for value in np.arange(MAX_KEPT + 10):
-        meter.step(float(value))
+        meter.step(1, float(value), 0)
     assert len(meter.take().step_s) == MAX_KEPT

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from servicekit.clock import SystemClock
-from tests.token2wav_service.engine.factory import drain, make_engine, open_stream, push_all, tokens_of
+from servicekit.stream_limit import StreamLimit
+from tests.token2wav_service.engine.factory import ManualClock, drain, make_engine, open_stream, push_all, tokens_of
 from token2wav_service.build import build_engine, choose_runner
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.make_random import SMALL_SIZES, make_random_token2wav
-from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, RunnerKind, SynthesisPolicy, Token2WavConfig
-from token2wav_service.contract import ServerStatus
-from token2wav_service.engine.counters import REMEMBERED_STEPS, RecentSteps
+from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, SynthesisPolicy, Token2WavConfig
+from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
+from token2wav_service.engine.meter import REMEMBERED_STEPS, EngineMeter
 from token2wav_service.errors import CheckpointError, EngineUnfitError
-from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner
+from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.torch_runner import ModelRunner
 from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, VoicePrompt
 
@@ -30,7 +31,6 @@ from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, Voice
         pytest.param("cuda:1", SynthesisPolicy(), RunnerKind.SLOTS, id="another GPU"),
         pytest.param("cuda", SynthesisPolicy(history=HistoryPolicy.UPSTREAM), RunnerKind.TORCH, id="upstream history"),
         pytest.param("cuda", SynthesisPolicy(noise=NoiseSource.UPSTREAM), RunnerKind.TORCH, id="upstream noise"),
-        pytest.param("cuda", SynthesisPolicy(parity=Parity.UPSTREAM), RunnerKind.TORCH, id="upstream parity"),
     ],
 )
 def test_auto_takes_what_suits_the_device_unless_a_policy_needs_the_plain_modules(
@@ -65,7 +65,7 @@ def test_a_checkpoint_of_every_family_speaks(family: Family, tmp_path: Path) -> 
 def test_block_masked_families_get_their_runner(family: Family, tmp_path: Path) -> None:
     make_random_token2wav(tmp_path, 0, *SMALL_SIZES[family])
     policy = SynthesisPolicy(ode_steps=1)
-    for runner, kind in ((RunnerKind.AUTO, ModelRunner), (RunnerKind.SLOTS, BlockSlotRunner)):
+    for runner, kind in ((RunnerKind.AUTO, ModelRunner), (RunnerKind.SLOTS, SlotRunner)):
         config = Token2WavConfig(tmp_path, runner=runner, max_streams=2, synthesis=policy)
         assert isinstance(build_engine(config, SystemClock())._runner, kind)
 
@@ -77,10 +77,6 @@ def test_what_does_not_serve_the_family_is_refused(tmp_path: Path) -> None:
         build_engine(Token2WavConfig(tmp_path / "3", runner=RunnerKind.PACKED), SystemClock())
     with pytest.raises(EngineUnfitError, match="needs device=cuda"):
         build_engine(Token2WavConfig(tmp_path / "3", runner=RunnerKind.TENSORRT), SystemClock())
-    make_random_token2wav(tmp_path / "1", 0)
-    policy = SynthesisPolicy(parity=Parity.UPSTREAM)
-    with pytest.raises(CheckpointError, match=r"step_audio2.*expected parity none"):
-        build_engine(Token2WavConfig(tmp_path / "1", synthesis=policy), SystemClock())
 
 
 def test_an_idle_engine_says_its_slots_and_no_speed() -> None:
@@ -107,13 +103,13 @@ def test_streams_that_wait_for_a_step_are_ready_and_steps_are_counted() -> None:
 
 
 def test_the_newest_steps_give_duration_and_speed() -> None:
-    steps = RecentSteps()
-    assert (steps.mean_s, steps.audio_s_per_s) == (None, None)
-    steps.add(100.0, 0.0)
+    meter, clock = EngineMeter(), ManualClock()
+    meter.step(1, 100.0, 0)
     for _ in range(REMEMBERED_STEPS):
-        steps.add(0.05, 2.0)
-    assert steps.mean_s == pytest.approx(0.05)
-    assert steps.audio_s_per_s == pytest.approx(40.0)
+        meter.step(1, 0.05, 2 * SAMPLE_RATE_HZ)
+    status = meter.status([], StreamLimit(1, clock), 1, 1)
+    assert status.step_seconds == pytest.approx(0.05)
+    assert status.audio_seconds_per_second == pytest.approx(40.0)
 
 
 def test_a_status_travels_as_json_and_later_versions_may_say_more() -> None:

@@ -16,7 +16,6 @@ from tests.token2wav_service.engine.factory import (
     push_all,
     tokens_of,
 )
-from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.stream import FIRST_AUDIO_DUE_S
@@ -24,13 +23,12 @@ from token2wav_service.errors import (
     CapacityError,
     InvalidChunkError,
     InvalidRequestError,
-    StreamAbortedError,
     StreamNotFoundError,
     Token2WavError,
     VoiceNotCachedError,
 )
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
-from token2wav_service.types import AudioChunk, StreamOptions, StreamStatus, TokenChunk
+from token2wav_service.types import StreamOptions, StreamStatus, TokenChunk
 
 
 def _assert_empty(engine: Token2WavEngine) -> None:
@@ -116,13 +114,6 @@ def test_a_refused_chunk_changes_nothing(chunk: tuple[tuple[int, ...], int, bool
     np.testing.assert_array_equal(audio_of(drain(engine), stream), _alone(1, 40, 15))
 
 
-def test_a_stream_without_any_token_is_refused() -> None:
-    engine = make_engine()
-    stream = open_stream(engine)
-    with pytest.raises(InvalidChunkError, match="got 0 tokens"):
-        engine.add_chunk(TokenChunk(stream, 0, (), True))
-
-
 def test_chunks_after_the_last_or_for_an_ended_stream_are_refused() -> None:
     engine = make_engine()
     stream = open_stream(engine)
@@ -132,28 +123,6 @@ def test_chunks_after_the_last_or_for_an_ended_stream_are_refused() -> None:
     drain(engine)
     with pytest.raises(StreamNotFoundError, match="has ended"):
         engine.add_chunk(TokenChunk(stream, 1, tokens_of(9, 0), True))
-
-
-def test_upstream_history_refuses_the_chunk_that_would_pass_100_seconds() -> None:
-    engine = make_engine(synthesis=SynthesisPolicy(history=HistoryPolicy.UPSTREAM, ode_steps=1))
-    stream = open_stream(engine)
-    engine.add_chunk(TokenChunk(stream, 0, tokens_of(1403, 0), False))
-    with pytest.raises(InvalidChunkError, match="set history to auto"):
-        engine.add_chunk(TokenChunk(stream, 1, tokens_of(1403, 0), False))
-
-
-def test_abort_frees_the_state_and_answers_waiting_chunks() -> None:
-    engine = make_engine()
-    stream = open_stream(engine)
-    engine.add_chunk(TokenChunk(stream, 0, tokens_of(18, 0), False))
-    engine.step()
-    assert engine.stats().state_bytes > 0
-    engine.add_chunk(TokenChunk(stream, 1, tokens_of(18, 0), False))
-    results, summary = engine.abort(stream)
-    assert [type(result.outcome) for result in results] == [StreamAbortedError]
-    assert summary is not None and summary.status is StreamStatus.ABORTED
-    assert engine.abort(stream) == ([], None)
-    _assert_empty(engine)
 
 
 def test_a_failing_stream_pays_alone() -> None:
@@ -196,21 +165,6 @@ def test_a_voice_in_use_survives_a_full_cache() -> None:
     open_stream(small, 1)
 
 
-@pytest.mark.slow
-def test_new_streams_come_first_then_whoever_runs_dry_soonest() -> None:
-    clock = ManualClock()
-    engine = make_engine(clock, max_batch_size=1)
-    first = open_stream(engine, 0)
-    push_all(engine, first, tokens_of(120, 0), 50)
-    engine.step()
-    clock.time_s = 0.1
-    second = open_stream(engine, 1)
-    push_all(engine, second, tokens_of(60, 1), 15)
-    order = [result.stream_id for result in drain(engine)]
-    assert order[:2] == [second, second]
-    assert order.index(first) < len(order) - 1
-
-
 def test_a_listener_about_to_run_dry_comes_before_a_new_stream() -> None:
     clock = ManualClock()
     engine = make_engine(clock, max_batch_size=1)
@@ -221,42 +175,3 @@ def test_a_listener_about_to_run_dry_comes_before_a_new_stream() -> None:
     second = open_stream(engine, 1)
     push_all(engine, second, tokens_of(20, 1), 15)
     assert [result.stream_id for result in (*engine.step(), *engine.step())] == [first, second]
-
-
-def test_priority_classes_delay_but_never_starve() -> None:
-    clock = ManualClock()
-    engine = make_engine(clock, max_batch_size=1)
-    low, high = open_stream(engine, 0, priority=10), open_stream(engine, 1, priority=1)
-    push_all(engine, low, tokens_of(10, 0), 15)
-    push_all(engine, high, tokens_of(10, 1), 15)
-    assert [result.stream_id for result in drain(engine)] == [high, low]
-    waiting = open_stream(engine, 0, priority=10)
-    push_all(engine, waiting, tokens_of(10, 0), 15)
-    clock.time_s = 10.0
-    late = open_stream(engine, 1, priority=1)
-    push_all(engine, late, tokens_of(10, 1), 15)
-    assert [result.stream_id for result in drain(engine)] == [waiting, late]
-
-
-def test_a_step_runs_one_bucket_and_the_most_urgent_streams_bucket_first() -> None:
-    clock = ManualClock()
-    engine = make_engine(clock)
-    engine._runner.bucket = lambda chunk, state: 0 if len(chunk.token_ids) <= 18 else 1  # type: ignore[method-assign]
-    sizes = [40, 18, 18, 40]
-    streams = []
-    for seed, size in enumerate(sizes):
-        streams.append(open_stream(engine, seed))
-        engine.add_chunk(TokenChunk(streams[-1], 0, tokens_of(size, seed), False))
-        clock.time_s += 0.1
-    steps = [{result.stream_id for result in engine.step()} for _ in range(2)]
-    assert steps == [{streams[0], streams[3]}, {streams[1], streams[2]}]
-
-
-def test_audio_chunks_are_numbered_like_their_tokens() -> None:
-    engine = make_engine()
-    stream = open_stream(engine)
-    count = push_all(engine, stream, tokens_of(50, 0), 15)
-    chunks = [result.outcome for result in drain(engine)]
-    assert [(c.index, c.is_last) for c in chunks if isinstance(c, AudioChunk)] == [
-        (index, index == count - 1) for index in range(count)
-    ]

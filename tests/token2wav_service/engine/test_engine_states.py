@@ -65,12 +65,12 @@ class TellingRunner:
     def step_size(self, bucket: int, ready: int) -> int:
         return min(ready, 2 + bucket)
 
-    def run(self, works: Sequence[ChunkWork[PlaceState]]) -> list[ChunkOutcome[PlaceState]]:
+    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
         if any(POISON in work.token_ids for work in works):
             raise RuntimeError("poisoned")
         return [self._outcome(work) for work in works]
 
-    def _outcome(self, work: ChunkWork[PlaceState]) -> ChunkOutcome[PlaceState]:
+    def _outcome(self, work: ChunkWork) -> ChunkOutcome:
         spoken = work.token_ids[: self.facts.new_tokens(len(work.token_ids), work.is_last)]
         samples = telling(spoken, work.state.place, work.seed)
         return ChunkOutcome(samples, PlaceState(work.state.place + len(spoken)))
@@ -172,7 +172,7 @@ class EngineStates(RuleBasedStateMachine):
     @rule(number=st.integers(0, MAX_BATCH - 1))
     def abort_in_the_step(self, number: int) -> None:
         assert self.begun is not None
-        streams = self.begun.batch.streams
+        streams = self.begun.streams
         self.abort(streams[number % len(streams)].stream_id)
 
     @precondition(lambda self: self.begun is not None)

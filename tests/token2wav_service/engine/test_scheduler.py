@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.token2wav_service.engine.factory import ManualClock, make_engine, open_stream, tokens_of
-from token2wav_service.engine.scheduler import CLASS_PENALTY_S, Batch, Scheduler
+from token2wav_service.engine.scheduler import CLASS_PENALTY_S, next_batch
 from token2wav_service.types import TokenChunk
 
 
@@ -47,11 +47,11 @@ def stream(name: str, due_s: float, tokens: int = 5, priority: int = 1) -> Any:
 
 
 def names(streams: list[Any], max_batch_size: int = 8) -> list[str]:
-    return names_of(Scheduler(max_batch_size).schedule(streams, TwoBuckets()))
+    return names_of(next_batch(streams, TwoBuckets(), max_batch_size))  # type: ignore[arg-type]
 
 
-def names_of(batch: Batch | None) -> list[str]:
-    return [] if batch is None else [each.name for each in batch.streams]  # type: ignore[attr-defined]
+def names_of(batch: list[Any]) -> list[str]:
+    return [each.name for each in batch]
 
 
 def waiting(*groups: tuple[int, int]) -> list[Any]:
@@ -62,7 +62,7 @@ def waiting(*groups: tuple[int, int]) -> list[Any]:
 
 def taken(streams: list[Any], crowded_steps: float = 2.0, max_batch_size: int = 16) -> tuple[str, int]:
     """Return the tokens of the least urgent chunk in the batch, and the chunks."""
-    found = names_of(Scheduler(max_batch_size, crowded_steps).schedule(streams, ThreeBuckets()))
+    found = names_of(next_batch(streams, ThreeBuckets(), max_batch_size, crowded_steps))  # type: ignore[arg-type]
     return found[-1].split(":")[0], len(found)
 
 
@@ -85,9 +85,8 @@ def test_where_two_steps_wait_the_most_urgent_chunk_runs_in_a_larger_program() -
 
 def test_a_mixed_step_takes_the_most_urgent_of_all_that_fit() -> None:
     mixed = [stream("short", 0, 5), stream("long", 1, 20), stream("longest", 2, 40), stream("short too", 3, 5)]
-    batch = Scheduler(16, 1.0).schedule(
-        [*reversed(mixed), *(stream(f"{due}", due, 20) for due in range(4, 12))], ThreeBuckets()
-    )
+    streams = [*reversed(mixed), *(stream(f"{due}", due, 20) for due in range(4, 12))]
+    batch = next_batch(streams, ThreeBuckets(), 16, 1.0)  # type: ignore[arg-type]
     assert names_of(batch) == ["short", "long", "short too", "4", "5", "6", "7", "8"]
 
 
@@ -113,7 +112,7 @@ def test_the_batch_size_bounds_a_mixed_step_and_what_counts_as_full() -> None:
 
 
 def test_a_runner_of_one_program_takes_the_most_urgent_whatever_waits() -> None:
-    batch = Scheduler(4, crowded_steps=0.0).schedule(waiting((3, 10), (90, 20)), OneBucket())
+    batch = next_batch(waiting((3, 10), (90, 20)), OneBucket(), 4, crowded_steps=0.0)  # type: ignore[arg-type]
     assert names_of(batch) == ["10:0", "10:1", "10:2", "20:3"]
 
 
@@ -126,7 +125,7 @@ def test_a_lower_class_waits_for_its_penalty_and_no_longer() -> None:
 
 def test_nothing_ready_is_no_batch() -> None:
     idle = SimpleNamespace(is_ready=False)
-    assert Scheduler(4).schedule([idle], TwoBuckets()) is None  # type: ignore[list-item]
+    assert next_batch([idle], TwoBuckets(), 4) == []  # type: ignore[arg-type,list-item]
 
 
 def test_a_stream_that_paused_is_not_before_those_that_waited() -> None:

@@ -20,10 +20,10 @@ from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, make_random
 from token2wav_service.errors import Token2WavError
 from token2wav_service.export.compare import Sweep, compare_graph
 from token2wav_service.export.directory import ExportDirectory, ExportOptions, ExportTask
-from token2wav_service.export.engines import ProgressBars, Target, ensure_engine
+from token2wav_service.export.engines import Target, ensure_engine
 from token2wav_service.graphs.spec import Precision
 from token2wav_service.runtime.tensorrt.api import load_tensorrt
-from token2wav_service.runtime.tensorrt.manifest import TENSORRT_RTX, EngineManifest, probe_host
+from token2wav_service.runtime.tensorrt.manifest import TENSORRT_RTX, probe_host
 
 ARCHITECTURE = "sm89"
 SIZES = {"small": TINY_SIZES, "official": OFFICIAL_SIZES}
@@ -48,10 +48,8 @@ class Build:
     failure: str = ""
 
 
-def build_all(
-    folder: Path, families: Sequence[Family], sizes: str, precisions: Sequence[Precision]
-) -> Iterator[tuple[Build, ExportTask, EngineManifest | None]]:
-    """Yield every build, as it is done, with the graph's description and the engine's manifest."""
+def build_all(folder: Path, families: Sequence[Family], sizes: str, precisions: Sequence[Precision]) -> Iterator[Build]:
+    """Yield every build, as it is done."""
     for family in families:
         checkpoint = folder / family.value
         checkpoint.mkdir()
@@ -62,13 +60,13 @@ def build_all(
             profiles = [profile.name for profile in task.spec.profiles]
             build = Build(family.value, sizes, task.spec.name, task.spec.precision.value, profiles)
             try:
-                manifest: EngineManifest | None = _build(build, exports, task)
+                _build(build, exports, task)
             except Token2WavError as err:
-                build.failure, manifest = str(err), None
-            yield build, task, manifest
+                build.failure = str(err)
+            yield build
 
 
-def _build(build: Build, exports: ExportDirectory, task: ExportTask) -> EngineManifest:
+def _build(build: Build, exports: ExportDirectory, task: ExportTask) -> None:
     started_s = time.monotonic()
     exports.run(task)
     build.export_s = round(time.monotonic() - started_s, 1)
@@ -79,23 +77,17 @@ def _build(build: Build, exports: ExportDirectory, task: ExportTask) -> EngineMa
         if compared.failures():
             build.failure = compared.failures()[0]
     target = Target(ARCHITECTURE, probe_host().library(ARCHITECTURE, TENSORRT_RTX), None)
-    bars = ProgressBars(f"{build.family} {task.spec.file_name}", sys.stderr)
     started_s = time.monotonic()
-    try:
-        manifest, _ = ensure_engine(
-            task,
-            exports,
-            target,
-            exports.model_dir / "engines",
-            lambda: load_tensorrt(target.library),
-            lambda _: (_ for _ in ()).throw(AssertionError("nothing is measured without a GPU")),
-            bars,
-        )
-    finally:
-        bars.close()
+    manifest, _ = ensure_engine(
+        task,
+        exports,
+        target,
+        exports.model_dir / "engines",
+        lambda: load_tensorrt(target.library),
+        lambda _: (_ for _ in ()).throw(AssertionError("nothing is measured without a GPU")),
+    )
     build.build_s = round(time.monotonic() - started_s, 1)
     build.engine_mb = round(manifest.engine_bytes / 1e6, 2)
-    return manifest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     builds: list[Build] = []
     for sizes in args.sizes:
         with TemporaryDirectory() as folder:
-            for build, _, _ in build_all(Path(folder), args.families, sizes, args.precisions):
+            for build in build_all(Path(folder), args.families, sizes, args.precisions):
                 builds.append(build)
                 times = f"exported in {build.export_s} s, built in {build.build_s} s, {build.engine_mb} MB"
                 said = build.failure or times

@@ -80,7 +80,7 @@ def test_engines_are_built_ahead_then_measured_and_timed_on_their_gpu(
 ) -> None:
     assert commands.run("--for", "sm89") == 0
     said = capsys.readouterr()
-    assert said.out.count("not measured") == 2 and "estimator_chunk float32 sm89: Building engine" in said.err
+    assert said.out.count("not measured") == 2 and "estimator_chunk.float32: Building engine" in said.err
     assert "built ahead for sm89: runner=auto takes them once `cosydit build-engines` ran there" in said.out
     assert commands.run("--for", "sm89") == 0
     assert capsys.readouterr().out.count("was there already") == 2

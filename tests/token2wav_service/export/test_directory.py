@@ -16,7 +16,7 @@ from token2wav_service.checkpoint import loader
 from token2wav_service.errors import CheckpointError
 from token2wav_service.export.directory import ExportDirectory, ExportOptions
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER
-from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
+from token2wav_service.graphs.spec import AxisRange, ShapeSettings
 
 FILE = f"{VOCODER}.float32.onnx"
 
@@ -95,7 +95,7 @@ def test_the_command_compares_what_is_there_and_writes_nothing_twice(
     ("arguments", "complaint"),
     [
         pytest.param(["--only", "encoder_chunk"], "expected some of estimator_chunk vocoder", id="unknown graph"),
-        pytest.param(["--shapes", "nowhere.yaml"], "nowhere.yaml can't be read", id="no shapes file"),
+        pytest.param(["--shapes", "nowhere.yaml"], "nowhere.yaml: [Errno 2]", id="no shapes file"),
         pytest.param([], "flow.yaml", id="no checkpoint"),
     ],
 )

@@ -12,9 +12,8 @@ from tests.token2wav_service.export.checkpoints import TINY_FLOW, TINY_SIZES, ma
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.loader import build_flow
 from token2wav_service.export.compare import Sweep, compare_graph
-from token2wav_service.export.modules import Models, module_for
-from token2wav_service.export.precision import MixedPrecision, in_precision
-from token2wav_service.export.samples import sample_inputs
+from token2wav_service.export.modules import MixedPrecision, Models, in_precision, module_for
+from token2wav_service.export.onnx_file import sample_inputs
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.spec import GraphSpec, Precision
 from token2wav_service.models.flow.dit import DiT
@@ -44,20 +43,6 @@ def spec_of(name: str, precision: Precision, family: Family = Family.STEP_AUDIO2
 
 @pytest.mark.parametrize("precision", list(Precision))
 @pytest.mark.parametrize(("family", "name"), ALL_GRAPHS)
-def test_outputs_are_as_described(
-    models_of: Callable[[Family], Models], family: Family, name: str, precision: Precision
-) -> None:
-    spec = spec_of(name, precision, family)
-    module = module_for(spec, models_of(family))
-    for sizes in SMALL_SWEEP.sizes(spec):
-        made = module(*sample_inputs(spec, sizes, seed=0).values())
-        outputs = made if isinstance(made, tuple) else (made,)
-        got = [(tuple(output.shape), str(output.dtype)) for output in outputs]
-        assert got == [(tensor.shape(sizes), f"torch.{tensor.dtype.value}") for tensor in spec.outputs]
-
-
-@pytest.mark.parametrize("precision", list(Precision))
-@pytest.mark.parametrize(("family", "name"), ALL_GRAPHS)
 def test_every_precision_stays_near_the_plain_model(
     models_of: Callable[[Family], Models], family: Family, name: str, precision: Precision
 ) -> None:
@@ -66,6 +51,7 @@ def test_every_precision_stays_near_the_plain_model(
 
 def test_what_the_time_makes_stays_in_float32_in_every_family() -> None:
     for family, kept in (
+        (Family.STEP_AUDIO2, ("t_embedder.mlp.0", "blocks.0.adaLN_modulation.1")),
         (Family.COSYVOICE2, ("time_mlp.linear_1", "down_blocks.0.0.mlp.1")),
         (Family.COSYVOICE3, ("time_embed.time_mlp.0", "transformer_blocks.0.attn_norm.linear", "norm_out.linear")),
     ):
@@ -103,14 +89,6 @@ def test_what_a_validity_input_rules_out_changes_nothing(models: Models) -> None
     module = module_for(spec, models)
     velocity, _, _ = module(*inputs.values())
     torch.testing.assert_close(module(*(inputs | changed).values())[0], velocity)
-
-
-def test_products_alone_have_the_small_type() -> None:
-    estimator = in_precision(DiT(TINY_FLOW.estimator), Precision.FLOAT16)
-    small = {name for name, value in estimator.named_parameters() if value.dtype == torch.float16}
-    kept = {name for name, value in estimator.named_parameters() if value.dtype == torch.float32}
-    assert {"in_proj.weight", "blocks.0.attn.to_q.weight", "blocks.0.conv.block.1.weight"} <= small
-    assert {"t_embedder.mlp.0.weight", "blocks.0.adaLN_modulation.1.weight", "blocks.0.attn.q_norm.weight"} <= kept
 
 
 def test_a_residual_beyond_the_range_of_a_half_stays_finite() -> None:

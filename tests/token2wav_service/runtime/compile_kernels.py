@@ -17,7 +17,7 @@ from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 from token2wav_service.runtime.kernels import attention_ops, vocoder_ops
-from token2wav_service.runtime.slots.fused_solver import FusedSolver
+from token2wav_service.runtime.slots.dit_solver import DiTSolver
 from token2wav_service.runtime.slots.pool import PoolSizes
 from token2wav_service.runtime.slots.prompt_flow import PromptFlow
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
@@ -48,8 +48,8 @@ def main() -> None:
     runner = SlotRunner(flow, hift, policy, SIZES, (1, 2), (6,))
     for streams in (1, 2):
         attention_ops.choose_splits = partial(_as_given, streams)
-        runner.program(streams, 6, runner.flow.prompt_sizes()[0])._compute()
-    assert isinstance(runner.flow.solver, FusedSolver)
+        runner.program(streams, 6, runner.flow.solver.prompt_sizes[0])._compute()
+    assert isinstance(runner.flow.solver, DiTSolver)
     prompts = PromptFlow(flow, runner.flow.solver, SIZES.max_prompt_frames)
     prompts.warm_up()
     for program in prompts._programs.values():

@@ -16,9 +16,10 @@ from token2wav_service.models.flow.cfm import ConditionalFlowMatching, SolverHis
 from token2wav_service.models.flow.dit import DiT
 from token2wav_service.models.noise import NoiseDomain, counter_normal, counter_uniform
 from token2wav_service.runtime.kernels import ops, product_ops
-from token2wav_service.runtime.kernels.attention_ops import Pieces
+from token2wav_service.runtime.kernels.attention_ops import KeyPlaces, Pieces
 from token2wav_service.runtime.kernels.product_ops import FEW_ROWS
-from token2wav_service.runtime.slots.fused_solver import FusedSolver, SolverBatch, SolverPool
+from token2wav_service.runtime.slots.chunk_solver import SolverPool
+from token2wav_service.runtime.slots.dit_solver import DiTSolver
 from token2wav_service.runtime.slots.pool import SlotPool
 
 STEPS, LAYERS, HEADS, HIDDEN, WINDOW = 2, 2, 2, 48, 10
@@ -52,13 +53,13 @@ def test_fused_solver_equals_the_plain_one_for_every_row_and_fills_the_rings(dim
     )
     prompts = [_normal(STEPS, LAYERS, 2, HEADS, n, 2 * dim, seed=n) for n in (6, 9, 7)]
     noise, mu, speaker = _normal(3, 5, 80, seed=2), _normal(3, 5, 80, seed=3), _normal(3, 80, seed=4)
-    batch = SolverBatch(
+    places = KeyPlaces(
         slots, torch.tensor([p.data_ptr() for p in prompts]), torch.tensor([6, 9, 7]), generated, lengths
     )
-    solver = FusedSolver(cfm, STEPS, torch.float32)
+    solver = DiTSolver(cfm, STEPS, torch.float32)
     assert solver.few_rows == FEW_ROWS
     solver.few_rows = few_rows
-    mel, own, tails = solver.solve(noise, mu, speaker, None, batch, pool)
+    mel, own, tails = solver.compute(noise, mu, speaker, None, places, pool)
     for row in range(3):
         size, slot = int(lengths[row]), int(slots[row])
         ring = pool.window[slot][..., : min(int(generated[row]), WINDOW), :]
@@ -108,7 +109,7 @@ def test_pieces_of_attention_are_weighed_and_multiplied_and_a_piece_without_keys
 def test_sums_that_can_t_be_cut_into_equal_parts_are_left_to_the_library() -> None:
     assert [product_ops.parts_of(channels) for channels in (512, 513, 514, 1536, 2048)] == [1, 0, 2, 3, 4]
     cfm = ConditionalFlowMatching(DiT(DiTConfig(depth=1, num_heads=1, head_dim=16, hidden_size=1024)), guidance=0.7)
-    assert FusedSolver(cfm, STEPS, torch.float32).few_rows == 0
+    assert DiTSolver(cfm, STEPS, torch.float32).few_rows == 0
 
 
 @pytest.mark.parametrize(

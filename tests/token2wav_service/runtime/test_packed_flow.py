@@ -15,7 +15,7 @@ from tests.token2wav_service.streaming.flow_factory import (
     windows,
 )
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
-from token2wav_service.models.flow import history
+from token2wav_service.models.flow import flow_state
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput
 from token2wav_service.models.vocoder.hift import fold_weight_norm
@@ -43,7 +43,7 @@ def _row(state: PackedState, tokens: int, seed: int = 0, is_last: bool = False) 
     "policy", [HistoryPolicy.AUTO, HistoryPolicy.PROMPT_AND_RECENT], ids=lambda policy: policy.value
 )
 def test_mixed_batches_equal_the_plain_modules(policy: HistoryPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "UPSTREAM_LIMIT_FRAMES", LIMIT_FRAMES)
+    monkeypatch.setattr(flow_state, "UPSTREAM_LIMIT_FRAMES", LIMIT_FRAMES)
     settings = SynthesisPolicy(history=policy, ode_steps=3, estimator_recent_frames=30, conformer_recent_frames=40)
     plain, packed = StreamFlow(make_flow(), settings), PackedFlow(make_flow(), settings)
     voices = [make_voice(plain, 10 + 9 * index, seed=index) for index in range(len(TOTALS))]

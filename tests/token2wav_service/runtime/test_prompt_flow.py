@@ -13,7 +13,7 @@ from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.replay.report import snr_db
 from token2wav_service.runtime.slots import prompt_flow
-from token2wav_service.runtime.slots.fused_solver import FusedSolver
+from token2wav_service.runtime.slots.dit_solver import DiTSolver
 from token2wav_service.runtime.slots.prompt_flow import PromptFlow, prompt_buckets
 
 POLICY = SynthesisPolicy(history=HistoryPolicy.PROMPT_AND_RECENT, ode_steps=1)
@@ -35,7 +35,7 @@ def test_prompts_of_any_length_leave_what_the_plain_modules_leave(monkeypatch: p
     """
     monkeypatch.setattr(prompt_flow, "SHORTEST_TOKENS", 8)
     flow = make_flow()
-    fused = PromptFlow(flow, FusedSolver(flow.decoder, POLICY.ode_steps, torch.float32), LONGEST_FRAMES)
+    fused = PromptFlow(flow, DiTSolver(flow.decoder, POLICY.ode_steps, torch.float32), LONGEST_FRAMES)
     plain = StreamFlow(flow, POLICY)
     assert fused.buckets == (8, 12)
     for seed, (tokens, frames) in enumerate([(12, 25), (5, 9)]):

@@ -20,7 +20,7 @@ from tests.token2wav_service.serving.fakes import FakePbUtils, FakeRequest
 from tests.token2wav_service.streaming.family_factory import BLOCK, VOCAB, make_block_flow, make_causal_hift
 from tests.token2wav_service.streaming.flow_factory import make_hift
 from token2wav_service.checkpoint.family import Family
-from token2wav_service.config import Parity, SynthesisPolicy, Token2WavConfig
+from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.errors import CheckpointError
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.vocoder.hift import fold_weight_norm
@@ -73,12 +73,6 @@ def test_mel_of_chunks_that_end_blocks_is_that_of_one_pass() -> None:
     assert first.shape == last.shape == (1, 80, 2 * BLOCK) and first.dtype == np.float32
     np.testing.assert_allclose(np.concatenate([first, last], 2), both, atol=1e-4)
     assert np.abs(both - whole).max() > 1e-2, "a whole utterance is not block-masked"
-
-
-def test_parity_upstream_serves_chunks_as_the_original_does() -> None:
-    first, _, both, whole = mel_of(SynthesisPolicy(ode_steps=2, parity=Parity.UPSTREAM))
-    np.testing.assert_allclose(both, whole, atol=1e-5)
-    assert np.abs(first - both[:, :, : 2 * BLOCK]).max() > 1e-2
 
 
 def test_the_vocoder_gives_all_audio_but_that_of_the_last_eight_frames() -> None:

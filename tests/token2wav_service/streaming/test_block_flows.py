@@ -19,8 +19,8 @@ from tests.token2wav_service.streaming.family_factory import (
 )
 from tests.token2wav_service.streaming.flow_factory import windows
 from token2wav_service.checkpoint.family import Family
-from token2wav_service.config import NoiseSource, Parity, SynthesisPolicy
-from token2wav_service.models.flow.block_flow import STREAMING, UNMASKED, UNMASKED_ESTIMATOR, BlockMask
+from token2wav_service.config import NoiseSource, SynthesisPolicy
+from token2wav_service.models.flow.block_flow import STREAMING, UNMASKED, BlockMask
 from token2wav_service.models.flow.block_stream import PROMPT_SEED, BlockState, BlockStreamFlow, BlockVoice
 from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.models.streaming import FlowInput
@@ -91,24 +91,6 @@ def test_chunks_that_end_inside_blocks_equal_whole_passes_over_the_prefixes(stre
         expected = whole_pass(streamed, 16, tokens[:end], is_last=is_last)[:, 2 * start :]
         torch.testing.assert_close(mel, expected, atol=FLOW_TOLERANCE, rtol=0)
     assert all(state.first_token % BLOCK == 0 and len(state.pending) < BLOCK for state in states[1:-1])
-
-
-@pytest.mark.parametrize("family", COSYVOICE)
-def test_parity_upstream_computes_every_prefix_again_as_the_original_serves_it(family: Family) -> None:
-    """Unmasked estimator in the chunks, no mask in the last one, which comes in one batch with another's chunk."""
-    streamed = BlockStreamFlow(make_block_flow(family), SynthesisPolicy(ode_steps=STEPS, parity=Parity.UPSTREAM))
-    tokens, voice = random_tokens(31, 9), prepare_voice(streamed, 16, 1)
-    assert streamed.hop_multiple == 1 and voice.first_token == 0
-    state, speaker = streamed.begin(_voice(streamed, 16, 1), 7), random_speaker(1)
-    for start, end in ((0, 10), (7, 28)):
-        (mel,), (state,) = streamed.forward([FlowInput(state, tokens[start:end], speaker, SEED, is_last=False)])
-        expected = whole_pass(streamed, 16, tokens[:end], UNMASKED_ESTIMATOR, is_last=False)[:, 2 * start :]
-        torch.testing.assert_close(mel, expected, atol=FLOW_TOLERANCE, rtol=0)
-    rows = [FlowInput(voice, tokens[:10], speaker, SEED, False), FlowInput(state, tokens[25:], speaker, SEED, True)]
-    (first, last), _ = streamed.forward(rows)
-    expected = whole_pass(streamed, 16, tokens[:10], UNMASKED_ESTIMATOR, is_last=False)
-    torch.testing.assert_close(first, expected, atol=FLOW_TOLERANCE, rtol=0)
-    torch.testing.assert_close(last, whole_pass(streamed, 16, tokens, UNMASKED)[:, 50:], atol=FLOW_TOLERANCE, rtol=0)
 
 
 def _voice(streamed: BlockStreamFlow, tokens: int, seed: int) -> BlockVoice:

@@ -21,9 +21,8 @@ from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
 from token2wav_service.models.causal import AttentionPlan
 from token2wav_service.models.flow.encoder import EncoderPlans
 from token2wav_service.models.flow.flow import FlowPlans
-from token2wav_service.models.flow.flow_state import FlowState, collate
+from token2wav_service.models.flow.flow_state import FlowState, Labels, collate, prompt_and_tail
 from token2wav_service.models.flow.flow_stream import StreamFlow
-from token2wav_service.models.flow.history import Labels, prompt_and_tail
 from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.replay.report import FLOW_TOLERANCE
 

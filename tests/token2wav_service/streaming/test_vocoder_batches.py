@@ -69,17 +69,6 @@ def test_what_is_in_the_padding_does_not_matter(hift: HiFT, fill: float) -> None
     assert torch.equal(*pitch)
 
 
-def test_no_lengths_equals_full_lengths(hift: HiFT) -> None:
-    mel, source = torch.stack([_mel(20, 0), _mel(20, 1)]), torch.stack([_source(20, 0), _source(20, 1)])
-    full = torch.tensor([20, 20])
-    torch.testing.assert_close(hift(mel, source, full), hift(mel, source), atol=DECODE_TOLERANCE, rtol=0)
-    torch.testing.assert_close(hift.f0_predictor(mel, full), hift.f0_predictor(mel), atol=F0_TOLERANCE_HZ, rtol=0)
-    for kind in SourcePhase:
-        f0 = hift.f0_predictor(mel)
-        for got, expected in zip(hift.m_source.phase(f0, kind, full), hift.m_source.phase(f0, kind), strict=True):
-            assert torch.equal(got, expected)
-
-
 @pytest.mark.parametrize("kind", list(SourcePhase))
 def test_pitch_and_phase_end_where_the_row_ends(hift: HiFT, kind: SourcePhase) -> None:
     mels, lengths = [_mel(frames, i) for i, frames in enumerate(LENGTHS)], torch.tensor(LENGTHS)
@@ -161,19 +150,6 @@ def _assert_same_state(state: VocoderState, expected: VocoderState) -> None:
     torch.testing.assert_close(torch.cos(state.phase - expected.phase), torch.ones(9), atol=1e-3, rtol=0)
 
 
-@pytest.mark.slow
-def test_a_mixed_batch_with_given_sources_equals_each_alone(hift: HiFT) -> None:
-    vocoder = StreamVocoder(hift, SynthesisPolicy())
-    rows = _rows(vocoder, LENGTHS[1:], started=True)
-    sources = [_source(total_frames(row), i) for i, row in enumerate(rows)]
-    waves, states, _ = vocoder.forward(rows, source=_padded(sources, max(LENGTHS) * FRAME, 0.0))
-    for row, source, wave, state in zip(rows, sources, waves, states, strict=True):
-        (alone,), (expected,), _ = vocoder.forward([row], source=source[None])
-        torch.testing.assert_close(wave, alone, atol=DECODE_TOLERANCE, rtol=0)
-        torch.testing.assert_close(state.speech_tail, expected.speech_tail, atol=DECODE_TOLERANCE, rtol=0)
-        assert torch.equal(state.source_tail, expected.source_tail)  # type: ignore[arg-type]
-
-
 class CountingVocoder(StreamVocoder):
     """Remembers the lengths of every batch."""
 
@@ -196,20 +172,12 @@ def test_streams_whose_last_chunks_differ_in_length_share_one_vocoder_call(hift:
     works = [ChunkWork(tokens_of(18, seed), False, seed, runner.open(voice)) for seed in range(3)]
     states = [outcome.state for outcome in runner.run(works)]
     counts = (1, 7, 12)
+    # Rows of very different lengths run apart.
+    runner.run([ChunkWork(tokens_of(n, n), True, n, runner.open(voice)) for n in (4, 50, 6)])
     last = [ChunkWork(tokens_of(n, n), True, seed, states[seed]) for seed, n in enumerate(counts)]
     together = runner.run(last)
-    assert vocoder.batches == [[30, 30, 30], [32, 22, 10]]
+    assert vocoder.batches == [[30, 30, 30], [100], [12, 8], [32, 22, 10]]
     for work, outcome in zip(last, together, strict=True):
         (alone,) = runner.run([work])
         assert len(outcome.samples) == (2 * len(work.token_ids) + OVERLAP_FRAMES) * FRAME
         assert snr_db(torch.from_numpy(outcome.samples), torch.from_numpy(alone.samples)) >= WAVE_SNR_DB
-
-
-def test_rows_of_very_different_lengths_run_apart(hift: HiFT) -> None:
-    policy = SynthesisPolicy(ode_steps=1)
-    vocoder = CountingVocoder(hift, policy)
-    vocoder.batches = []
-    runner = ModelRunner(StreamFlow(make_flow(), policy), vocoder)
-    voice = runner.prepare_voice(SeededExtractor().extract(make_prompt()))
-    runner.run([ChunkWork(tokens_of(n, n), True, n, runner.open(voice)) for n in (4, 50, 6)])
-    assert vocoder.batches == [[100], [12, 8]]

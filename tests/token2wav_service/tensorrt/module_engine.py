@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from token2wav_service.graphs.spec import GraphSpec
-from token2wav_service.runtime.tensorrt.contexts import torch_dtype
-from token2wav_service.runtime.tensorrt.types import EngineTensor, Shape
+from token2wav_service.runtime.tensorrt.api import EngineTensor, Shape
+from token2wav_service.runtime.tensorrt.planned import torch_dtype
 
 ALIGNMENT_BYTES = 256
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from token2wav_service.runtime.tensorrt import api, types
+from token2wav_service.runtime.tensorrt import api
 from token2wav_service.runtime.tensorrt.manifest import RTX_ARCHITECTURES
 
 SYMBOLS = json.loads(Path(__file__).with_name("published_symbols.json").read_text())
@@ -27,10 +27,10 @@ RTX_ONLY = frozenset(
 )
 """Names that are used of TensorRT for RTX alone."""
 PYTHON_ATTRIBUTES = frozenset(
-    "DEBUG NOTSET __init__ clear getLogger import_module items join log max min opt partition replace upper values "
-    "warning".split()
+    "DEBUG NOTSET __init__ clear close getLogger import_module items join log max min n opt partition pop replace stem "
+    "total update upper values".split()
 )
-"""Of the standard library and `ShapeRange`, as `api.py` uses them."""
+"""Of the standard library, tqdm and `ShapeRange`, as `api.py` uses them."""
 
 Members = Mapping[str, str | list[str]]
 """Name to what it is; a method's signatures, one for each overload."""
@@ -39,7 +39,7 @@ Members = Mapping[str, str | list[str]]
 def _foreign(source: str) -> dict[str, set[int]]:
     """Return the attributes that a source reads of TensorRT, each with the numbers of arguments it is called with."""
     tree = ast.parse(source)
-    ours = set().union(*map(_own_names, (source, inspect.getsource(types)))) | PYTHON_ATTRIBUTES
+    ours = _own_names(source) | PYTHON_ATTRIBUTES
     used: dict[str, set[int]] = {
         node.attr: set() for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr not in ours
     }

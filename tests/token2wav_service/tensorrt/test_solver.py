@@ -1,8 +1,7 @@
-"""The solver around a TensorRT estimator. The engine is a stand-in: it runs our own modules on the CPU."""
+"""Engines in the runner of every family. The engines are stand-ins: they run our own modules on the CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,28 +10,48 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.token2wav_service.streaming.flow_factory import make_flow, make_hift
-from tests.token2wav_service.tensorrt.module_engine import ModuleEngine
-from token2wav_service.errors import EngineUnfitError
-from token2wav_service.export.modules import estimator_module
-from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
-from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
-from token2wav_service.graphs.spec import GraphSpec, Precision
-from token2wav_service.models.flow.cfm import SolverHistory
-from token2wav_service.models.flow.flow import Flow
-from token2wav_service.runtime.slots.fused_solver import SolverBatch, SolverPool
-from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine
-from token2wav_service.runtime.tensorrt.solver import PromptSizes, TensorRTSolver
-
-pytestmark = pytest.mark.slow
-
-STEPS, WINDOW, PROMPT, FRAMES, STREAMS = 2, 10, 12, 6, 3
-CPU = torch.device("cpu")
-SHAPES = (
-    ShapeSettings("short", chunk_frames=AxisRange(1, 6, 6), prompt_frames=AxisRange(1, 12, 12)),
-    ShapeSettings("long", chunk_frames=AxisRange(1, 6, 8), prompt_frames=AxisRange(1, 12, 40)),
+from tests.token2wav_service.engine.test_families import MelVocoder
+from tests.token2wav_service.runtime.test_slot_runner import (
+    BLOCK,
+    FAMILIES,
+    POLICY,
+    RECENT,
+    SIZES,
+    MelSlotVocoder,
+    assert_equal_speech,
+    engine_of,
+    models_of,
+    plain_engine,
+    plain_operations,
+    speak_all,
 )
-SIZES = EstimatorSizes(STREAMS, FRAMES, PROMPT, WINDOW)
+from tests.token2wav_service.tensorrt.module_engine import ModuleEngine
+from token2wav_service.checkpoint.family import Family
+from token2wav_service.errors import EngineUnfitError
+from token2wav_service.export.modules import VocoderStack, estimator_module
+from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, ROTARY_FRAMES, VOCODER, describe_graphs
+from token2wav_service.graphs.spec import AxisRange, GraphSpec, Precision, ShapeSettings
+from token2wav_service.models.vocoder.causal_hift import CausalHiFT
+from token2wav_service.runtime.kernels import ops
+from token2wav_service.runtime.kernels.attention_ops import KeyPlaces
+from token2wav_service.runtime.slots.chunk_solver import SolverBatch
+from token2wav_service.runtime.slots.pool import pool_tensors
+from token2wav_service.runtime.slots.slot_flow import make_solver
+from token2wav_service.runtime.slots.slot_runner import SlotRunner
+from token2wav_service.runtime.tensorrt.load import TensorRTNetwork, TensorRTSpectra
+from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine, VocoderSizes
+from token2wav_service.runtime.tensorrt.solver import UNPADDED, TensorRTSolver
+
+__all__ = ["plain_operations"]
+
+CPU = torch.device("cpu")
+STRIDE, PADDED = 2, 20
+STREAMS = (1, 3)
+SHAPES = (
+    ShapeSettings("short", chunk_frames=AxisRange(1, 6, 8), prompt_frames=AxisRange(1, 12, 32)),
+    ShapeSettings("long", chunk_frames=AxisRange(1, 6, 8), prompt_frames=AxisRange(1, 12, 64)),
+)
+LARGE = EstimatorSizes(3, STRIDE * BLOCK, PADDED, RECENT)
 
 
 class NoReadback(TorchDispatchMode):
@@ -43,165 +62,116 @@ class NoReadback(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def describe(flow: Flow) -> GraphSpec:
-    return describe_graphs(flow.config, make_hift().config, Precision.FLOAT32, SHAPES)[ESTIMATOR_CHUNK]
+class Engines:
+    """What takes the fused kernels' places, and the engines behind it."""
+
+    def __init__(self, family: Family, prompts: tuple[int, ...] = (PADDED,)) -> None:
+        flow, vocoder = models_of(family)
+        described = describe_graphs(flow.config, vocoder.config, Precision.FLOAT32, SHAPES)
+        self.spec: GraphSpec = described[ESTIMATOR_CHUNK]
+        module = estimator_module(flow, Precision.FLOAT32, self.spec.limit("chunk_frames"))
+        self.estimator = ModuleEngine(self.spec, module)
+        sizes = [EstimatorSizes(streams, STRIDE * BLOCK, PADDED, RECENT) for streams in STREAMS]
+        fused = make_solver(flow, POLICY.ode_steps)
+        self.solver = TensorRTSolver(self.plan(*sizes), fused, prompts, SIZES.max_prompt_frames)
+        self.vocoder = ModuleEngine(described[VOCODER], VocoderStack(vocoder, Precision.FLOAT32))
+        beside = 2 * vocoder.lookahead if isinstance(vocoder, CausalHiFT) else 8
+        columns = [VocoderSizes(streams, STRIDE * BLOCK + beside) for streams in STREAMS]
+        opened: Any = PlannedEngine(self.vocoder, described[VOCODER], columns, CPU)  # type: ignore[arg-type]
+        self.convolutions = (
+            TensorRTSpectra(vocoder, opened)
+            if isinstance(vocoder, CausalHiFT)
+            else TensorRTNetwork(vocoder, torch.float32, opened)
+        )
+
+    def plan(self, *sizes: EstimatorSizes) -> PlannedEngine[EstimatorSizes]:
+        return PlannedEngine(self.estimator, self.spec, sizes, CPU)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def flow() -> Flow:
-    return make_flow()
+@pytest.mark.slow
+@pytest.mark.usefixtures("plain_operations")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mixed_streams_through_engines_equal_the_plain_modules(family: Family) -> None:
+    """Shared and own prompts, a ring that overflows, places never written, chunks of no block, the scratch row."""
+    plans = {1: (7, 12, [1, BLOCK, BLOCK]), 2: (8, 5, [1, 1])}
+    engines = Engines(family)
+    runner = SlotRunner(*models_of(family), POLICY, SIZES, STREAMS, (BLOCK,), engines.solver, engines.convolutions)
+    for tensor in pool_tensors(runner.pool.solver):
+        tensor.fill_(float("nan"))
+    is_mel = family is not Family.COSYVOICE3
+    if is_mel:
+        runner.vocoder = runner._programs.vocoder = MelSlotVocoder()  # type: ignore[assignment]
+    got = speak_all(engine_of(family, runner), plans)
+    assert_equal_speech(got, speak_all(plain_engine(family, MelVocoder() if is_mel else None), plans))
+    assert engines.estimator.journal.runs > 0 and (is_mel or engines.vocoder.journal.runs > 0)
 
 
-@pytest.fixture
-def engine(flow: Flow) -> ModuleEngine:
-    spec = describe(flow)
-    return ModuleEngine(spec, estimator_module(flow, Precision.FLOAT32, spec.limit("chunk_frames")))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_are_padded_but_where_the_graph_knows_no_positions(family: Family) -> None:
+    solver = Engines(family).solver
+    assert solver.prompt_sizes == (PADDED, UNPADDED), "prompts up to 64 frames need programs too"
+    assert [solver.prompt_size(frames, end=99) for frames in (0, 20, 21)] == [PADDED, PADDED, UNPADDED]
+    beyond = UNPADDED if family is Family.COSYVOICE3 else PADDED
+    assert solver.prompt_size(8, ROTARY_FRAMES) == PADDED
+    assert solver.prompt_size(8, ROTARY_FRAMES + 1) == beyond
+    assert Engines(family, (PADDED, 64)).solver.prompt_sizes == (PADDED, 64)
 
 
-class Batch:
-    """Three streams, two of one voice; the rings are partly written and hold NaN where they are not."""
-
-    def __init__(self, flow: Flow) -> None:
-        c = flow.config.estimator
-        kv = (STEPS, c.depth, 2, c.num_heads)
-        self.voice_of = (1, 0, 1)
-        self.voices = [_normal(*kv, length, 2 * c.head_dim, seed=length) for length in (7, 12)]
-        generated = torch.tensor([0, 4, 25])
-        window = _normal(5, *kv, WINDOW, 2 * c.head_dim, seed=1)
-        slots = torch.tensor([2, 0, 4])
-        for slot, count in zip(slots, generated, strict=True):
-            window[slot, ..., min(int(count), WINDOW) :, :] = float("nan")
-        self.pool = SolverPool(window, _normal(5, STEPS, c.depth, 2, 2, 2, c.hidden_size, seed=2))
-        addresses = torch.tensor([self.voices[index].data_ptr() for index in self.voice_of])
-        lengths = torch.tensor([12, 7, 12])
-        self.solving = SolverBatch(slots, addresses, lengths, generated, torch.tensor([6, 1, 3]), PROMPT)
-        mel = (STREAMS, FRAMES, 80)
-        self.noise, self.mu, self.cond = (_normal(*mel, seed=seed) for seed in (3, 4, 5))
-        self.speaker = _normal(STREAMS, 80, seed=6)
+def solve(engines: Engines, streams: int, prompt_size: int) -> Tensor:
+    """Solve a chunk of streams that have no history."""
+    nothing = torch.zeros(streams, dtype=torch.int64)
+    frames = nothing + STRIDE * BLOCK
+    batch = SolverBatch(KeyPlaces(nothing, nothing, nothing, nothing, frames), nothing, frames, prompt_size=prompt_size)
+    mel = torch.ones(streams, STRIDE * BLOCK, 80)
+    pool = engines.solver.allocate(1, RECENT)
+    return engines.solver.solve(mel, mel, mel[:, 0], None, batch, pool)
 
 
-def _normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def make_solver(flow: Flow, engine: ModuleEngine, planned: Sequence[EstimatorSizes] = (SIZES,)) -> TensorRTSolver:
-    return solver_of(flow, PlannedEngine(engine, describe(flow), planned, CPU), Recorder())
-
-
-def solver_of(
-    flow: Flow, estimator: PlannedEngine[EstimatorSizes], others: Recorder, prompts: Sequence[int] = (PROMPT, 40)
-) -> TensorRTSolver:
-    return TensorRTSolver(estimator, others, STEPS, flow.decoder.guidance, PromptSizes(prompts, 40))
-
-
-def solve(solver: Any, batch: Batch, cond: Tensor | None, prompt_size: int = PROMPT) -> tuple[Tensor, Tensor, Tensor]:
-    solving = replace(batch.solving, prompt_size=prompt_size)
-    made: tuple[Tensor, Tensor, Tensor] = solver.solve(batch.noise, batch.mu, batch.speaker, cond, solving, batch.pool)
-    return made
-
-
-def test_it_equals_the_plain_solver_for_every_row(flow: Flow, engine: ModuleEngine) -> None:
-    """Mixed histories and lengths, a shared voice, places of the rings never written."""
-    batch = Batch(flow)
-    got = solve(make_solver(flow, engine), batch, batch.cond)
-    for row, (mel, update) in enumerate(plain_rows(flow, batch)):
-        frames = mel.shape[0]
-        torch.testing.assert_close(got[0][row, :frames], mel, atol=1e-4, rtol=0)
-        torch.testing.assert_close(got[1][row][..., :frames, :], update.kv[:, :, :, 0], atol=1e-4, rtol=0)
-        torch.testing.assert_close(model_tails(got[2][row]), update.tail[:, :, :, 0], atol=1e-4, rtol=0)
-
-
-def test_a_size_is_bound_once_and_its_runs_are_independent(flow: Flow, engine: ModuleEngine) -> None:
-    batch, solver = Batch(flow), make_solver(flow, engine)
-    first = solve(solver, batch, None)
-    addresses = engine.journal.addresses
-    batch.pool.window[:] = batch.pool.window.nan_to_num(7.0)
+def test_a_size_is_bound_once_and_its_runs_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kernel in ("gather_history", "commit_window"):
+        monkeypatch.setattr(ops, kernel, lambda *_: None)  # the interpreter itself reads back
+    engines = Engines(Family.STEP_AUDIO2)
+    journal = engines.estimator.journal
+    first = solve(engines, 1, PADDED)
+    assert (journal.addresses, journal.contexts) == (len(engines.estimator.tensors), 1), "every tensor is given once"
     with NoReadback():
-        second = solve(solver, batch, None)
-    for again, made in zip(second, first, strict=True):
-        torch.testing.assert_close(again, made)
-    assert addresses == len(engine.tensors), "every tensor is given once"
-    assert (engine.journal.addresses, engine.journal.contexts) == (addresses, 1)
-    assert engine.journal.runs == 2 * STEPS
+        second = solve(engines, 1, PADDED)
+    torch.testing.assert_close(second, first)
+    assert (journal.addresses, journal.contexts, journal.runs) == (len(engines.estimator.tensors), 1, 2)
 
 
-def plain_rows(flow: Flow, batch: Batch) -> Iterator[tuple[Tensor, SolverHistory]]:
-    """Solve every row alone in the plain modules: mel [T, 80] and what it adds."""
-    for row, slot in enumerate(batch.solving.slots):
-        frames, generated = int(batch.solving.lengths[row]), int(batch.solving.generated[row])
-        ring = batch.pool.window[slot][..., : min(generated, WINDOW), :]
-        kv = torch.cat([batch.voices[batch.voice_of[row]], ring], 4).unsqueeze(3)
-        mask = torch.ones(1, 1, 1, kv.shape[5] + frames, dtype=torch.bool)
-        noise, mu, cond = (mel[row : row + 1, :frames].transpose(1, 2) for mel in (batch.noise, batch.mu, batch.cond))
-        history = SolverHistory(kv, model_tails(batch.pool.tails[slot]).unsqueeze(3))
-        lengths = torch.tensor([frames])
-        mel, update = flow.decoder(noise, mu, batch.speaker[row : row + 1], cond, mask, lengths, STEPS, history)
-        yield mel[0].T, update
-
-
-def model_tails(tails: Tensor) -> Tensor:
-    """[n, L, convolution, cfg, column, C] as the modules have it: [n, L, cfg, 2C, column]."""
-    return tails.permute(0, 1, 3, 2, 5, 4).flatten(3, 4)
-
-
-class Recorder:
-    """Stands for the fused kernels."""
-
-    prompt_sizes: tuple[int, ...] = (0,)
-    calls = 0
-
-    def prompt_size(self, frames: int) -> int:
-        return 0
-
-    def solve(self, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        self.calls += 1
-        nothing = torch.zeros(0)
-        return nothing, nothing, nothing
-
-
-@pytest.mark.parametrize("prompt_size", [11, 40], ids=["not planned", "planned, no profile"])
-def test_other_sizes_are_solved_by_the_fused_kernels(flow: Flow, engine: ModuleEngine, prompt_size: int) -> None:
-    too_long = replace(SIZES, chunk_frames=9, prompt_frames=40)
-    estimator = PlannedEngine(engine, describe(flow), (SIZES, too_long), CPU)
-    others = Recorder()
-    solver = solver_of(flow, estimator, others)
-    batch = Batch(flow)
-    batch.noise = torch.zeros(STREAMS, 9, 80)
-    solve(solver, batch, None, prompt_size)
-    assert (others.calls, engine.journal.runs) == (1, 0)
-
-
-def test_prompts_are_padded_to_the_next_prepared_size_and_longer_ones_not_at_all(
-    flow: Flow, engine: ModuleEngine
+@pytest.mark.parametrize(("streams", "prompt_size"), [(2, PADDED), (1, UNPADDED)], ids=["not planned", "no profile"])
+def test_other_sizes_are_solved_by_the_fused_kernels(
+    streams: int, prompt_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    solver = make_solver(flow, engine)
-    assert [solver.prompt_size(frames) for frames in (1, 12, 13, 40, 41)] == [12, 12, 40, 40, 0]
-    assert solver.prompt_sizes == (12, 40)
-    estimator = PlannedEngine(engine, describe(flow), (SIZES,), CPU)
-    shorter = solver_of(flow, estimator, Recorder(), (PROMPT,))
-    assert shorter.prompt_sizes == (12, 0), "prompts up to 40 frames need programs too"
+    engines = Engines(Family.STEP_AUDIO2)
+    calls: list[int] = []
+
+    def fused(noise: Tensor, *_: Any) -> Tensor:
+        calls.append(len(noise))
+        return noise
+
+    monkeypatch.setattr(engines.solver._fused, "solve", fused)
+    solve(engines, streams, prompt_size)
+    assert (calls, engines.estimator.journal.runs) == ([streams], 0)
 
 
-def test_a_size_takes_the_smallest_profile_that_holds_it(flow: Flow, engine: ModuleEngine) -> None:
-    planned = (SIZES, replace(SIZES, prompt_frames=40))
-    estimator = PlannedEngine(engine, describe(flow), planned, CPU)
-    for sizes in planned:
-        estimator.bind(sizes)
-    names = [profile.name for profile in describe(flow).profiles]
-    assert [names[index] for index in engine.journal.profiles] == ["short", "long"]
-
-
-def test_sizes_share_memory_and_keep_their_contexts(flow: Flow, engine: ModuleEngine) -> None:
-    smaller = replace(SIZES, streams=1, chunk_frames=2)
-    estimator = PlannedEngine(engine, describe(flow), (SIZES, smaller), CPU)
-    large = estimator.bind(SIZES)
+def test_a_size_takes_the_smallest_profile_that_holds_it_and_memory_is_shared() -> None:
+    engines = Engines(Family.STEP_AUDIO2)
+    smaller, longer = replace(LARGE, streams=1, chunk_frames=2), replace(LARGE, prompt_frames=40)
+    estimator = engines.plan(LARGE, smaller, longer)
+    large = estimator.bind(LARGE)
     assert estimator.bind(smaller).tensors["x"].data_ptr() == large.tensors["x"].data_ptr()
-    assert estimator.bind(SIZES) is large
+    assert estimator.bind(LARGE) is large
+    estimator.bind(longer)
+    names = [profile.name for profile in engines.spec.profiles]
+    assert [names[index] for index in engines.estimator.journal.profiles] == ["short", "short", "long"]
 
 
-def test_an_engine_of_another_graph_or_without_fitting_profiles_is_refused(flow: Flow, engine: ModuleEngine) -> None:
-    spec = describe(flow)
+def test_an_engine_of_another_graph_or_without_fitting_profiles_is_refused() -> None:
+    engines = Engines(Family.STEP_AUDIO2)
+    other: Any = replace(engines.spec, outputs=engines.spec.outputs[:1])
     with pytest.raises(EngineUnfitError, match="export and build it again"):
-        PlannedEngine(engine, replace(spec, outputs=spec.outputs[:1]), (SIZES,), CPU)
+        PlannedEngine(engines.estimator, other, (LARGE,), CPU)  # type: ignore[arg-type]
     with pytest.raises(EngineUnfitError, match="hold none of the planned sizes"):
-        PlannedEngine(engine, spec, (replace(SIZES, chunk_frames=99),), CPU)
+        engines.plan(replace(LARGE, chunk_frames=99))

@@ -21,27 +21,14 @@ from token2wav_service.models.causal import PreLookahead, chunk_plan, valid_mask
 from token2wav_service.models.config import CosyVoice2FlowConfig, CosyVoice3FlowConfig
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.flow.encoder import ConformerEncoder, EncoderHistory, EncoderPlans
+from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.rotary_dit import LEFT_CONTEXT as ROTARY_CONTEXT
 from token2wav_service.models.flow.rotary_dit import RotaryDiT
 from token2wav_service.models.flow.unet import LEFT_CONTEXT as UNET_CONTEXT
 from token2wav_service.models.flow.unet import UNet
+from token2wav_service.models.streaming import CacheSpec
 
 Caches = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class CacheSpec:
-    """One tensor of a stream's state."""
-
-    name: str
-    shape: tuple[int, ...]
-    """Shape without a batch; 0 on the time axis."""
-    batch_axis: int
-    """Position of the batch's axis in the tensor of many streams."""
-    time_axis: int | None = None
-    """Axis of `shape` that grows, time ascending; None where the size is fixed."""
-    columns_per_token: int = 0
-    """Columns of the time axis for every token (25 Hz)."""
 
 
 @dataclass(frozen=True)
@@ -124,33 +111,6 @@ class BlockFlow(nn.Module, ABC):
             mu [B, 80, stride T], and what the chunk adds to the caches of this part.
         """
 
-    def condition(
-        self,
-        tokens: Tensor,
-        token_lengths: Tensor,
-        is_last: Tensor,
-        speaker: Tensor,
-        committed: Tensor,
-        past: Past,
-        size: int,
-        *,
-        is_masked: bool,
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Turn tokens and a voice into the solver's conditions.
-
-        Args:
-            tokens, token_lengths, is_last, speaker, committed, past: as in `forward`, but without negative ids.
-            size, is_masked: as in `encode`.
-
-        Returns:
-            mu [B, 80, stride T], the projected speaker [B, 80], and what the chunk adds to the encoder's caches.
-        """
-        embedded = self.input_embedding(tokens)
-        embedded = embedded * valid_mask(token_lengths, tokens.shape[1])[:, :, None].to(embedded.dtype)
-        mu, added = self.encode(embedded, token_lengths, is_last, committed, past, size, is_masked=is_masked)
-        vector = self.spk_embed_affine_layer(functional.normalize(speaker.to(mu.dtype), dim=1))
-        return mu, vector, added
-
     def forward(
         self,
         tokens: Tensor,
@@ -188,9 +148,10 @@ class BlockFlow(nn.Module, ABC):
         size = tokens.shape[1] if bool(is_last.any()) else tokens.shape[1] - self.lookahead
         committed = spoken if committed is None else committed
         past = past or self.empty_past(tokens.shape[0], steps)
-        mu, vector, added = self.condition(
-            tokens.clamp(min=0), token_lengths, is_last, speaker, committed, past, size, is_masked=mask.encoder
-        )
+        embedded = self.input_embedding(tokens.clamp(min=0))
+        embedded = embedded * valid_mask(token_lengths, tokens.shape[1])[:, :, None].to(embedded.dtype)
+        mu, added = self.encode(embedded, token_lengths, is_last, committed, past, size, is_masked=mask.encoder)
+        vector = self.spk_embed_affine_layer(functional.normalize(speaker.to(mu.dtype), dim=1))
         history = SolverHistory(past.caches["solver_kv"], past.caches["solver_tail"])
         mel, update = self.decoder(
             noise[:, :, : mu.shape[2]].to(mu.dtype),
@@ -231,13 +192,19 @@ class BlockFlow(nn.Module, ABC):
         return Past(caches, none, none)
 
 
-def state_bytes(flow: BlockFlow, steps: int, tokens: int) -> int:
-    """Return the memory of a state under `steps` solver steps whose growing caches hold `tokens` tokens."""
+def state_bytes(flow: Flow | BlockFlow, steps: int, tokens: int, encoder_tokens: int | None = None) -> int:
+    """Return the memory of a state under `steps` solver steps whose growing caches hold `tokens` tokens.
+
+    `encoder_tokens` is what the conformer's hold, where it is another number.
+    """
+    encoder = {"token_kv", "frame_kv"}
     count = 0
     for spec in flow.state_specs(steps):
-        shape = list(spec.shape)
+        shape, held = list(spec.shape), tokens
+        if encoder_tokens is not None and spec.name in encoder:
+            held = encoder_tokens
         if spec.time_axis is not None:
-            shape[spec.time_axis] = tokens * spec.columns_per_token
+            shape[spec.time_axis] = held * spec.columns_per_token
         count += math.prod(shape)
     return count * flow.dtype.itemsize
 
@@ -264,13 +231,9 @@ class CosyVoice2Flow(BlockFlow):
 
     def state_specs(self, steps: int) -> tuple[CacheSpec, ...]:
         """Keys and values of every attention layer, and the left contexts of every convolution."""
-        c, e = self.config.encoder, self.config.estimator
-        width, kv = c.output_size, (c.attention_heads, 0, 2 * c.head_dim)
+        e = self.config.estimator
         return (
-            CacheSpec("token_kv", (c.num_blocks, *kv), 1, 2, 1),
-            CacheSpec("frame_kv", (c.num_up_blocks, *kv), 1, 2, self.stride),
-            CacheSpec("lookahead_tail", (width, 2), 0),
-            CacheSpec("upsample_tail", (width, ConformerEncoder.UPSAMPLE_CONTEXT), 0),
+            *self.encoder.state_specs(),
             CacheSpec("solver_kv", (steps, e.num_layers, 2, e.num_heads, 0, 2 * e.head_dim), 3, 4, self.stride),
             CacheSpec("solver_tail", (steps, 1, 2, e.tail_channels, UNET_CONTEXT), 3),
         )

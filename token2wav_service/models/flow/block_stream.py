@@ -2,8 +2,7 @@
 
 A is a stream's last complete block, E the end of its chunk. A chunk that ends inside a block is computed again with
 the next one, at most one block less a token. The states' layout comes from the flow. Long streams keep the prompt's
-blocks and the newest ones (see `SynthesisPolicy`), so that a chunk's cost does not grow. Under `parity=upstream`
-nothing is committed, and every chunk is computed from the prompt's start on.
+blocks and the newest ones (see `SynthesisPolicy`), so that a chunk's cost does not grow.
 
 Source: specification of the flows, sections 6 and 7; differs in the default noise (see `SynthesisPolicy`).
 """
@@ -17,20 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, SynthesisPolicy
+from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
 from token2wav_service.contract import CHUNK_SIZES_TOKENS
-from token2wav_service.models.flow.block_flow import (
-    STREAMING,
-    UNMASKED,
-    UNMASKED_ESTIMATOR,
-    BlockFlow,
-    BlockMask,
-    Caches,
-    CacheSpec,
-    Past,
-)
+from token2wav_service.models.flow.block_flow import BlockFlow, Caches, Past
 from token2wav_service.models.noise import NoiseDomain, counter_normal
-from token2wav_service.models.streaming import FlowInput
+from token2wav_service.models.streaming import CacheSpec, FlowInput
 
 PROMPT_SEED = 0
 """Seed of a prompt's noise, the same for every stream, so that its blocks can be shared."""
@@ -118,8 +108,7 @@ class BlockStreamFlow:
         self.device = flow.device
         self.stride = flow.stride
         self.lookahead = flow.lookahead
-        self.is_whole = policy.parity is Parity.UPSTREAM
-        self.hop_multiple = 1 if self.is_whole else flow.block_tokens
+        self.hop_multiple = flow.block_tokens
         self.specs = flow.state_specs(policy.ode_steps)
         self.noise_buffer = noise_buffer
         if policy.noise is NoiseSource.UPSTREAM and noise_buffer is None:
@@ -162,14 +151,19 @@ class BlockStreamFlow:
 
     def trimmed(self, count: int, hop: int) -> int:
         """Return the tokens to leave away at a prompt's start, for `begin`: none of one no longer than a block."""
-        if self.is_whole or count <= self.flow.block_tokens:
+        if count <= self.flow.block_tokens:
             return 0
         return (count + (hop or CHUNK_SIZES_TOKENS[0])) % self.flow.block_tokens
+
+    def waiting_tokens(self, prompt: BlockVoice, hop: int) -> int:
+        """Return the prompt's tokens that a stream computes with its first chunk, which speaks `hop` tokens."""
+        count = len(prompt.tokens) - self.trimmed(len(prompt.tokens), hop)
+        return count - self.shared_tokens(count)
 
     def shared_tokens(self, count: int) -> int:
         """Return the tokens of a prompt of `count` whose blocks need none of a stream's: all its streams share them."""
         block = self.flow.block_tokens
-        return 0 if self.is_whole else max(0, count - self.lookahead) // block * block
+        return max(0, count - self.lookahead) // block * block
 
     def run_prompt(self, tokens: Tensor, mel: Tensor, speaker: Tensor, trimmed: int = 0) -> BlockState:
         """Run the complete blocks of a prompt.
@@ -202,18 +196,6 @@ class BlockStreamFlow:
         Raises:
             ValueError: a row would pass the end of the noise buffer of noise policy `upstream`.
         """
-        if not self.is_whole:
-            return self._run(rows, STREAMING)
-        made: dict[int, tuple[Tensor, BlockState]] = {}
-        for is_last, mask in ((False, UNMASKED_ESTIMATOR), (True, UNMASKED)):
-            alike = [index for index, row in enumerate(rows) if row.is_last == is_last]
-            if alike:
-                found = self._run([rows[index] for index in alike], mask)
-                made.update(zip(alike, zip(*found, strict=True), strict=True))
-        return [made[i][0] for i in range(len(rows))], [made[i][1] for i in range(len(rows))]
-
-    def _run(self, rows: Sequence[Row], mask: BlockMask) -> tuple[list[Tensor], list[BlockState]]:
-        """Run one chunk of every row under one mask."""
         spans = [self._span(row) for row in rows]
         self._check_limit(spans)
         tokens = [torch.cat([row.state.pending, row.token_ids.to(self.device)]) for row in rows]
@@ -230,7 +212,6 @@ class BlockStreamFlow:
             cond=self._cond(rows, tokens),
             past=past,
             committed=torch.tensor([span.committed - span.first for span in spans], device=self.device),
-            mask=mask,
         )
         mels, states = [], []
         for index, (row, span, ids) in enumerate(zip(rows, spans, tokens, strict=True)):
@@ -243,8 +224,7 @@ class BlockStreamFlow:
     def _span(self, row: Row) -> _Span:
         state, block = row.state, self.flow.block_tokens
         end = state.end_token + len(row.token_ids) - (0 if row.is_last else self.lookahead)
-        complete = 0 if self.is_whole else end // block * block
-        return _Span(state.first_token, state.end_token, end, max(state.first_token, complete))
+        return _Span(state.first_token, state.end_token, end, max(state.first_token, end // block * block))
 
     def _check_limit(self, spans: Sequence[_Span]) -> None:
         if self.policy.noise is not NoiseSource.UPSTREAM or self.noise_buffer is None:

@@ -176,11 +176,11 @@ class _Block(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         modulation = self.adaLN_modulation[1](condition)[:, None, :].chunk(MODULATIONS, -1)
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m, shift_c, scale_c, gate_c = modulation
-        attended, own_kv = self.attn(_modulate(x, shift_a, scale_a), mask, kv)
+        attended, own_kv = self.attn(modulate(x, shift_a, scale_a), mask, kv)
         x = x + gate_a * attended
-        convolved, new_tail = self.conv(_modulate(x, shift_c, scale_c), lengths, tail)
+        convolved, new_tail = self.conv(modulate(x, shift_c, scale_c), lengths, tail)
         x = x + gate_c * convolved
-        return x + gate_m * self.mlp(_modulate(x, shift_m, scale_m)), own_kv, new_tail
+        return x + gate_m * self.mlp(modulate(x, shift_m, scale_m)), own_kv, new_tail
 
 
 class _FinalLayer(nn.Module):
@@ -191,8 +191,9 @@ class _FinalLayer(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         shift, scale = self.adaLN_modulation[1](condition)[:, None, :].chunk(2, -1)
-        return torch.as_tensor(self.linear(_modulate(x, shift, scale)))
+        return torch.as_tensor(self.linear(modulate(x, shift, scale)))
 
 
-def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Return norm(x) * (1 + scale) + shift."""
     return functional.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + scale) + shift

@@ -21,6 +21,7 @@ from token2wav_service.models.causal import (
     valid_mask,
 )
 from token2wav_service.models.config import EncoderConfig
+from token2wav_service.models.streaming import CacheSpec
 
 LAYER_NORM_EPS = 1e-12
 """Epsilon of the blocks' own norms; embed and after_norm use 1e-5."""
@@ -218,6 +219,17 @@ class ConformerEncoder(nn.Module):
         hidden, frame_kv = self._stack(self.up_encoders, self.up_embed(hidden), plans.frames, history.frame_kv)
         update = EncoderUpdate(token_kv, frame_kv, lookahead_tail, upsample_tail)
         return self.after_norm(hidden), spoken * self.config.up_stride, update
+
+    def state_specs(self) -> tuple[CacheSpec, ...]:
+        """Describe what a stream keeps: keys and values of every layer, and the left contexts of the convolutions."""
+        c = self.config
+        kv = (c.attention_heads, 0, 2 * c.head_dim)
+        return (
+            CacheSpec("token_kv", (c.num_blocks, *kv), 1, 2, 1),
+            CacheSpec("frame_kv", (c.num_up_blocks, *kv), 1, 2, c.up_stride),
+            CacheSpec("lookahead_tail", (c.output_size, 2), 0),
+            CacheSpec("upsample_tail", (c.output_size, self.UPSAMPLE_CONTEXT), 0),
+        )
 
     def empty_history(self, like: Tensor) -> EncoderHistory:
         """Return a history of length 0 for a batch shaped as `like` [B, ...]."""

@@ -13,6 +13,7 @@ from token2wav_service.models.config import FlowConfig
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.flow.dit import DiT
 from token2wav_service.models.flow.encoder import ConformerEncoder, EncoderHistory, EncoderPlans, EncoderUpdate
+from token2wav_service.models.streaming import CacheSpec
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,17 @@ class Flow(nn.Module):
         self.encoder = ConformerEncoder(config.encoder)
         self.encoder_proj = nn.Linear(config.encoder.output_size, config.output_size)
         self.decoder = ConditionalFlowMatching(DiT(config.estimator), config.inference_cfg_rate)
+        self.output_size, self.vocab_size = config.output_size, config.vocab_size
+        self.stride, self.lookahead = config.encoder.up_stride, config.encoder.pre_lookahead_len
+
+    def state_specs(self, steps: int) -> tuple[CacheSpec, ...]:
+        """Describe a stream's state under `steps` solver steps."""
+        e = self.config.estimator
+        return (
+            *self.encoder.state_specs(),
+            CacheSpec("solver_kv", (steps, e.depth, 2, e.num_heads, 0, 2 * e.head_dim), 3, 4, self.stride),
+            CacheSpec("solver_tail", (steps, e.depth, 2, 2 * e.hidden_size, 2), 3),
+        )
 
     def forward(
         self,
@@ -152,7 +164,12 @@ class Flow(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the inputs must be."""
-        return next(self.parameters()).device
+        return self.input_embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the caches."""
+        return self.spk_embed_affine_layer.weight.dtype
 
 
 def _solver_mask(history: FlowHistory | None, frame_lengths: Tensor, frames: int) -> Tensor:

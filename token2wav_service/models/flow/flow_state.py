@@ -1,4 +1,4 @@
-"""One stream's flow state, and the way from many streams' states to a batch and back."""
+"""One stream's flow state, the way from many streams' states to a batch and back, and which of its past is kept."""
 
 from __future__ import annotations
 
@@ -7,14 +7,96 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from token2wav_service.config import HistoryPolicy
+from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.models.flow.cfm import SolverHistory
 from token2wav_service.models.flow.encoder import EncoderHistory, EncoderUpdate
 from token2wav_service.models.flow.flow import FlowHistory, FlowUpdate
-from token2wav_service.models.flow.history import HistoryRules, Labels, prompt_and_tail, sorted_recent
+
+UPSTREAM_RECENT_FRAMES = 100
+UPSTREAM_LIMIT_FRAMES = 5000
+"""Frames of prompt and audio (100 s) that the original's position table holds."""
+
+Labels = npt.NDArray[np.int64]
+"""Absolute frame numbers: 0..P-1 the prompt's, then the stream's own."""
+
+
+@dataclass(frozen=True)
+class HistoryRules:
+    """One policy's decisions for the two caches."""
+
+    policy: HistoryPolicy
+    """UPSTREAM or PROMPT_AND_RECENT, never AUTO."""
+    estimator_recent: int
+    conformer_recent: int
+
+    def merge_order(self, held: int, new: int, prompt: int) -> Labels:
+        """Return which of [held | new] estimator columns are kept, in order.
+
+        Args:
+            held: columns in the cache.
+            new: columns of the newest chunk, numbered after the held ones.
+            prompt: prompt frames P.
+
+        Returns:
+            Indices into the concatenation [held | new].
+
+        Source: specification section 7 for UPSTREAM, which puts the newest chunk first and therefore keeps the
+        newest P columns in block order and the last 100 of what is left.
+        """
+        own = np.arange(held, held + new)
+        past = np.arange(held)
+        if self.policy is HistoryPolicy.UPSTREAM:
+            order, recent = np.concatenate([own, past]), UPSTREAM_RECENT_FRAMES
+        else:
+            order, recent = np.concatenate([past, own]), self.estimator_recent
+        return prompt_and_tail(order, prompt, recent)
+
+    def conformer_order(self, held: int, new: int, prompt: int, stride: int) -> Labels:
+        """Return which of [held | new] conformer columns are kept, time ascending.
+
+        Args:
+            held, new, prompt: as in `merge_order`, in columns of the layer's own rate.
+            stride: mel frames per column (2 for the token-rate layers).
+        """
+        order = np.arange(held + new)
+        if self.policy is HistoryPolicy.UPSTREAM:
+            return order
+        return prompt_and_tail(order, prompt, self.conformer_recent // stride)
+
+
+def prompt_and_tail(order: Labels, prompt: int, recent: int) -> Labels:
+    """Keep the first `prompt` and the last `recent` entries when there are more than that."""
+    if len(order) <= prompt + recent:
+        return order
+    return np.concatenate([order[:prompt], order[len(order) - recent :]])
+
+
+def rules_for(policy: SynthesisPolicy, frames_after: int) -> HistoryRules:
+    """Decide the rules of a chunk that brings a stream to `frames_after` frames, prompt included.
+
+    Raises:
+        ValueError: the policy is `upstream` and the chunk would pass its limit.
+    """
+    within = frames_after <= UPSTREAM_LIMIT_FRAMES
+    if policy.history is HistoryPolicy.UPSTREAM and not within:
+        raise ValueError(
+            f"prompt and audio would reach {frames_after / 50:.2f} s, history policy `upstream` ends at "
+            f"{UPSTREAM_LIMIT_FRAMES / 50:.0f} s; use `auto` or `prompt_and_recent` for longer streams"
+        )
+    kind = policy.history
+    if kind is HistoryPolicy.AUTO:
+        kind = HistoryPolicy.UPSTREAM if within else HistoryPolicy.PROMPT_AND_RECENT
+    return HistoryRules(kind, policy.estimator_recent_frames, policy.conformer_recent_frames)
+
+
+def sorted_recent(labels: Labels, prompt: int) -> Labels:
+    """Return indices of the columns that are not the prompt's, oldest first."""
+    index = np.flatnonzero(labels >= prompt)
+    return index[np.argsort(labels[index], kind="stable")]
 
 
 @dataclass(frozen=True)
@@ -51,10 +133,19 @@ class FlowState:
         return int(self.solver_kv.shape[4])
 
     @property
+    def prompt_tokens(self) -> int:
+        return self.prompt_frames // 2
+
+    @property
+    def caches(self) -> dict[str, Tensor]:
+        """The tensors, by the names that `Flow.state_specs` gives them."""
+        names = ("token_kv", "frame_kv", "lookahead_tail", "upsample_tail", "solver_kv", "solver_tail")
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def num_bytes(self) -> int:
         """Bytes this state holds beyond what it shares with its voice."""
-        tensors = (self.token_kv, self.frame_kv, self.lookahead_tail, self.upsample_tail)
-        return sum(t.numel() * t.element_size() for t in (*tensors, self.solver_kv, self.solver_tail))
+        return sum(t.numel() * t.element_size() for t in self.caches.values())
 
     def compacted(self, rules: HistoryRules) -> FlowState:
         """Return this state cut down to [prompt | newest frames] in time order, as `prompt_and_recent` keeps it."""

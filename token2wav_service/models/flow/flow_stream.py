@@ -12,8 +12,7 @@ from torch import Tensor
 
 from token2wav_service.config import NoiseSource, SynthesisPolicy
 from token2wav_service.models.flow.flow import Flow
-from token2wav_service.models.flow.flow_state import FlowState, advance, before_chunk, collate, prompt_state
-from token2wav_service.models.flow.history import rules_for
+from token2wav_service.models.flow.flow_state import FlowState, advance, before_chunk, collate, prompt_state, rules_for
 from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.models.streaming import FlowInput
 
@@ -37,8 +36,7 @@ class StreamFlow:
         self.flow = flow
         self.policy = policy
         self.device = flow.device
-        self.stride = flow.config.encoder.up_stride
-        self.lookahead = flow.config.encoder.pre_lookahead_len
+        self.stride, self.lookahead = flow.stride, flow.lookahead
         self.hop_multiple = 1
         self.noise_buffer = noise_buffer
         if policy.noise is NoiseSource.UPSTREAM and noise_buffer is None:
@@ -53,6 +51,10 @@ class StreamFlow:
     def begin(self, prompt: FlowState, hop: int) -> FlowState:
         """Return the state that a stream starts with, for any first chunk."""
         return prompt
+
+    def waiting_tokens(self, prompt: FlowState, hop: int) -> int:
+        """See `BlockStreamFlow.waiting_tokens`; every stream shares the whole prompt."""
+        return 0
 
     def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> FlowState:
         """Run the prompt once.

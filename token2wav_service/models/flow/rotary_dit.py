@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from token2wav_service.models.causal import causal_tail
+from token2wav_service.models.causal import ChunkAttention, causal_tail
 from token2wav_service.models.config import RotaryDiTConfig
 from token2wav_service.models.flow.cfm import EstimatorHistory
+from token2wav_service.models.flow.dit import modulate
 from token2wav_service.models.flow.unet import time_features
 
 TIME_FEATURES = 256
@@ -157,37 +158,6 @@ class _InputEmbedding(nn.Module):
         return hidden + convolved.transpose(1, 2), new_tail
 
 
-class _Attention(nn.Module):
-    def __init__(self, config: RotaryDiTConfig) -> None:
-        super().__init__()
-        self.heads, self.head_dim = config.heads, config.head_dim
-        inner = config.heads * config.head_dim
-        self.to_q = nn.Linear(config.dim, inner)
-        self.to_k = nn.Linear(config.dim, inner)
-        self.to_v = nn.Linear(config.dim, inner)
-        self.to_out = nn.Sequential(nn.Linear(inner, config.dim))
-
-    def forward(self, x: Tensor, mask: Tensor, rotation: Tensor, history_kv: Tensor) -> tuple[Tensor, Tensor]:
-        q = self._split(_rotate_first_head(self.to_q(x), rotation))
-        k = self._split(_rotate_first_head(self.to_k(x), rotation))
-        own_kv = torch.cat([k, self._split(self.to_v(x))], -1)
-        keys, values = torch.cat([history_kv, own_kv], 2).chunk(2, -1)
-        mixed = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-        return self.to_out(mixed.transpose(1, 2).flatten(2)), own_kv
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.heads, self.head_dim).transpose(1, 2)
-
-
-def _rotate_first_head(x: Tensor, rotation: Tensor) -> Tensor:
-    """Rotate neighbouring channels of [B, T, h d] where the table reaches: in head 0 only, as upstream does."""
-    width = 2 * rotation.shape[2]
-    a, b = x[..., 0:width:2], x[..., 1:width:2]
-    cos, sin = rotation.unbind(-1)
-    rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
-    return torch.cat([rotated, x[..., width:]], -1)
-
-
 class _BlockNorm(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -202,7 +172,7 @@ class _FinalNorm(nn.Module):
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         # NOTE: scale first, unlike in the blocks.
         scale, shift = self.linear(condition)[:, None, :].chunk(2, -1)
-        return _modulate(x, shift, scale)
+        return modulate(x, shift, scale)
 
 
 class _FeedForward(nn.Module):
@@ -220,7 +190,7 @@ class _Block(nn.Module):
     def __init__(self, config: RotaryDiTConfig) -> None:
         super().__init__()
         self.attn_norm = _BlockNorm(config.dim)
-        self.attn = _Attention(config)
+        self.attn = ChunkAttention(config.dim, config.heads, config.head_dim, has_bias=True)
         self.ff = _FeedForward(config.dim, config.ff_mult)
 
     def forward(
@@ -228,10 +198,6 @@ class _Block(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         modulation = self.attn_norm.linear(condition)[:, None, :].chunk(MODULATIONS, -1)
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation
-        attended, own_kv = self.attn(_modulate(x, shift_a, scale_a), mask, rotation, history_kv)
+        attended, own_kv = self.attn(modulate(x, shift_a, scale_a), mask, history_kv, rotation)
         x = x + gate_a * (attended if kept is None else attended * kept)
-        return x + gate_m * self.ff(_modulate(x, shift_m, scale_m)), own_kv
-
-
-def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return functional.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + scale) + shift
+        return x + gate_m * self.ff(modulate(x, shift_m, scale_m)), own_kv

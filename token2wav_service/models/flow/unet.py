@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from token2wav_service.models.causal import causal_tail
+from token2wav_service.models.causal import ChunkAttention, causal_tail
 from token2wav_service.models.config import UNetConfig
 from token2wav_service.models.flow.cfm import EstimatorHistory
 
@@ -176,27 +176,6 @@ class _Resnet(nn.Module):
         self.res_conv = nn.Conv1d(channels, out_channels, 1)
 
 
-class _Attention(nn.Module):
-    def __init__(self, config: UNetConfig) -> None:
-        super().__init__()
-        self.heads, self.head_dim = config.num_heads, config.head_dim
-        inner = config.num_heads * config.head_dim
-        self.to_q = nn.Linear(config.channels, inner, bias=False)
-        self.to_k = nn.Linear(config.channels, inner, bias=False)
-        self.to_v = nn.Linear(config.channels, inner, bias=False)
-        self.to_out = nn.Sequential(nn.Linear(inner, config.channels))
-
-    def forward(self, x: Tensor, mask: Tensor, history_kv: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v = (self._split(layer(x)) for layer in (self.to_q, self.to_k, self.to_v))
-        own_kv = torch.cat([k, v], -1)
-        keys, values = torch.cat([history_kv, own_kv], 2).chunk(2, -1)
-        mixed = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-        return self.to_out(mixed.transpose(1, 2).flatten(2)), own_kv
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.heads, self.head_dim).transpose(1, 2)
-
-
 class _Gelu(nn.Module):
     """A linear layer, then the exact (erf) GELU."""
 
@@ -222,7 +201,7 @@ class _Layer(nn.Module):
     def __init__(self, config: UNetConfig) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.channels, eps=1e-5)
-        self.attn1 = _Attention(config)
+        self.attn1 = ChunkAttention(config.channels, config.num_heads, config.head_dim, has_bias=False)
         self.norm3 = nn.LayerNorm(config.channels, eps=1e-5)
         self.ff = _FeedForward(config.channels)
 

@@ -14,8 +14,15 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav_service.models.config import HiFTConfig
-from token2wav_service.models.vocoder.masking import add_masked, cleared, masked, overlap_add, reflect_ends, valid_mask
-from token2wav_service.models.vocoder.source import HarmonicSource
+from token2wav_service.models.vocoder.source import (
+    HarmonicSource,
+    add_masked,
+    cleared,
+    masked,
+    overlap_add,
+    reflect_ends,
+    valid_mask,
+)
 
 F0_LAYERS = 5
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from token2wav_service.models.vocoder.hift import FINAL_LEAKY_SLOPE, HiFT, Snake
-from token2wav_service.models.vocoder.masking import cleared
+from token2wav_service.models.vocoder.source import cleared
 
 
 class ColumnHiFT(HiFT):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from token2wav_service.models.flow.history import Labels
+from token2wav_service.models.flow.flow_state import Labels
 
 _GROWTH = 64
 """Columns by which the room grows at least."""

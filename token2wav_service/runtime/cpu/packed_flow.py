@@ -16,9 +16,16 @@ from torch import Tensor
 
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.models.flow.flow import Flow
-from token2wav_service.models.flow.flow_state import FlowState, advance_encoder, collate_encoder
+from token2wav_service.models.flow.flow_state import (
+    FlowState,
+    HistoryRules,
+    Labels,
+    advance_encoder,
+    collate_encoder,
+    rules_for,
+    sorted_recent,
+)
 from token2wav_service.models.flow.flow_stream import StreamFlow
-from token2wav_service.models.flow.history import HistoryRules, Labels, rules_for, sorted_recent
 from token2wav_service.models.streaming import FlowInput
 from token2wav_service.runtime.cpu.column_store import ColumnStore
 from token2wav_service.runtime.cpu.packed_solver import PackedSolver

@@ -32,6 +32,27 @@ def _store_shifted(out, value, row, frame, frames, tail, new_tail, length, chann
 
 
 @triton.jit
+def _store_row(
+    out, y, row, slots, lengths, tail, new_tail, tail_slot_stride, tail_cfg_stride, new_tail_slot_stride, frames,
+    streams, channel, valid, C: tl.constexpr, IS_SHIFTED: tl.constexpr,
+):  # fmt: skip
+    # A row as it is, or as `_store_shifted` lays it for the convolution whose tails are given.
+    if IS_SHIFTED:
+        frame = (row % frames).to(tl.int32)
+        stream = (row // frames) % streams
+        cfg = row // frames // streams
+        slot = tl.load(slots + stream)
+        _store_shifted(
+            out, y, row, frame, frames,
+            tail + slot * tail_slot_stride + cfg * tail_cfg_stride,
+            new_tail + stream * new_tail_slot_stride + cfg * tail_cfg_stride,
+            tl.load(lengths + stream), channel, valid, C,
+        )  # fmt: skip
+    else:
+        tl.store(out + row * C + channel, y.to(out.dtype.element_ty), mask=valid)
+
+
+@triton.jit
 def _sum_parts(row, part_stride, channel, valid, PARTS: tl.constexpr):
     # Adds up a product's parts in order.
     value = tl.load(row + channel, mask=valid, other=0.0).to(tl.float32)
@@ -64,19 +85,10 @@ def residual_norm_kernel(
     inverse = tl.rsqrt(tl.sum(centred * centred, 0) / C + eps)
     y = centred * inverse * (1 + tl.load(scale + channel, mask=valid, other=0.0))
     y += tl.load(shift + channel, mask=valid, other=0.0)
-    if IS_SHIFTED:
-        frame = (row % frames).to(tl.int32)
-        stream = (row // frames) % streams
-        cfg = row // frames // streams
-        slot = tl.load(slots + stream)
-        _store_shifted(
-            out, y, row, frame, frames,
-            tail + slot * tail_slot_stride + cfg * tail_cfg_stride,
-            new_tail + stream * new_tail_slot_stride + cfg * tail_cfg_stride,
-            tl.load(lengths + stream), channel, valid, C,
-        )  # fmt: skip
-    else:
-        tl.store(out + row * C + channel, y.to(out.dtype.element_ty), mask=valid)
+    _store_row(
+        out, y, row, slots, lengths, tail, new_tail, tail_slot_stride, tail_cfg_stride, new_tail_slot_stride, frames,
+        streams, channel, valid, C, IS_SHIFTED,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=("frames", "streams"))
@@ -103,19 +115,10 @@ def norm_mish_kernel(
     y = tl.where(y > 20.0, y, y * square / (square + 2))
     if HAS_ADDED:
         y += tl.load(added + row * added_stride + channel, mask=valid, other=0.0).to(tl.float32)
-    if IS_SHIFTED:
-        frame = (row % frames).to(tl.int32)
-        stream = (row // frames) % streams
-        cfg = row // frames // streams
-        slot = tl.load(slots + stream)
-        _store_shifted(
-            out, y, row, frame, frames,
-            tail + slot * tail_slot_stride + cfg * tail_cfg_stride,
-            new_tail + stream * new_tail_slot_stride + cfg * tail_cfg_stride,
-            tl.load(lengths + stream), channel, valid, C,
-        )  # fmt: skip
-    else:
-        tl.store(out + row * C + channel, y.to(out.dtype.element_ty), mask=valid)
+    _store_row(
+        out, y, row, slots, lengths, tail, new_tail, tail_slot_stride, tail_cfg_stride, new_tail_slot_stride, frames,
+        streams, channel, valid, C, IS_SHIFTED,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=("frames", "streams"))
@@ -131,15 +134,9 @@ def shift_rows_kernel(
     x = tl.load(x_ptr + row * C + channel, mask=valid, other=0.0)
     if HAS_BRANCH:
         x += tl.load(branch + row * C + channel, mask=valid, other=0.0).to(tl.float32)
-    frame = (row % frames).to(tl.int32)
-    stream = (row // frames) % streams
-    cfg = row // frames // streams
-    slot = tl.load(slots + stream)
-    _store_shifted(
-        out, x, row, frame, frames,
-        tail + slot * tail_slot_stride + cfg * tail_cfg_stride,
-        new_tail + stream * new_tail_slot_stride + cfg * tail_cfg_stride,
-        tl.load(lengths + stream), channel, valid, C,
+    _store_row(
+        out, x, row, slots, lengths, tail, new_tail, tail_slot_stride, tail_cfg_stride, new_tail_slot_stride, frames,
+        streams, channel, valid, C, True,
     )  # fmt: skip
 
 
@@ -201,3 +198,33 @@ def noise_kernel(
             index = 4 * block + 2 * pair
             tl.store(target + index, radius * tl.cos(angle), mask=index < width)
             tl.store(target + index + 1, radius * tl.sin(angle), mask=index + 1 < width)
+
+
+@triton.jit
+def gather_kernel(
+    prompts, prompt_lengths, is_first, window, slots, generated, prompt_out, window_out,
+    first_plane, slot_stride, prompt_size, window_size,
+    H: tl.constexpr, D2: tl.constexpr, BD2: tl.constexpr, KB: tl.constexpr,
+):  # fmt: skip
+    plane = tl.program_id(0).to(tl.int64)
+    stream = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(2) * KB + tl.arange(0, KB)
+    d = tl.arange(0, BD2)[None, :]
+    inside = d < D2
+    # Planes are [L, 2, H]; rows of the output are [2, B].
+    out_plane = (plane // H * tl.num_programs(1) + stream) * H + plane % H
+
+    count = tl.load(prompt_lengths + stream)
+    prompt = tl.load(prompts + stream).to(tl.pointer_type(prompt_out.dtype.element_ty))
+    prompt += (first_plane + plane) * count * D2
+    value = tl.load(prompt + column[:, None] * D2 + d, mask=(column < count)[:, None] & inside, other=0.0)
+    kept = prompt_size * tl.load(is_first + stream)
+    target = prompt_out + out_plane * prompt_size * D2
+    tl.store(target + column[:, None] * D2 + d, value, mask=(column < kept)[:, None] & inside)
+
+    place = column - prompt_size
+    is_written = (place >= 0) & (place < tl.minimum(tl.load(generated + stream), window_size))
+    ring = window + tl.load(slots + stream) * slot_stride + plane * window_size * D2
+    recent = tl.load(ring + place[:, None] * D2 + d, mask=is_written[:, None] & inside, other=0.0)
+    target = window_out + out_plane * window_size * D2
+    tl.store(target + place[:, None] * D2 + d, recent, mask=((place >= 0) & (place < window_size))[:, None] & inside)

@@ -14,6 +14,7 @@ from gpukit.overlap import overlap_options
 from token2wav_service.runtime.kernels import kernels
 
 ELEMENTS = 1024
+GATHERED_COLUMNS = 32
 
 
 def residual_norm(
@@ -127,6 +128,43 @@ def commit_window(own_kv: Tensor, window: Tensor, slots: Tensor, generated: Tens
     kernels.commit_window_kernel[grid](
         own_kv, window, slots, generated, lengths, own_kv.stride(0), window.stride(0), size, frames,
         D2=width, BD2=triton.next_power_of_2(width), TB=block, num_warps=4,
+    )  # fmt: skip
+
+
+def gather_history(
+    step: int,
+    prompts: Tensor,
+    prompt_lengths: Tensor,
+    is_first: Tensor,
+    window: Tensor,
+    slots: Tensor,
+    generated: Tensor,
+    prompt_out: Tensor,
+    window_out: Tensor,
+) -> None:
+    """Write the prompts' and the rings' keys and values at one solver step as an exported estimator reads them.
+
+    Its rows are all conditional ones, then all unconditional ones; the pools hold columns of all steps together.
+
+    Args:
+        step: which.
+        prompts: [B] int64 addresses of each stream's voice, laid out [n, L, 2, H, P, 2D] in the window's dtype.
+        prompt_lengths: [B] P.
+        is_first: [B] int64, 1 where no earlier row has the same voice; the other rows of `prompt_out` are left alone.
+        window: [slots, n, L, 2, H, W, 2D] rings.
+        slots: [B].
+        generated: [B] frames of each stream so far; places it has not reached become zero.
+        prompt_out: [L, 2B, H, P_max, 2D]; columns from P on become zero.
+        window_out: [L, 2B, H, W, 2D].
+    """
+    streams = slots.shape[0]
+    layers, _, heads, prompt_size, width = prompt_out.shape
+    window_size = window.shape[-2]
+    grid = (layers * 2 * heads, streams, triton.cdiv(prompt_size + window_size, GATHERED_COLUMNS))
+    kernels.gather_kernel[grid](
+        prompts, prompt_lengths, is_first, window[:, step], slots, generated, prompt_out, window_out,
+        step * layers * 2 * heads, window.stride(0), prompt_size, window_size,
+        H=heads, D2=width, BD2=triton.next_power_of_2(width), KB=GATHERED_COLUMNS, num_warps=4,
     )  # fmt: skip
 
 

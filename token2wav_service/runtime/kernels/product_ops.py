@@ -1,7 +1,8 @@
 """Linear layers, for few rows and for many: what each computes, and how its kernel is launched.
 
-Of many rows the library's products are the fastest. Few rows wait for weights and launches: theirs are kernels of ours,
-each of which starts while the one before it ends. Tiles and limits were measured on one H200, at the DiT's sizes.
+Of many rows the library's products are the fastest. Few rows wait for weights and launches, not for sums: theirs are
+kernels of ours, in the Triton language. A program reads its weights while the kernel before it still runs, and
+multiplies all of its part of the sum in one go. Tiles and limits were measured on one H200, at the DiT's sizes.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 from triton.runtime import driver
 
-from gpukit.overlap import IS_INTERPRETED, overlap_options, starts_early
-from token2wav_service.runtime.kernels import product_kernels as kernels
+from gpukit.overlap import IS_INTERPRETED, await_earlier, overlap_options, starts_early
 from token2wav_service.runtime.kernels.attention_ops import Pieces
 
 FEW_ROWS = 256
@@ -110,7 +111,7 @@ def linear_of_pieces(pieces: Pieces, weight: Tensor, bias: Tensor) -> Tensor:
     parts = next(parts for parts in range(MOST_MIXED_PARTS, 0, -1) if heads % parts == 0)
     out = weight.new_empty(parts, rows, columns, dtype=torch.float32)
     tile = _mixed_tile(rows, columns)
-    kernels.mixed_product_kernel[_grid(out, tile)](
+    mixed_product_kernel[_grid(out, tile)](
         pieces.means, pieces.masses, weight, bias, out, rows,
         N=columns, H=heads, D=dim, BD=_power(dim), PIECES=count, PARTS=parts, BM=tile.rows, BN=tile.columns,
         num_warps=tile.warps, **overlap_options(overlaps=True),
@@ -128,7 +129,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, has_gelu: 
     parts, rows, columns = out.shape
     channels = weight.shape[1]
     tile = _tile(rows, columns)
-    kernels.product_kernel[_grid(out, tile)](
+    product_kernel[_grid(out, tile)](
         x, weight, bias, out, rows,
         N=columns, K=channels, PARTS=parts, HAS_GELU=has_gelu, BM=tile.rows, BN=tile.columns,
         BK=_power(channels // parts), num_warps=tile.warps, **overlap_options(overlaps=True),
@@ -162,3 +163,89 @@ def _power(size: int) -> int:
 def _grid(out: Tensor, tile: ProductTile) -> tuple[int, int, int]:
     parts, rows, columns = out.shape
     return triton.cdiv(columns, tile.columns), triton.cdiv(rows, tile.rows), parts
+
+
+@triton.jit
+def _weights(weight, n, first, k, N: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr, BN: tl.constexpr,
+             BK: tl.constexpr):  # fmt: skip
+    # [BK, BN] of a weight [N, K], SPAN channels from the first one.
+    at = weight + n.to(tl.int64)[None, :] * K + first + k[:, None]
+    if N % BN == 0 and SPAN == BK:
+        loaded = tl.load(at)
+    else:
+        loaded = tl.load(at, mask=(n < N)[None, :] & (k < SPAN)[:, None], other=0.0)
+    return loaded
+
+
+@triton.jit
+def _rows(x, m, first, k, rows, K: tl.constexpr, SPAN: tl.constexpr, BK: tl.constexpr):
+    at = x + m.to(tl.int64)[:, None] * K + first + k[None, :]
+    if SPAN == BK:
+        loaded = tl.load(at, mask=(m < rows)[:, None], other=0.0)
+    else:
+        loaded = tl.load(at, mask=(m < rows)[:, None] & (k < SPAN)[None, :], other=0.0)
+    return loaded
+
+
+@triton.jit
+def _keep(total, bias, out, m, n, part, rows, N: tl.constexpr, HAS_GELU: tl.constexpr):
+    # The first part has the bias.
+    has_column = n < N
+    value = total + tl.load(bias + n, mask=has_column & (part + 0 * n == 0), other=0.0).to(tl.float32)[None, :]
+    if HAS_GELU:
+        # The tanh form: (1 + tanh(u)) / 2 is the sigmoid of 2u, which is 0 below -80.
+        twice = 1.5957691216057308 * (value + 0.044715 * value * value * value)
+        value *= tl.sigmoid(tl.maximum(twice, -80.0))
+    at = out + (part.to(tl.int64) * rows + m)[:, None] * N + n[None, :]
+    tl.store(at, value.to(out.dtype.element_ty), mask=(m < rows)[:, None] & has_column[None, :])
+
+
+@triton.jit(do_not_specialize=("rows",))
+def product_kernel(
+    x, weight, bias, out, rows,
+    N: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr, HAS_GELU: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    SPAN: tl.constexpr = K // PARTS
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    part = tl.program_id(2)
+    k = tl.arange(0, BK)
+    w = _weights(weight, n, part * SPAN, k, N, K, SPAN, BN, BK)
+    await_earlier(OVERLAPS)
+    x_rows = _rows(x, m, part * SPAN, k, rows, K, SPAN, BK)
+    total = tl.dot(x_rows, w, input_precision="ieee")
+    _keep(total, bias, out, m, n, part, rows, N, HAS_GELU)
+
+
+@triton.jit(do_not_specialize=("rows",))
+def mixed_product_kernel(
+    means, masses, weight, bias, out, rows,
+    N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PIECES: tl.constexpr, PARTS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    # Rows are attention's pieces put together: means [PIECES, rows, H D], weighed by 2 ** masses [PIECES, rows, H].
+    HEADS: tl.constexpr = H // PARTS
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    part = tl.program_id(2)
+    d = tl.arange(0, BD)
+    has_row = m < rows
+    await_earlier(OVERLAPS)
+    total = tl.zeros([BM, BN], tl.float32)
+    for index in tl.static_range(HEADS):
+        head = part * HEADS + index
+        w = _weights(weight, n, head * D, d, N, H * D, D, BN, BD)
+        best = tl.load(masses + m * H + head, mask=has_row, other=0.0)
+        for piece in tl.static_range(1, PIECES):
+            best = tl.maximum(best, tl.load(masses + (piece * rows + m) * H + head, mask=has_row, other=0.0))
+        mass = tl.zeros([BM], tl.float32)
+        mixed = tl.zeros([BM, BD], tl.float32)
+        for piece in tl.static_range(PIECES):
+            share = tl.exp2(tl.load(masses + (piece * rows + m) * H + head, mask=has_row, other=0.0) - best)
+            mass += share
+            mean = _rows(means + piece * rows * H * D, m, head * D, d, rows, H * D, D, BD)
+            mixed += share[:, None] * mean.to(tl.float32)
+        x_rows = (mixed / mass[:, None]).to(weight.dtype.element_ty)
+        total = tl.dot(x_rows, w, total, input_precision="ieee")
+    _keep(total, bias, out, m, n, part, rows, N, False)

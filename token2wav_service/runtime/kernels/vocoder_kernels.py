@@ -158,7 +158,7 @@ def join_kernel(
 @triton.jit(do_not_specialize=("frames",))
 def phase_kernel(
     pitch, lengths, tail_lengths, has_speech, slots, carried, at_frames, step, offset, frames, turn, rate, samples,
-    HARMONICS: tl.constexpr, CONTINUES: tl.constexpr, BLOCK: tl.constexpr,
+    HARMONICS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     stream = tl.program_id(0)
     frame = tl.arange(0, BLOCK)[None, :]
@@ -183,12 +183,10 @@ def phase_kernel(
     row = tl.arange(0, HARMONICS_BLOCK)
     valid = row < HARMONICS
     target = carried + tl.load(slots + stream) * HARMONICS + row
-    begin = tl.zeros((HARMONICS_BLOCK,), tl.float32)
-    if CONTINUES:
-        before = tl.maximum(tl.load(tail_lengths + stream).to(tl.int32) - 1, 0)
-        at_tail = tl.sum(tl.where(frame == before, edge, 0.0), 1)
-        began = _positive_rest(tl.load(target, mask=valid, other=0.0) - at_tail)
-        begin = tl.where((tl.load(has_speech + stream) + 0 * row) != 0, began, 0.0)
+    before = tl.maximum(tl.load(tail_lengths + stream).to(tl.int32) - 1, 0)
+    at_tail = tl.sum(tl.where(frame == before, edge, 0.0), 1)
+    began = _positive_rest(tl.load(target, mask=valid, other=0.0) - at_tail)
+    begin = tl.where((tl.load(has_speech + stream) + 0 * row) != 0, began, 0.0)
     tl.store(offset + stream * HARMONICS + row, begin, mask=valid)
     at_end = tl.sum(tl.where(frame == last, edge, 0.0), 1)
     tl.store(target, _positive_rest(at_end + begin), mask=valid)
@@ -204,7 +202,7 @@ def _positive_rest(angle):
 def source_kernel(
     pitch, at_frames, step, offset, noise, merge, bias, lengths, has_speech, slots, cached, out,
     frames, samples, size, overlap, amplitude, sigma, threshold,
-    HARMONICS: tl.constexpr, CONTINUES: tl.constexpr, BLOCK: tl.constexpr,
+    HARMONICS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     stream = tl.program_id(1).to(tl.int64)
     sample = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None]
@@ -221,18 +219,18 @@ def source_kernel(
     phase = (
         tl.load(row + low, mask=valid, other=0.0) * (1 - weight) + tl.load(row + high, mask=valid, other=0.0) * weight
     )
-    if CONTINUES:
-        half = samples // 2
-        steps = step + (stream * HARMONICS + harmonic) * frames
-        begins = length * samples - half
-        ramp = ((sample - begins).to(tl.float32) + 0.5) / samples
-        at_end = tl.load(row + length - 1 + 0 * sample, mask=valid, other=0.0)
-        step_end = tl.load(steps + length - 1 + 0 * sample, mask=valid, other=0.0)
-        phase = tl.where((sample >= begins) & (sample < begins + half), at_end + step_end * ramp, phase)
-        back = ((half - 1 - sample).to(tl.float32) + 0.5) / samples
-        at_start = tl.load(row + 0 * sample, mask=valid, other=0.0)
-        step_start = tl.load(steps + 0 * sample, mask=valid, other=0.0)
-        phase = tl.where(sample < half, at_start - step_start * back, phase)
+    # But in the first and the last half frame the phase goes on at the edge's pitch.
+    half = samples // 2
+    steps = step + (stream * HARMONICS + harmonic) * frames
+    begins = length * samples - half
+    ramp = ((sample - begins).to(tl.float32) + 0.5) / samples
+    at_end = tl.load(row + length - 1 + 0 * sample, mask=valid, other=0.0)
+    step_end = tl.load(steps + length - 1 + 0 * sample, mask=valid, other=0.0)
+    phase = tl.where((sample >= begins) & (sample < begins + half), at_end + step_end * ramp, phase)
+    back = ((half - 1 - sample).to(tl.float32) + 0.5) / samples
+    at_start = tl.load(row + 0 * sample, mask=valid, other=0.0)
+    step_start = tl.load(steps + 0 * sample, mask=valid, other=0.0)
+    phase = tl.where(sample < half, at_start - step_start * back, phase)
     phase += tl.load(offset + stream * HARMONICS + harmonic, mask=harmonic < HARMONICS, other=0.0)
     f0 = tl.abs(tl.load(pitch + stream * frames + sample // samples, mask=inside, other=0.0))
     voiced = tl.where(f0 > threshold, 1.0, 0.0)

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 import torch
 import triton
 from torch import Tensor
-from torch.nn import functional
 
-from token2wav_service.models.vocoder.hift import Snake
 from token2wav_service.runtime.kernels import vocoder_kernels as kernels
 
 ELEMENTS = 1024
@@ -35,15 +33,6 @@ class Activation:
     """[branches, C] float32 alpha of a snake; None for other kinds."""
     slope: float = 0.0
     """Slope of a leaky ReLU."""
-
-    def apply(self, value: Tensor) -> Tensor:
-        """Return what the kernel makes of [branches, B, N, C] float32."""
-        if self.alpha is not None:
-            alpha = self.alpha[:, None, None]
-            return value + torch.sin(value * alpha) ** 2 / (alpha + Snake.EPSILON)
-        if self.kind == kernels.LEAKY.value:
-            return functional.leaky_relu(value, self.slope)
-        return functional.elu(value)
 
 
 @dataclass(frozen=True)
@@ -105,14 +94,12 @@ def convolve(
         activation: of the second result.
         keeps_plain: whether the first result, without activation, is wanted.
         dtype: of the results; None for x's.
-        tiles: None chooses them, and without a GPU convolves by PyTorch: Triton's interpreter would take seconds.
+        tiles: None chooses them.
 
     Returns:
         The two results, [B, N, C_out] for one branch, else [branches, B, N, C_out]; None for what is not wanted.
     """
     c = convolution
-    if tiles is None and not x.is_cuda:
-        return _convolve_plainly(x, c, ends, columns, residual, activation, keeps_plain, dtype or x.dtype)
     branches, streams = len(c.taps), x.shape[-3]
     inner, channels = c.weight.shape[1:]
     is_shared = x.dim() == 3
@@ -137,7 +124,7 @@ def convolve(
 
 
 def choose_tiles(x: Tensor, inner: int, channels: int, columns: int, rows: int) -> Tiles:
-    """Return the largest tiles that still give every multiprocessor a block.
+    """Return the largest tiles that still give every multiprocessor a block; without a GPU, one tile for all.
 
     Args:
         x: what is convolved.
@@ -145,6 +132,10 @@ def choose_tiles(x: Tensor, inner: int, channels: int, columns: int, rows: int) 
         columns: of one row.
         rows: streams times branches.
     """
+    if not x.is_cuda:
+        # The interpreter takes its time per block, whatever the size.
+        height, width, depth = (max(16, triton.next_power_of_2(size)) for size in (columns, channels, inner))
+        return Tiles(height, width, depth, warps=4, stages=1)
     height, width = 64 if columns <= 64 else 128, min(256, max(16, triton.next_power_of_2(channels)))
     while triton.cdiv(columns, height) * triton.cdiv(channels, width) * rows < ENOUGH_BLOCKS:
         if width > 64 or (height == 64 and width > 32):
@@ -157,35 +148,6 @@ def choose_tiles(x: Tensor, inner: int, channels: int, columns: int, rows: int) 
     is_half = x.dtype.itemsize == 2
     warps = 8 if height * width > 128 * 64 else 4
     return Tiles(height, width, depth if is_half else min(depth, 32), warps, 3 if height > 64 else 4)
-
-
-def _convolve_plainly(
-    x: Tensor,
-    c: Convolution,
-    ends: Ends,
-    columns: int,
-    residual: Tensor | None,
-    activation: Activation | None,
-    keeps_plain: bool,
-    dtype: torch.dtype,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Do what the kernel does, by PyTorch."""
-    made = []
-    for branch, weight in enumerate(torch.split(c.weight, list(c.taps))):
-        own = x if x.dim() == 3 else x[branch]
-        before = (weight.shape[0] - 1) * c.dilation // 2 if c.pad == SAME_PAD else c.pad
-        needed = (columns - 1) * c.stride + (weight.shape[0] - 1) * c.dilation + 1
-        padded = functional.pad(own.transpose(1, 2), (before, max(0, needed - before - own.shape[1])))
-        kernel = weight.permute(2, 1, 0)
-        made.append(functional.conv1d(padded, kernel, c.bias[branch].to(x.dtype), c.stride, 0, c.dilation))
-    value = torch.stack([one.transpose(1, 2)[:, :columns] for one in made]).float()
-    if residual is not None:
-        value = value + residual.float()
-    end = (ends.lengths * ends.scale + ends.extra)[:, None, None]
-    value = value.masked_fill(torch.arange(columns, device=x.device)[:, None] >= end, 0.0)
-    results = (value if keeps_plain else None, activation.apply(value) if activation else None)
-    shaped = [None if r is None else (r if len(made) > 1 else r[0]).to(dtype).contiguous() for r in results]
-    return shaped[0], shaped[1]
 
 
 def fan_out(first: Tensor, second: Tensor, alphas: Tensor, ends: Ends, is_shifted: bool) -> tuple[Tensor, Tensor]:
@@ -264,7 +226,6 @@ def integrate_pitch(
     carried: Tensor,
     samples: int,
     rate: int,
-    continues: bool,
 ) -> Phases:
     """Integrate the pitch of every harmonic, and carry the phase from chunk to chunk.
 
@@ -276,7 +237,6 @@ def integrate_pitch(
         carried: [slots, H] float32 phase at the previous chunk's end; this chunk's is written there.
         samples: of a frame.
         rate: samples a second.
-        continues: False starts every chunk at phase 0.
     """
     streams, frames = pitch.shape
     harmonics = carried.shape[1]
@@ -285,7 +245,7 @@ def integrate_pitch(
     kernels.phase_kernel[(streams,)](
         pitch, lengths, tail_lengths, has_speech, slots, carried, found.at_frames, found.step, found.offset,
         frames, samples * kernels.TWO_PI.value, rate, samples,
-        HARMONICS=harmonics, CONTINUES=continues, BLOCK=triton.next_power_of_2(frames), num_warps=4,
+        HARMONICS=harmonics, BLOCK=triton.next_power_of_2(frames), num_warps=4,
     )  # fmt: skip
     return found
 
@@ -313,7 +273,6 @@ def make_source(
     slots: Tensor,
     cached: Tensor,
     samples: int,
-    continues: bool,
 ) -> Tensor:
     """Return the source [B, samples T] float32, begun with the previous chunk's last samples.
 
@@ -325,7 +284,6 @@ def make_source(
         lengths, has_speech, slots: as in `integrate_pitch`.
         cached: [slots, overlap] samples that a row with speech begins with.
         samples: of a frame.
-        continues: whether the phase goes on in the first and last half frame.
     """
     streams, frames = pitch.shape
     size = frames * samples
@@ -335,7 +293,7 @@ def make_source(
     kernels.source_kernel[grid](
         pitch, phases.at_frames, phases.step, phases.offset, noise, merge.weight, merge.bias, lengths, has_speech,
         slots, cached, out, frames, samples, size, cached.shape[1], merge.amplitude, merge.sigma, merge.threshold_hz,
-        HARMONICS=phases.step.shape[1], CONTINUES=continues, BLOCK=block, num_warps=4,
+        HARMONICS=phases.step.shape[1], BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out
 

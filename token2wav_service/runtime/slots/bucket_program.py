@@ -1,13 +1,11 @@
-"""Flow and vocoder for one bucket of streams and tokens: static inputs and output, a CUDA graph where there is CUDA.
-
-A flow brings its batch: a dataclass of [B] int64 tensors, among them `num_tokens` and `is_last`.
-"""
+"""Flow and vocoder for one bucket of streams and tokens: static inputs and output, a CUDA graph where there is CUDA."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from typing import Any, ClassVar, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,43 +14,32 @@ from torch import Tensor
 from gpukit.graphs import capture, graph_memory, warm_up
 from servicekit.logs import first_line
 from token2wav_service.errors import ProgramCaptureError
-from token2wav_service.runtime.slots.slot_vocoder import VocoderProgress
+from token2wav_service.runtime.slots.pool import BATCH_FIELDS, SCRATCH_ROW, SlotBatch
+from token2wav_service.runtime.slots.slot_flow import SlotFlow
+from token2wav_service.runtime.slots.slot_vocoder import CausalSlotVocoder, SlotVocoder
 from token2wav_service.runtime.slots.step_shapes import StepShapes
 from token2wav_service.types import FloatArray
 
 logger = logging.getLogger(__name__)
 
 
-class BatchedFlow(Protocol):
-    """Tokens to mel for one batch of streams in slots."""
-
-    batch_type: ClassVar[type[Any]]
-    """Dataclass of [B] int64 tensors on the device."""
-    lookahead: int
-
-    def prompt_sizes(self) -> tuple[int, ...]:
-        """Return the values of `prompt_size` to prepare programs for."""
-        ...
-
-    def run(self, tokens: Tensor, batch: Any, prompt_size: int = 0) -> Tensor:
-        """Return the new mel [B, F, 80] float32 of tokens [B, T + look-ahead], and keep what the next chunk needs."""
-        ...
-
-    def frame_lengths(self, batch: Any) -> Tensor:
-        """Return [B] valid frames of that mel."""
-        ...
+Vocoder = SlotVocoder | CausalSlotVocoder
 
 
-class BatchedVocoder(Protocol):
-    """Mel to audio for one batch of streams in slots."""
+@contextmanager
+def naming_failures(program: str) -> Iterator[None]:
+    """Say of which program an error in capturing it is.
 
-    def run(self, mel: Tensor, frames: Tensor, batch: Any) -> Tensor:
-        """Return samples [B, N] of new mel [B, F, 80] with `frames` valid ones, and keep what the next chunk needs."""
-        ...
-
-    def deliver(self, progress: VocoderProgress, frames: int, speech: FloatArray, *, is_last: bool) -> FloatArray:
-        """Move a stream's progress on by `frames` new ones, and cut its row of samples to what can be given out."""
-        ...
+    Raises:
+        ProgramCaptureError: instead of whatever is raised inside.
+    """
+    try:
+        yield
+    except Exception as err:
+        raise ProgramCaptureError(
+            f"the program of {program} could not be captured as a CUDA graph: {type(err).__name__}: {first_line(err)}; "
+            "runner=torch runs without graphs"
+        ) from err
 
 
 class BucketProgram:
@@ -60,8 +47,8 @@ class BucketProgram:
 
     def __init__(
         self,
-        flow: BatchedFlow,
-        vocoder: BatchedVocoder,
+        flow: SlotFlow,
+        vocoder: Vocoder,
         device: torch.device,
         *,
         streams: int,
@@ -89,13 +76,11 @@ class BucketProgram:
         self._flow = flow
         self._vocoder = vocoder
         self._graph_memory = graph_memory
-        # A scratch batch without history: valid input for the first runs.
-        names = [field.name for field in dataclasses.fields(flow.batch_type)]
-        self._fields = torch.zeros(len(names), streams, dtype=torch.int64, device=device)
+        # Rows that are nobody's: valid input for the first runs.
+        row = torch.tensor([SCRATCH_ROW.get(name, 0) for name in BATCH_FIELDS], device=device)
+        self._fields = row[:, None].repeat(1, streams)
         self._tokens = torch.zeros(streams, tokens + flow.lookahead, dtype=torch.int64, device=device)
-        self._fields[names.index("num_tokens")] = 1
-        self._fields[names.index("is_last")] = 1
-        self._batch = flow.batch_type(*self._fields.unbind(0))
+        self._batch = SlotBatch(*self._fields.unbind(0))
         self._graph: torch.cuda.CUDAGraph | None = None
         self._speech: Tensor | None = None
         self._host: Tensor | None = None
@@ -133,28 +118,20 @@ class BucketProgram:
         Raises:
             ProgramCaptureError: the step does something that a graph can't.
         """
-        try:
-            self._capture_on_side_stream()
-        except Exception as err:
-            streams, tokens = self._tokens.shape
-            raise ProgramCaptureError(
-                f"the program of {streams} streams and {tokens} tokens (look-ahead included) could not be captured as "
-                f"a CUDA graph: {type(err).__name__}: {first_line(err)}; runner=torch runs without graphs"
-            ) from err
-
-    def _capture_on_side_stream(self) -> None:
-        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        warm_up(self._compute, side)
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = capture(self._compute_to_keep, self._graph_memory, error_mode="thread_local")
-        assert self._speech is not None
-        self._host = torch.empty(self._speech.shape, pin_memory=True)
+        streams, tokens = self._tokens.shape
+        with naming_failures(f"{streams} streams and {tokens} tokens (look-ahead included)"):
+            side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            warm_up(self._compute, side)
+            torch.cuda.current_stream().wait_stream(side)
+            self._graph = capture(self._compute_to_keep, self._graph_memory, error_mode="thread_local")
+            assert self._speech is not None
+            self._host = torch.empty(self._speech.shape, pin_memory=True)
 
 
 class ProgramTable:
     """The programs of one runner, each made at first use and kept."""
 
-    def __init__(self, flow: BatchedFlow, vocoder: BatchedVocoder, shapes: StepShapes, device: torch.device) -> None:
+    def __init__(self, flow: SlotFlow, vocoder: Vocoder, shapes: StepShapes, device: torch.device) -> None:
         self.flow, self.vocoder, self.shapes, self.device = flow, vocoder, shapes, device
         # All graphs share one pool of memory: they run one after another.
         self._graph_memory = graph_memory(device)
@@ -163,12 +140,12 @@ class ProgramTable:
     def prepare(self) -> None:
         """Compile every kernel and capture every bucket, so that nothing compiles under load."""
         for streams, tokens in self.shapes.programs():
-            for prompt_size in self.flow.prompt_sizes():
+            for prompt_size in self.flow.solver.prompt_sizes:
                 self.get(streams, tokens, prompt_size)
 
     def get(self, streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
         """Return the program of a bucket, making it at first use; one of any other size is not kept."""
-        if tokens not in self.shapes.token_buckets or prompt_size not in self.flow.prompt_sizes():
+        if tokens not in self.shapes.token_buckets or prompt_size not in self.flow.solver.prompt_sizes:
             return self._make(streams, tokens, prompt_size, is_captured=False)
         key = (streams, tokens, prompt_size)
         if key not in self._programs:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.models.causal import PreLookahead
+from token2wav_service.models.causal import PreLookahead, sinusoids
 from token2wav_service.models.flow.encoder import LAYER_NORM_EPS, ConformerEncoder
 from token2wav_service.runtime.kernels import attention_ops, ops
 from token2wav_service.runtime.kernels import vocoder_ops as convolutions
@@ -244,12 +244,9 @@ class _PackedBlock:
         Source: specification section 4, in closed form; angles in float64.
         """
         weight = self._position_weight
-        width = weight.shape[1]
         distance = torch.arange(first, first + count, device=weight.device, dtype=torch.float64)
-        channel = torch.arange(0, width, 2, device=weight.device, dtype=torch.float64)
-        angle = distance[:, None] * torch.exp(channel * (-math.log(10000.0) / width))[None, :]
-        sinusoids = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).float()
-        encoded = functional.linear(sinusoids, weight.float()).view(count, self.heads, self.dim)
+        encoded = functional.linear(sinusoids(distance, weight.shape[1]).float(), weight.float())
+        encoded = encoded.view(count, self.heads, self.dim)
         bias = torch.einsum("rhd,hd->hr", encoded, self._position_bias)
         return encoded.permute(1, 2, 0).to(weight.dtype).contiguous(), bias.contiguous()
 

@@ -7,19 +7,16 @@ refusal names the setting to lower and the value that fits. Looks at no device: 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
-
-import torch
+from dataclasses import dataclass
 
 from token2wav_service.errors import MemoryBudgetError
-from token2wav_service.models.config import FlowConfig, HiFTConfig
 from token2wav_service.models.flow.block_flow import BlockFlow, state_bytes
 from token2wav_service.models.flow.block_stream import MAX_STARTS
+from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.hift import HiFT
-from token2wav_service.runtime.slots.block_pool import BlockPoolSizes, ring_frames
-from token2wav_service.runtime.slots.causal_slot_vocoder import allocate_causal_vocoder
-from token2wav_service.runtime.slots.pool import PoolSizes, allocate_pool, allocate_vocoder, pool_bytes
+from token2wav_service.runtime.slots.pool import PoolSizes, pool_bytes
+from token2wav_service.runtime.slots.slot_vocoder import allocate_vocoder
 
 logger = logging.getLogger(__name__)
 
@@ -50,32 +47,16 @@ class MemoryNeed:
         return (self.streams + 1) * self.stream_bytes
 
 
-def memory_need(sizes: PoolSizes, flow: FlowConfig, hift: HiFTConfig, steps: int, dtype: torch.dtype) -> MemoryNeed:
-    """Return what a pool of these sizes takes; allocates nothing."""
-
-    def slot_bytes(recent: PoolSizes) -> int:
-        return allocate_pool(
-            replace(recent, streams=0), flow, hift, steps, dtype, torch.device("meta")
-        ).bytes_per_stream
-
-    longest = sizes.max_prompt_frames
-    # A voice keeps for its whole prompt what a slot keeps for its newest frames.
-    voice = replace(sizes, estimator_recent=longest, conformer_recent=longest)
+def memory_need(sizes: PoolSizes, flow: Flow | BlockFlow, vocoder: HiFT | CausalHiFT, steps: int) -> MemoryNeed:
+    """Return what a pool of these sizes takes, and a voice in all its alignments; allocates no pool."""
+    ring, conformer_ring = (frames // flow.stride for frames in sizes.rings(flow))
+    speaker = flow.output_size * flow.dtype.itemsize
+    slot = state_bytes(flow, steps, ring, conformer_ring) + speaker + pool_bytes(allocate_vocoder(1, vocoder))
+    voice = state_bytes(flow, steps, sizes.max_prompt_frames // flow.stride)
+    if isinstance(flow, BlockFlow):
+        return MemoryNeed(sizes.streams, slot, MAX_STARTS * voice)
     # A prompt runs in buffers for what the longest voice keeps.
-    return MemoryNeed(sizes.streams, slot_bytes(sizes), slot_bytes(voice), prompt_bytes=slot_bytes(voice))
-
-
-def block_memory_need(sizes: BlockPoolSizes, flow: BlockFlow, vocoder: HiFT | CausalHiFT, steps: int) -> MemoryNeed:
-    """Return what a block-masked flow's pool of these sizes takes, and a voice in all its alignments."""
-    if isinstance(vocoder, CausalHiFT):
-        kept = pool_bytes(allocate_causal_vocoder(1, vocoder))
-    else:
-        kept = pool_bytes(allocate_vocoder(1, vocoder.config, torch.device("meta")))
-    ring, longest = (
-        frames // flow.stride for frames in (ring_frames(flow, sizes.recent_frames), sizes.max_prompt_frames)
-    )
-    voice = MAX_STARTS * state_bytes(flow, steps, longest)
-    return MemoryNeed(sizes.streams, state_bytes(flow, steps, ring) + kept, voice)
+    return MemoryNeed(sizes.streams, slot, voice, prompt_bytes=voice)
 
 
 def check_before(need: MemoryNeed, free_bytes: int) -> None:

@@ -1,6 +1,7 @@
-"""The memory of all streams on a device: one slot a stream, allocated once; and the owner of each slot.
+"""The memory of all streams on a device, one slot a stream, allocated once; each slot's owner; the rows of a step.
 
-A voice's own keys and values are not here: `SlotVoice` holds them once, and every stream of the voice reads them.
+Rings keep the newest frames that are a stream's own; the prompt's, which a voice's streams share, are not here. Times
+count in mel frames (50 Hz) or tokens (25 Hz) from the prompt's start.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 import dataclasses
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from token2wav_service.errors import CapacityError
-from token2wav_service.models.config import FlowConfig, HiFTConfig
-from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES
-from token2wav_service.runtime.slots.fused_solver import CONVOLUTIONS, SolverPool
+from token2wav_service.models.flow.block_flow import BlockFlow, CosyVoice3Flow
+from token2wav_service.models.flow.flow import Flow
+from token2wav_service.runtime.slots.chunk_solver import SolverPool
 
 SCRATCH_SLOT = 0
 """Slot that padding rows of a batch use; it is never given to a stream."""
@@ -68,25 +70,76 @@ class PoolSizes:
 
     streams: int
     estimator_recent: int
-    """Newest mel frames kept for the DiT."""
+    """Newest mel frames kept for the estimator; of a block-masked flow for the conformer too, in whole blocks."""
     conformer_recent: int
-    """Newest mel frames kept for the conformer, an even number."""
+    """Newest mel frames kept for Step-Audio2's conformer, an even number."""
     max_prompt_frames: int
     """Mel frames of the longest prompt."""
 
+    def rings(self, flow: Flow | BlockFlow) -> tuple[int, int]:
+        """Return the frames of the estimator's rings and of the conformer's.
+
+        Raises:
+            ValueError: no frames at all.
+        """
+        if self.estimator_recent < 1:
+            raise ValueError("got estimator_recent_frames 0, expected at least 1 on a GPU; or use runner=torch")
+        if not isinstance(flow, BlockFlow):
+            return self.estimator_recent, self.conformer_recent
+        block = flow.block_tokens * flow.stride
+        ring = -(-self.estimator_recent // block) * block
+        return ring, ring
+
 
 @dataclass(frozen=True)
-class VocoderPool:
-    """What HiFT keeps of streams; first axis S is the slot."""
+class SlotBatch:
+    """The rows of this step: their slots, prompts and lengths; every tensor [B] int64 on the device."""
 
-    mel_tail: Tensor
-    """[S, 80, 8] float32, left aligned."""
-    source_tail: Tensor
-    """[S, 3840] float32."""
-    speech_tail: Tensor
-    """[S, 3840] float32."""
-    phase: Tensor
-    """[S, H] float32."""
+    slots: Tensor
+    solver_prompts: Tensor
+    """Addresses of the shared prompts' solver keys and values, each [n, L, 2, H, P, 2D]."""
+    token_prompts: Tensor
+    """Addresses of the conformer blocks' prompt keys and values, each [L1, h, P/2, 2d]; 0 without a conformer."""
+    frame_prompts: Tensor
+    """Addresses of the up-blocks' prompt keys and values, each [L2, h, P, 2d]; 0 without a conformer."""
+    shared_frames: Tensor
+    """P: mel frames of the prompt that the voice's streams share: its complete blocks, or all."""
+    prompt_frames: Tensor
+    """Mel frames of the prompt."""
+    first_frames: Tensor
+    """A: position of the chunk's first frame, after the last complete block."""
+    skipped: Tensor
+    """Mel frames at the chunk's start that were given out before, or are the prompt's."""
+    committed: Tensor
+    """Tokens of the chunk whose blocks are complete after it; without a block mask, all that it speaks."""
+    generated: Tensor
+    """Mel frames of each stream that were given out before this chunk."""
+    num_tokens: Tensor
+    """Valid tokens of the chunk, look-ahead included."""
+    is_last: Tensor
+    """1 for a stream's last chunk, else 0."""
+    seeds: Tensor
+    mel_tails: Tensor
+    """Mel frames that the vocoder keeps."""
+    has_speech: Tensor
+    """1 if the vocoder has run before, else 0."""
+
+
+BATCH_FIELDS = tuple(field.name for field in dataclasses.fields(SlotBatch))
+SCRATCH_ROW = {"slots": SCRATCH_SLOT, "num_tokens": 1, "is_last": 1}
+"""A row that is nobody's: it speaks one last token into the scratch slot, without a prompt. Other fields are 0."""
+
+
+@dataclass(frozen=True)
+class ConformerPool:
+    """What the encoder keeps of streams; first axis S is the slot."""
+
+    token_window: Tensor
+    """[S, L1, h, W/2, 2d]."""
+    frame_window: Tensor
+    """[S, L2, h, W, 2d]."""
+    upsample_tail: Tensor
+    """[S, C, 4]."""
 
 
 @dataclass(frozen=True)
@@ -94,22 +147,22 @@ class StreamPool:
     """State of streams; first axis S is the slot. Rings hold frame f of a stream at place f mod W."""
 
     solver: SolverPool
-    token_window: Tensor
-    """[S, L1, h, W/2, 2d] conformer blocks."""
-    frame_window: Tensor
-    """[S, L2, h, W, 2d] conformer up-blocks."""
+    """Solver's history, allocated by the flow's solver."""
+    conformer: ConformerPool | None
+    """None without a conformer."""
     lookahead_tail: Tensor
     """[S, C, 2]."""
-    upsample_tail: Tensor
-    """[S, C, 4]."""
     speaker: Tensor
     """[S, 80] projected speaker vector."""
-    vocoder: VocoderPool
+    cond: Tensor | None
+    """[S, K, 80] the prompt's mel behind its shared blocks; None where prompts are shared whole."""
+    vocoder: Any
+    """State of the vocoder, allocated by it."""
 
     @property
     def bytes_per_stream(self) -> int:
         """Memory of one slot."""
-        return sum(tensor[0].numel() * tensor.element_size() for tensor in pool_tensors(self))
+        return pool_bytes(self) // len(self.speaker)
 
 
 def pool_tensors(pool: object) -> list[Tensor]:
@@ -124,38 +177,34 @@ def pool_bytes(pool: object) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in pool_tensors(pool))
 
 
-def allocate_vocoder(slots: int, hift: HiFTConfig, device: torch.device) -> VocoderPool:
-    """Allocate HiFT's part of a pool, zeroed."""
-    overlap = OVERLAP_FRAMES * hift.frame_samples
-
-    def zeros(*shape: int) -> Tensor:
-        return torch.zeros(slots, *shape, device=device)
-
-    return VocoderPool(
-        zeros(hift.in_channels, OVERLAP_FRAMES), zeros(overlap), zeros(overlap), zeros(hift.nb_harmonics + 1)
-    )
-
-
 def allocate_pool(
-    sizes: PoolSizes, flow: FlowConfig, hift: HiFTConfig, steps: int, dtype: torch.dtype, device: torch.device
+    flow: Flow | BlockFlow, solver: SolverPool, vocoder: Any, slots: int, conformer_ring: int
 ) -> StreamPool:
-    """Allocate a pool, zeroed: rings are read before they are full."""
-    slots = sizes.streams + 1
-    dit, encoder = flow.estimator, flow.encoder
+    """Allocate the rest of a pool, zeroed: rings are read before they are full.
+
+    Args:
+        flow: on its device, in the dtype to compute in.
+        solver: what the solver allocated.
+        vocoder: what the vocoder allocated.
+        slots: S.
+        conformer_ring: W, mel frames.
+    """
+    shapes = {spec.name: spec.shape for spec in flow.state_specs(1)}
 
     def zeros(*shape: int) -> Tensor:
-        return torch.zeros(slots, *shape, dtype=dtype, device=device)
+        return torch.zeros(slots, *shape, dtype=flow.dtype, device=flow.device)
 
-    kv, heads = 2 * encoder.head_dim, encoder.attention_heads
-    return StreamPool(
-        solver=SolverPool(
-            window=zeros(steps, dit.depth, 2, dit.num_heads, sizes.estimator_recent, 2 * dit.head_dim),
-            tails=zeros(steps, dit.depth, CONVOLUTIONS, 2, 2, dit.hidden_size),
-        ),
-        token_window=zeros(encoder.num_blocks, heads, sizes.conformer_recent // encoder.up_stride, kv),
-        frame_window=zeros(encoder.num_up_blocks, heads, sizes.conformer_recent, kv),
-        lookahead_tail=zeros(encoder.output_size, 2),
-        upsample_tail=zeros(encoder.output_size, 4),
-        speaker=zeros(flow.output_size),
-        vocoder=allocate_vocoder(slots, hift, device),
-    )
+    conformer = cond = None
+    if not isinstance(flow, CosyVoice3Flow):
+        (blocks, heads, _, kv), up_blocks = shapes["token_kv"], shapes["frame_kv"][0]
+        conformer = ConformerPool(
+            zeros(blocks, heads, conformer_ring // flow.stride, kv),
+            zeros(up_blocks, heads, conformer_ring, kv),
+            zeros(*shapes["upsample_tail"]),
+        )
+    if isinstance(flow, BlockFlow):
+        # A prompt's last tokens that are not shared: less than a block and the look-ahead.
+        waiting = flow.stride * (flow.block_tokens + flow.lookahead)
+        cond = torch.zeros(slots, waiting, flow.output_size, device=flow.device)
+    lookahead, speaker = zeros(*shapes["lookahead_tail"]), zeros(flow.output_size)
+    return StreamPool(solver, conformer, lookahead, speaker, cond, vocoder)

@@ -19,17 +19,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpukit.graphs import capture, graph_memory, own_stream, warm_up
-from servicekit.logs import first_line
-from token2wav_service.errors import ProgramCaptureError
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_state import FlowState
 from token2wav_service.models.flow.flow_stream import PROMPT_SEED
 from token2wav_service.models.noise import NoiseDomain
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces
+from token2wav_service.runtime.slots.bucket_program import naming_failures
+from token2wav_service.runtime.slots.dit_solver import DiTSolver
 from token2wav_service.runtime.slots.fused_encoder import EncoderTails, FusedEncoder
-from token2wav_service.runtime.slots.fused_solver import CONVOLUTIONS, FusedSolver, SolverBatch, SolverPool
-from token2wav_service.runtime.slots.slot_flow import encode_tokens
+from token2wav_service.runtime.slots.slot_flow import embed_tokens, project
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ def prompt_buckets(longest_tokens: int) -> tuple[int, ...]:
 class PromptFlow:
     """Prepares voices; holds packed weights and the buffers of one prompt. Thread-safe: one prompt runs at a time."""
 
-    def __init__(self, flow: Flow, solver: FusedSolver, max_prompt_frames: int) -> None:
+    def __init__(self, flow: Flow, solver: DiTSolver, max_prompt_frames: int) -> None:
         """Pack the encoder's weights and allocate the buffers.
 
         Args:
@@ -61,9 +60,9 @@ class PromptFlow:
             max_prompt_frames: longest prompt, an even number.
         """
         self.flow, self.solver = flow, solver
-        self.device, self.dtype = flow.device, next(flow.parameters()).dtype
+        self.device, self.dtype = flow.device, flow.dtype
         c, d = flow.config.encoder, flow.config.estimator
-        self.stride, self.lookahead = c.up_stride, c.pre_lookahead_len
+        self.stride, self.lookahead = flow.stride, flow.lookahead
         longest = max_prompt_frames // self.stride
         self.buckets = prompt_buckets(longest)
         self.encoder = FusedEncoder(flow.encoder, 0, self.buckets)
@@ -74,10 +73,7 @@ class PromptFlow:
         )
         self._kv_shape = (1, solver.steps, d.depth, 2, d.num_heads)
         self._kv = self._zeros(int(np.prod(self._kv_shape)) * max_prompt_frames * 2 * d.head_dim)
-        self._history = SolverPool(
-            window=self._zeros(*self._kv_shape, 1, 2 * d.head_dim),
-            tails=self._zeros(1, solver.steps, d.depth, CONVOLUTIONS, 2, 2, d.hidden_size),
-        )
+        self._history = solver.allocate(1, 1)
         """History of a stream that has none: no columns, silent tails. Read only."""
         # A stream of its own for capturing, too: cuBLAS has its working memory by stream, and steps run meanwhile.
         self._stream = own_stream(self.device)
@@ -147,16 +143,17 @@ class PromptFlow:
             tail.zero_()
         at_tokens = KeyPlaces(nothing, nothing, nothing, nothing, program.lengths)
         at_frames = KeyPlaces(nothing, nothing, nothing, nothing, frames)
-        mu = encode_tokens(
-            self.flow, self.encoder, program.tokens, program.lengths + self.lookahead, program.lengths,
+        counts = program.lengths + self.lookahead
+        hidden = self.encoder.encode(
+            embed_tokens(self.flow, program.tokens, counts), counts, program.lengths,
             (at_tokens, at_frames), (self._token_window, self._frame_window), self._tails,
         )  # fmt: skip
+        mu = project(self.flow, hidden)
         noise = ops.counter_noise(
-            nothing + PROMPT_SEED, nothing, mu.shape[1], self.flow.config.output_size, int(NoiseDomain.FLOW)
+            nothing + PROMPT_SEED, nothing, mu.shape[1], self.flow.output_size, int(NoiseDomain.FLOW)
         )
-        batch = SolverBatch(nothing, nothing, nothing, nothing, frames)
         own = self._own_kv(mu.shape[1])
-        _, _, tails = self.solver.solve(noise, mu, program.speaker, program.cond, batch, self._history, own)
+        _, _, tails = self.solver.compute(noise, mu, program.speaker, program.cond, at_frames, self._history, own)
         return tails
 
     def _own_kv(self, frames: int) -> Tensor:
@@ -168,7 +165,7 @@ class PromptFlow:
         frames = count * self.stride
         assert program.tails is not None
         kv = self._own_kv(program.size * self.stride)[0, ..., :frames, :].contiguous()
-        tails = program.tails[0].permute(0, 1, 3, 2, 5, 4).flatten(3, 4)
+        tails = self.solver.plain_tails(program.tails[0])
         return FlowState(
             prompt_frames=frames,
             frames=frames,
@@ -192,7 +189,7 @@ class _PromptProgram:
     def __init__(self, owner: PromptFlow, size: int) -> None:
         self.size = size
         """Tokens of the padded prompt."""
-        mel = owner.flow.config.output_size
+        mel = owner.flow.output_size
         self.tokens = torch.zeros(1, size + owner.lookahead, dtype=torch.int64, device=owner.device)
         self.cond = torch.zeros(1, size * owner.stride, mel, dtype=owner.dtype, device=owner.device)
         self.speaker = torch.zeros(1, mel, dtype=owner.dtype, device=owner.device)
@@ -215,12 +212,7 @@ class _PromptProgram:
         Raises:
             ProgramCaptureError: the program does something that a graph can't.
         """
-        try:
+        with naming_failures(f"prompts of {self.size} tokens"):
             warm_up(self.run, stream)
             stream.synchronize()
             self._graph = capture(self.run, memory, stream, error_mode="thread_local")
-        except Exception as err:
-            raise ProgramCaptureError(
-                f"the program of prompts of {self.size} tokens could not be captured as a CUDA graph: "
-                f"{type(err).__name__}: {first_line(err)}; runner=torch runs without graphs"
-            ) from err

@@ -13,34 +13,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.models.flow.cfm import ConditionalFlowMatching, time_grid
+from token2wav_service.models.flow.cfm import ConditionalFlowMatching
 from token2wav_service.models.flow.rotary_dit import CONV_GROUPS, LEFT_CONTEXT, MODULATIONS, RotaryDiT, rotation_table
 from token2wav_service.runtime.kernels import attention_ops, ops, product_ops
-from token2wav_service.runtime.slots.block_solver import (
-    BlockSolverBatch,
+from token2wav_service.runtime.slots.chunk_solver import (
+    FusedSolver,
     HeadedRows,
-    UnpaddedPrompts,
-    allocate_history,
+    SolverBatch,
+    SolverPool,
+    affine_float,
+    float_copy,
     pack_attention,
     pack_linear,
 )
-from token2wav_service.runtime.slots.fused_solver import SolverPool, affine_float, float_copy
 
 CONVOLUTIONS = 2
 
 
-class RotarySolver(UnpaddedPrompts):
-    """Solves chunks of many streams; see `BlockSolver`."""
+class RotarySolver(FusedSolver):
+    """Solves chunks of many streams; see `ChunkSolver`."""
 
     def __init__(self, cfm: ConditionalFlowMatching[RotaryDiT], steps: int, dtype: torch.dtype) -> None:
+        super().__init__(cfm, steps, dtype)
         dit, config = cfm.estimator, cfm.estimator.config
-        self.config, self.steps, self.dtype, self.guidance = config, steps, dtype, cfm.guidance
-        self.device = next(cfm.parameters()).device
-        grid = time_grid(steps)
-        self.deltas = (grid[1:] - grid[:-1]).tolist()
+        self.config = config
         blocks: list[Any] = list(dit.transformer_blocks)
         with torch.inference_mode():
-            condition = functional.silu(float_copy(dit.time_embed)(grid[:-1].to(self.device)))
+            condition = functional.silu(float_copy(dit.time_embed)(self.times))
             tables = torch.stack([affine_float(block.attn_norm.linear, condition) for block in blocks], 1)
             self.modulations = tables.view(steps, config.depth, MODULATIONS, config.dim)
             """[n, L, 6, C] float32."""
@@ -56,23 +55,24 @@ class RotarySolver(UnpaddedPrompts):
             self.out_weight, self.out_bias = pack_linear(dit.proj_out, dtype)
 
     def allocate(self, slots: int, ring: int) -> SolverPool:
-        """See `BlockSolver`; tails are [S, n, 2 convolutions, 2 cfg, C, 30]."""
+        """See `ChunkSolver`; tails are [S, n, 2 convolutions, 2 cfg, C, 30]."""
         c = self.config
         window, tails = (c.depth, 2, c.heads, ring, 2 * c.head_dim), (CONVOLUTIONS, 2, c.dim, LEFT_CONTEXT)
-        return allocate_history(slots, self.steps, window, tails, self.out_weight)
+        return self.history(slots, window, tails)
 
     def place_tails(self, tails: Tensor) -> Tensor:
-        """See `BlockSolver`."""
+        """See `ChunkSolver`."""
         return tails.view(-1, 2, CONVOLUTIONS, self.config.dim, LEFT_CONTEXT).transpose(1, 2)
 
     def plain_tails(self, tails: Tensor) -> Tensor:
-        """Return tails [N, ...] in the pool's layout as the plain modules keep them: [N, 1, 2, 2 C, 30]."""
+        """See `FusedSolver`."""
         return tails.transpose(1, 2).flatten(2, 3)[:, None]
 
     def solve(
-        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor, batch: BlockSolverBatch, pool: SolverPool
+        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor | None, batch: SolverBatch, pool: SolverPool
     ) -> Tensor:
-        """See `BlockSolver`."""
+        """See `ChunkSolver`."""
+        assert cond is not None
         streams, frames, _ = noise.shape
         c = self.config
         rows = HeadedRows(c.depth, 2 * streams * frames, c.heads, c.head_dim, pool.tails)
@@ -84,7 +84,7 @@ class RotarySolver(UnpaddedPrompts):
             hidden = self._mix_neighbours(step, embedded.flatten(0, 1), batch, pool)
             velocity = self._estimate(step, hidden.flatten(0, 1), rows, angles, batch, pool, frames)
             rows.keep(step, batch, pool, frames)
-            x, half = ops.guide(x, velocity, self.deltas[step], self.guidance, self.dtype)
+            x, half = self.advance(step, x, velocity)
         return x
 
     def _constant(self, mu: Tensor, speaker: Tensor, cond: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class RotarySolver(UnpaddedPrompts):
         conditional = functional.linear(rows, self.constant_weight, self.in_bias)
         return torch.stack([conditional, self.in_bias.expand_as(conditional)]).float()
 
-    def _mix_neighbours(self, step: int, embedded: Tensor, batch: BlockSolverBatch, pool: SolverPool) -> Tensor:
+    def _mix_neighbours(self, step: int, embedded: Tensor, batch: SolverBatch, pool: SolverPool) -> Tensor:
         """Add the two position convolutions to [2B, T, C] float32, and keep their left contexts."""
         slots = batch.places.slots
         x = embedded.to(self.dtype)
@@ -110,7 +110,7 @@ class RotarySolver(UnpaddedPrompts):
         hidden: Tensor,
         rows: HeadedRows,
         angles: Tensor,
-        batch: BlockSolverBatch,
+        batch: SolverBatch,
         pool: SolverPool,
         frames: int,
     ) -> Tensor:

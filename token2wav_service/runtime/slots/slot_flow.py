@@ -1,157 +1,167 @@
 """Tokens to mel for streams whose state lives in slots; fit to be captured as a CUDA graph.
 
-What `models/flow/flow.py` computes under history policy `prompt_and_recent`.
+What the plain flows compute under history policy `prompt_and_recent`. A block-masked flow (CosyVoice2's, CosyVoice3's)
+computes a chunk from the stream's last complete block on, and what complete blocks leave behind joins the pool;
+Step-Audio2's has no blocks: each chunk begins where the last one ended, and all of it joins the pool.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from token2wav_service.models.causal import valid_mask
+from token2wav_service.models.flow.block_flow import BlockFlow, CosyVoice2Flow, CosyVoice3Flow
+from token2wav_service.models.flow.block_stream import PROMPT_SEED
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.noise import NoiseDomain
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces
-from token2wav_service.runtime.slots.fused_encoder import EncoderTails, FusedEncoder
-from token2wav_service.runtime.slots.fused_solver import ChunkSolver, SolverBatch
-from token2wav_service.runtime.slots.pool import StreamPool
+from token2wav_service.runtime.slots.chunk_solver import ChunkSolver, FusedSolver, SolverBatch
+from token2wav_service.runtime.slots.dit_solver import DiTSolver
+from token2wav_service.runtime.slots.fused_encoder import BlockMasking, EncoderTails, FusedEncoder, FusedLookahead
+from token2wav_service.runtime.slots.pool import SlotBatch, StreamPool
+from token2wav_service.runtime.slots.rotary_solver import RotarySolver
+from token2wav_service.runtime.slots.unet_solver import UNetSolver
 
 
-@dataclass(frozen=True)
-class SlotBatch:
-    """The rows of this step: their slots, prompts and lengths; every tensor [B] int64 on the device."""
-
-    slots: Tensor
-    solver_prompts: Tensor
-    """Addresses of the voices' solver keys and values, each [n, L, 2, H, P, 2D]."""
-    token_prompts: Tensor
-    """Addresses of the conformer blocks' prompt keys and values, each [L1, h, P/2, 2d]."""
-    frame_prompts: Tensor
-    """Addresses of the up-blocks' prompt keys and values, each [L2, h, P, 2d]."""
-    prompt_frames: Tensor
-    """P, the mel frames of each prompt, even."""
-    generated: Tensor
-    """Mel frames of each stream before this chunk."""
-    num_tokens: Tensor
-    """Valid tokens of the chunk, look-ahead included."""
-    is_last: Tensor
-    """1 for a stream's last chunk, else 0."""
-    seeds: Tensor
-    mel_tails: Tensor
-    """Mel frames in the vocoder's tail, 0..8."""
-    has_speech: Tensor
-    """1 if the vocoder has run before, else 0."""
-
-
-class SlotRow(NamedTuple):
-    """One stream's entry in a `SlotBatch`, in the order of its fields; the defaults speak one last token."""
-
-    slot: int
-    solver_prompt: int
-    token_prompt: int
-    frame_prompt: int
-    prompt_frames: int
-    generated: int = 0
-    num_tokens: int = 1
-    is_last: int = 1
-    seed: int = 0
-    mel_tail: int = 0
-    has_speech: int = 0
+def make_solver(flow: Flow | BlockFlow, steps: int) -> FusedSolver:
+    """Pack the weights of a flow's estimator, in the flow's dtype."""
+    decoder: Any = flow.decoder
+    if isinstance(flow, CosyVoice3Flow):
+        return RotarySolver(decoder, steps, flow.dtype)
+    return (
+        UNetSolver(decoder, steps, flow.dtype) if isinstance(flow, BlockFlow) else DiTSolver(decoder, steps, flow.dtype)
+    )
 
 
 class SlotFlow:
     """Runs the flow on a pool; holds the models, no stream."""
 
-    batch_type: ClassVar[type[SlotBatch]] = SlotBatch
-
     def __init__(
-        self, flow: Flow, solver: ChunkSolver, pool: StreamPool, max_prompt_frames: int, token_buckets: Sequence[int]
+        self,
+        flow: Flow | BlockFlow,
+        solver: ChunkSolver,
+        pool: StreamPool,
+        max_prompt_frames: int,
+        token_buckets: Sequence[int],
     ) -> None:
-        """Pack the encoder's weights.
+        """Pack the weights of what stands before the estimator.
 
         Args:
             flow: in eval mode, on its device.
             solver: runs the estimator.
             pool: states.
             max_prompt_frames: longest prompt.
-            token_buckets: spoken tokens of the chunks that are planned for.
+            token_buckets: tokens of the chunks that are planned for.
         """
         self.flow, self.solver, self.pool = flow, solver, pool
-        self.encoder = FusedEncoder(flow.encoder, max_prompt_frames, token_buckets)
-        self.stride = flow.config.encoder.up_stride
-        self.lookahead = flow.config.encoder.pre_lookahead_len
-
-    def prompt_sizes(self) -> tuple[int, ...]:
-        """Return what the solver wants prompts padded to."""
-        return self.solver.prompt_sizes
+        self.stride, self.lookahead = flow.stride, flow.lookahead
+        self.block = flow.block_tokens if isinstance(flow, BlockFlow) else 0
+        """Tokens of a block; 0 without a block mask."""
+        self._mixer: FusedEncoder | FusedLookahead
+        if isinstance(flow, CosyVoice3Flow):
+            self._mixer = FusedLookahead(flow.pre_lookahead_layer, flow.dtype)
+        else:
+            assert isinstance(flow, Flow | CosyVoice2Flow)
+            self._mixer = FusedEncoder(flow.encoder, max_prompt_frames, token_buckets)
 
     def frame_lengths(self, batch: SlotBatch) -> Tensor:
-        """Return [B] mel frames that each row makes."""
-        return self.stride * (batch.num_tokens - self.lookahead * (1 - batch.is_last))
+        """Return [B] mel frames that each row gives out."""
+        computed = self._computed(batch)
+        return computed - batch.skipped if self.block else computed
 
     def run(self, tokens: Tensor, batch: SlotBatch, prompt_size: int = 0) -> Tensor:
         """Run one chunk of every row and keep what the next needs.
 
         Args:
-            tokens: [B, T + 3] int64, padded; T spoken tokens at most.
+            tokens: [B, T + 3] int64 from each row's last complete block on, padded; T at most without look-ahead.
+            batch: who runs.
             prompt_size: what the solver pads prompts to.
 
         Returns:
-            Mel [B, 2T, 80] float32; frames past a row's length are meaningless.
+            Mel [B, 2T, 80] float32, each row from its first new frame on; frames past its length are meaningless.
         """
-        frames = self.frame_lengths(batch)
-        mu = self._encode(tokens, batch, frames)
-        size, mel = mu.shape[1], self.flow.config.output_size
-        start = batch.prompt_frames + batch.generated
-        noise = ops.counter_noise(batch.seeds, start, size, mel, int(NoiseDomain.FLOW))
-        solving = SolverBatch(
-            batch.slots, batch.solver_prompts, batch.prompt_frames, batch.generated, frames, prompt_size
-        )
-        pool = self.pool.solver
+        frames = self._computed(batch)
+        own = batch.first_frames - batch.shared_frames
+        places = KeyPlaces(batch.slots, batch.solver_prompts, batch.shared_frames, own, frames)
+        mu = self._encode(tokens, batch, own, frames)
         speaker = self.pool.speaker.index_select(0, batch.slots)
-        x, own, tails = self.solver.solve(noise, mu, speaker, None, solving, pool)
-        ops.commit_window(own, pool.window, batch.slots, batch.generated, frames)
-        pool.tails.index_copy_(0, batch.slots, tails)
-        return x
+        noise = self._noise(batch, mu.shape[1])
+        if not self.block:
+            solving = SolverBatch(places, batch.first_frames, frames, prompt_size=prompt_size)
+            return self.solver.solve(noise, mu, speaker, None, solving, self.pool.solver)
+        committed, block = batch.committed * self.stride, self.block * self.stride
+        solving = SolverBatch(places, batch.first_frames, committed, block, prompt_size)
+        cond = self._cond(batch, own, mu.shape[1]).to(mu.dtype)
+        return _shifted_left(self.solver.solve(noise, mu, speaker, cond, solving, self.pool.solver), batch.skipped)
 
-    def _encode(self, tokens: Tensor, batch: SlotBatch, frames: Tensor) -> Tensor:
-        """Return mu [B, 2T, 80]."""
-        stride, pool, slots = self.stride, self.pool, batch.slots
+    def _computed(self, batch: SlotBatch) -> Tensor:
+        """Return [B] mel frames from each row's last complete block on."""
+        return self.stride * (batch.num_tokens - self.lookahead * (1 - batch.is_last))
+
+    def _encode(self, tokens: Tensor, batch: SlotBatch, own: Tensor, frames: Tensor) -> Tensor:
+        """Return mu [B, 2T, 80]; `own` and `frames` count the stream's frames before the chunk and the chunk's."""
+        pool, slots, stride = self.pool, batch.slots, self.stride
+        embedded = embed_tokens(self.flow, tokens, batch.num_tokens)
+        if isinstance(self._mixer, FusedLookahead):
+            size = tokens.shape[1] - self.lookahead
+            mixed = self._mixer(embedded, size, batch.committed, pool.lookahead_tail, slots)
+            return mixed.repeat_interleave(stride, dim=1, output_size=size * stride)
+        c = pool.conformer
+        assert c is not None
         spoken = frames // stride
-        at_tokens = KeyPlaces(
-            slots, batch.token_prompts, batch.prompt_frames // stride, batch.generated // stride, spoken
+        places = (
+            KeyPlaces(slots, batch.token_prompts, batch.shared_frames // stride, own // stride, spoken),
+            KeyPlaces(slots, batch.frame_prompts, batch.shared_frames, own, frames),
         )
-        at_frames = KeyPlaces(slots, batch.frame_prompts, batch.prompt_frames, batch.generated, frames)
-        return encode_tokens(
-            self.flow, self.encoder, tokens, batch.num_tokens, spoken, (at_tokens, at_frames),
-            (pool.token_window, pool.frame_window), EncoderTails(pool.lookahead_tail, pool.upsample_tail),
+        hidden = self._mixer.encode(
+            embedded, batch.num_tokens, spoken, places, (c.token_window, c.frame_window),
+            EncoderTails(pool.lookahead_tail, c.upsample_tail),
+            BlockMasking(self.block, batch.committed) if self.block else None,
         )  # fmt: skip
+        return project(self.flow, hidden)
+
+    def _noise(self, batch: SlotBatch, size: int) -> Tensor:
+        """[B, T, 80] from each row's first frame: by the voice's seed in the prompt, by the stream's behind it."""
+        first, width = batch.first_frames, self.flow.output_size
+        own = ops.counter_noise(batch.seeds, first, size, width, int(NoiseDomain.FLOW))
+        if not self.block:
+            return own
+        shared = torch.full_like(batch.seeds, PROMPT_SEED)
+        in_prompt = first[:, None] + torch.arange(size, device=first.device) < batch.prompt_frames[:, None]
+        return torch.where(
+            in_prompt[:, :, None], ops.counter_noise(shared, first, size, width, int(NoiseDomain.FLOW)), own
+        )
+
+    def _cond(self, batch: SlotBatch, own: Tensor, size: int) -> Tensor:
+        """[B, T, 80] what is left of the prompts' mel, then zeros."""
+        assert self.pool.cond is not None
+        kept = self.pool.cond.index_select(0, batch.slots)
+        at = own[:, None] + torch.arange(size, device=kept.device)
+        is_prompt = at < (batch.prompt_frames - batch.shared_frames)[:, None]
+        index = at.clamp(max=kept.shape[1] - 1)[:, :, None].expand(-1, -1, kept.shape[2])
+        return torch.where(is_prompt[:, :, None], kept.gather(1, index), 0.0)
 
 
-def encode_tokens(
-    flow: Flow,
-    encoder: FusedEncoder,
-    tokens: Tensor,
-    num_tokens: Tensor,
-    spoken: Tensor,
-    places: tuple[KeyPlaces, KeyPlaces],
-    windows: tuple[Tensor, Tensor],
-    tails: EncoderTails,
-) -> Tensor:
-    """Turn tokens [B, T + 3] int64 into what the solver is conditioned on, mu [B, 2T, 80].
-
-    Args:
-        flow: embeds the tokens, and projects what the encoder makes of them.
-        encoder: its encoder.
-        tokens: padded.
-        num_tokens, spoken, places, windows, tails: as `FusedEncoder.encode` takes them.
-    """
+def embed_tokens(flow: Flow | BlockFlow, tokens: Tensor, num_tokens: Tensor) -> Tensor:
+    """Return embeddings [B, N, C] of tokens [B, N], 0 behind the `num_tokens` [B] valid ones."""
     embedded = flow.input_embedding(tokens)
-    embedded = embedded * valid_mask(num_tokens, tokens.shape[1])[:, :, None].to(embedded.dtype)
-    hidden = encoder.encode(embedded, num_tokens, spoken, places, windows, tails)
+    return torch.as_tensor(embedded * valid_mask(num_tokens, tokens.shape[1])[:, :, None].to(embedded.dtype))
+
+
+def project(flow: Flow | BlockFlow, hidden: Tensor) -> Tensor:
+    """Return mu [B, 2T, 80] of what the conformer made, [B, 2T, C]."""
+    assert isinstance(flow, Flow | CosyVoice2Flow)
     return functional.linear(hidden, flow.encoder_proj.weight, flow.encoder_proj.bias)
+
+
+def _shifted_left(mel: Tensor, skipped: Tensor) -> Tensor:
+    """Return [B, F, 80] from each row's column `skipped` on; what is past the end repeats the last column."""
+    size = mel.shape[1]
+    index = (skipped[:, None] + torch.arange(size, device=mel.device)).clamp(max=size - 1)
+    return mel.gather(1, index[:, :, None].expand_as(mel))

@@ -1,31 +1,43 @@
-"""Runs batches on pools: one fixed-shape program per bucket of streams and tokens, captured as a CUDA graph.
+"""Runs batches of streams on pools: one program, a CUDA graph, per bucket of streams and tokens.
 
-The engine's `Runner` for GPUs, under history policy `prompt_and_recent`. States are places in the pool and change in
-place. On a device without CUDA graphs the same programs run one kernel after another (for tests).
+The engine's `Runner` for GPUs, under history policy `prompt_and_recent`. A voice's streams read its prompt's keys and
+values where they are; a stream's own newest ones, and what its convolutions continue from, are a place in the pool that
+changes in place. On a device without CUDA graphs the same programs run one kernel after another (for tests).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.errors import InvalidPromptError, Token2WavError
+from token2wav_service.models.flow.block_flow import BlockFlow
+from token2wav_service.models.flow.block_stream import BlockState, BlockStreamFlow, BlockVoice
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_state import FlowState
 from token2wav_service.models.flow.flow_stream import StreamFlow
+from token2wav_service.models.vocoder.causal_hift import CausalHiFT, Spectra
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.runtime.slots.bucket_program import BucketProgram, ProgramTable
-from token2wav_service.runtime.slots.fused_solver import ChunkSolver, FusedSolver
-from token2wav_service.runtime.slots.pool import SCRATCH_SLOT, PoolSizes, SlotPool, StreamPool, allocate_pool
+from token2wav_service.runtime.slots.chunk_solver import ChunkSolver
+from token2wav_service.runtime.slots.dit_solver import DiTSolver
+from token2wav_service.runtime.slots.pool import BATCH_FIELDS, SCRATCH_ROW, PoolSizes, SlotPool, allocate_pool
 from token2wav_service.runtime.slots.prompt_flow import PromptFlow
-from token2wav_service.runtime.slots.slot_flow import SlotFlow, SlotRow
-from token2wav_service.runtime.slots.slot_vocoder import SlotVocoder, VocoderProgress
+from token2wav_service.runtime.slots.slot_flow import SlotFlow, make_solver
+from token2wav_service.runtime.slots.slot_vocoder import (
+    CausalSlotVocoder,
+    SlotVocoder,
+    VocoderProgress,
+    allocate_vocoder,
+)
 from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, TOKEN_BUCKETS, StepShapes
 from token2wav_service.runtime.slots.vocoder_network import VocoderNetwork
 from token2wav_service.types import FloatArray, TokenChunk, VoiceFeatures
@@ -33,38 +45,59 @@ from token2wav_service.types import FloatArray, TokenChunk, VoiceFeatures
 
 @dataclass(frozen=True)
 class SlotVoice:
-    """A voice on the device; its keys and values are read by all of its streams where they are."""
+    """A voice on the device; its streams read its prompt's keys and values where they are."""
 
-    flow: FlowState
-    """The plain state after the prompt, in the pool's dtype."""
-    solver_tails: Tensor
-    """[n, L, 2 convolutions, 2 cfg, 2 columns, C]."""
+    prompt: FlowState | BlockVoice
     speaker: Tensor
     """[80] projected speaker vector."""
+    tails: Tensor | None
+    """The solver's tails after the prompt, in the pool's layout, where all streams start with the same."""
 
     @property
     def frames(self) -> int:
         """Mel frames of the prompt."""
-        return self.flow.frames
+        return self.prompt.frames
 
     @property
     def num_bytes(self) -> int:
         """Memory it holds."""
-        return self.flow.num_bytes + self.solver_tails.numel() * self.solver_tails.element_size()
+        own = (self.speaker,) if self.tails is None else (self.speaker, self.tails)
+        return self.prompt.num_bytes + sum(tensor.numel() * tensor.element_size() for tensor in own)
 
 
 @dataclass
 class StreamSlot:
-    """One stream's place and how far it is; changed in place by `run`."""
+    """One stream's place and how far it is, in tokens from the prompt's start; changed in place by `run`."""
 
     voice: SlotVoice
     slot: int
     num_bytes: int
     """Bytes of the slot."""
+    start: FlowState | BlockState | None = None
+    """State that the stream started from, whose keys are read as long as it lives; None before its first chunk."""
+    first_token: int = 0
+    """Number of tokens whose blocks are complete; without a block mask, of all before the next chunk."""
+    end_token: int = 0
+    """Number of tokens whose mel was given out, or is the prompt's."""
+    pending: tuple[int, ...] = ()
+    """Token ids from `first_token` to `end_token`, which the next chunk computes again."""
     generated: int = 0
+    """Mel frames that were given out."""
     vocoder: VocoderProgress = field(default_factory=VocoderProgress)
     is_broken: bool = False
     """True while a step changes the slot, and for ever if that step failed."""
+
+
+@dataclass(frozen=True)
+class _Span:
+    """What one row computes, in tokens from the prompt's start."""
+
+    first: int
+    start: int
+    """The first token whose mel is given out."""
+    end: int
+    committed: int
+    """End of the last complete block."""
 
 
 class SlotRunner:
@@ -72,25 +105,27 @@ class SlotRunner:
 
     def __init__(
         self,
-        flow: Flow,
-        hift: HiFT,
+        flow: Flow | BlockFlow,
+        vocoder: HiFT | CausalHiFT,
         policy: SynthesisPolicy,
         sizes: PoolSizes,
         stream_buckets: Sequence[int] = STREAM_BUCKETS,
-        token_buckets: Sequence[int] = TOKEN_BUCKETS,
+        token_buckets: Sequence[int] | None = None,
         solver: ChunkSolver | None = None,
-        convolutions: VocoderNetwork | None = None,
+        convolutions: VocoderNetwork | Spectra | None = None,
     ) -> None:
         """Allocate the pool and pack the weights.
 
         Args:
             flow: in eval mode on its device, in the dtype to compute in.
-            hift: float32, on the same device, weight norms folded; its activations are replaced by fused ones.
+            vocoder: float32, on the same device, weight norms folded.
             policy: history must not be `upstream`, noise must be `counter`.
             sizes: room of the pool.
-            stream_buckets, token_buckets: shapes to prepare programs for, ascending.
+            stream_buckets, token_buckets: shapes to prepare programs for, ascending; tokens without look-ahead, those
+                that are computed again included. None takes the flow's `token_buckets_of`.
             solver: runs the estimator; None takes the fused kernels.
-            convolutions: runs the vocoder's convolutions; None takes the fused kernels.
+            convolutions: runs the vocoder's convolutions: a network for a HiFT, `Spectra` for a causal one; None takes
+                the fused kernels, or the causal vocoder's own.
 
         Raises:
             ValueError: a policy this runner does not have.
@@ -98,29 +133,34 @@ class SlotRunner:
         if policy.history is HistoryPolicy.UPSTREAM or policy.noise is NoiseSource.UPSTREAM:
             raise ValueError("the slot runner keeps prompt and recent frames with counter noise; use runner=torch")
         self.policy = replace(policy, history=HistoryPolicy.PROMPT_AND_RECENT)
-        self.sizes = sizes
-        self.device = next(flow.parameters()).device
-        self.dtype = next(flow.parameters()).dtype
-        self.shapes = StepShapes(tuple(stream_buckets), tuple(token_buckets))
-        self.pool: StreamPool = allocate_pool(
-            sizes, flow.config, hift.config, policy.ode_steps, self.dtype, self.device
-        )
+        self.sizes, self.device, self.dtype = sizes, flow.device, flow.dtype
+        self.shapes = StepShapes(tuple(stream_buckets), tuple(token_buckets or token_buckets_of(flow)))
         self.slots = SlotPool(sizes.streams)
-        chosen: ChunkSolver = solver or FusedSolver(flow.decoder, policy.ode_steps, self.dtype)
-        self.flow = SlotFlow(flow, chosen, self.pool, sizes.max_prompt_frames, self.shapes.token_buckets)
-        self.vocoder = SlotVocoder(hift, self.policy, self.pool.vocoder, self.dtype, convolutions)
+        slots, (ring, conformer_ring) = sizes.streams + 1, sizes.rings(flow)
+        solver = solver or make_solver(flow, policy.ode_steps)
+        kept: Any = allocate_vocoder(slots, vocoder)
+        self.vocoder: SlotVocoder | CausalSlotVocoder
+        if isinstance(vocoder, CausalHiFT):
+            assert not isinstance(convolutions, VocoderNetwork)
+            self.vocoder = CausalSlotVocoder(vocoder, self.policy, kept, convolutions)
+        else:
+            assert convolutions is None or isinstance(convolutions, VocoderNetwork)
+            self.vocoder = SlotVocoder(vocoder, self.policy, kept, self.dtype, convolutions)
+        self.pool = allocate_pool(flow, solver.allocate(slots, ring), kept, slots, conformer_ring)
+        self.flow = SlotFlow(flow, solver, self.pool, sizes.max_prompt_frames, self.shapes.token_buckets)
+        self._plain: Any = (BlockStreamFlow if isinstance(flow, BlockFlow) else StreamFlow)(flow, self.policy)  # type: ignore[arg-type]
         # Plain modules prepare voices where there are no graphs to gain from, and beside other solvers.
-        self._prompts: PromptFlow | StreamFlow = StreamFlow(flow, self.policy)
-        if self.device.type == "cuda" and isinstance(chosen, FusedSolver):
-            self._prompts = PromptFlow(flow, chosen, sizes.max_prompt_frames)
-        self.facts = ModelFacts(flow.config.vocab_size, self.flow.lookahead, self.flow.stride)
+        self._prompts: PromptFlow | None = None
+        if self.device.type == "cuda" and isinstance(flow, Flow) and isinstance(solver, DiTSolver):
+            self._prompts = PromptFlow(flow, solver, sizes.max_prompt_frames)
+        self.facts = ModelFacts(flow.vocab_size, flow.lookahead, flow.stride, self._plain.hop_multiple)
         self._programs = ProgramTable(self.flow, self.vocoder, self.shapes, self.device)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compile every kernel and capture every bucket, so that nothing compiles under load."""
         self._programs.prepare()
-        if isinstance(self._prompts, PromptFlow):
+        if self._prompts is not None:
             self._prompts.warm_up()
 
     @torch.inference_mode()
@@ -128,7 +168,7 @@ class SlotRunner:
         """Run a voice's prompt once.
 
         Raises:
-            InvalidPromptError: longer than the pool has room for.
+            InvalidPromptError: longer than the runner has room for.
         """
         if len(features.prompt_mel) > self.sizes.max_prompt_frames:
             raise InvalidPromptError(
@@ -136,14 +176,14 @@ class SlotRunner:
                 f"{self.sizes.max_prompt_frames} (50 a second); cut it"
             )
         speaker = torch.from_numpy(features.speaker_embedding)
-        state = self._prompts.prepare_voice(
+        prompt = (self._prompts or self._plain).prepare_voice(
             torch.from_numpy(features.prompt_tokens), torch.from_numpy(features.prompt_mel), speaker
         )
-        flow = self.flow.flow
-        normalised = torch.nn.functional.normalize(speaker.to(self.device, self.dtype), dim=0)
-        steps, depth, cfg, _, columns = state.solver_tail.shape
-        tails = state.solver_tail.view(steps, depth, cfg, 2, -1, columns).permute(0, 1, 3, 2, 5, 4)
-        return SlotVoice(state, tails.contiguous(), flow.spk_embed_affine_layer(normalised))
+        tails = None
+        if isinstance(prompt, FlowState):
+            tails = self.flow.solver.place_tails(prompt.solver_tail).contiguous()
+        normalised = functional.normalize(speaker.to(self.device, self.dtype), dim=0)
+        return SlotVoice(prompt, self.flow.flow.spk_embed_affine_layer(normalised), tails)
 
     def open(self, voice: SlotVoice) -> StreamSlot:
         """Take a slot.
@@ -158,15 +198,19 @@ class SlotRunner:
         self.slots.free(state.slot)
 
     def bucket(self, chunk: TokenChunk, state: StreamSlot) -> int:
-        """Return the spoken tokens that the chunk's program has room for."""
-        return self.shapes.token_bucket(self._spoken(chunk))
+        """Return the tokens that the chunk's program has room for."""
+        return self.shapes.token_bucket(self._computed(len(chunk.token_ids), chunk.is_last, state))
 
     def step_size(self, bucket: int, ready: int) -> int:
         """Return how many of so many chunks one step of a bucket's program should take."""
         return self.shapes.step_size(bucket, ready)
 
+    def program(self, streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
+        """Return the program of a bucket, making it at first use; one of any other size is not kept."""
+        return self._programs.get(streams, tokens, prompt_size)
+
     @torch.inference_mode()
-    def run(self, works: Sequence[ChunkWork[StreamSlot]]) -> list[ChunkOutcome[StreamSlot]]:
+    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
         """Run every chunk; in the largest one's program if it has room for all, else each in its own bucket's.
 
         Raises:
@@ -174,78 +218,137 @@ class SlotRunner:
         """
         if any(work.state.is_broken for work in works):
             raise Token2WavError("an earlier step failed while it changed this stream; open it again")
-        outcomes: dict[int, ChunkOutcome[StreamSlot]] = {}
-        for indices, tokens in self.shapes.groups([self._spoken(work) for work in works]):
+        outcomes: dict[int, ChunkOutcome] = {}
+        computed = [self._computed(len(work.token_ids), work.is_last, work.state) for work in works]
+        for indices, tokens in self.shapes.groups(computed):
             group = [works[index] for index in indices]
             for index, samples in zip(indices, self._run_group(group, tokens), strict=True):
                 outcomes[index] = ChunkOutcome(samples, works[index].state)
         return [outcomes[index] for index in range(len(works))]
 
-    def _run_group(self, works: Sequence[ChunkWork[StreamSlot]], tokens: int) -> list[FloatArray]:
-        prompt_size = self.flow.solver.prompt_size(max(work.state.voice.frames for work in works))
-        program = self.program(self.shapes.stream_bucket(len(works)), tokens, prompt_size)
+    def _computed(self, count: int, is_last: bool, state: StreamSlot) -> int:
+        """Return the tokens from the stream's last complete block on that a chunk of `count` tokens makes mel of."""
+        hop = self.facts.new_tokens(count, is_last)
+        if state.start is not None:
+            return len(state.pending) + hop
+        return hop + int(self._plain.waiting_tokens(state.voice.prompt, 0 if is_last else hop))
+
+    def _run_group(self, works: Sequence[ChunkWork], tokens: int) -> list[FloatArray]:
+        begun = [self._begin(work) for work in works if work.state.start is None]
+        program = self.program(self.shapes.stream_bucket(len(works)), tokens, self._prompt_size(works))
         for work in works:
             work.state.is_broken = True
-        self._begin_streams([work.state for work in works if work.state.generated == 0])
+        self._fill_slots(begun)
         speech = program.run(*self._inputs(works, program.streams, tokens))
         samples = [self._advance(work, row) for work, row in zip(works, speech, strict=False)]
         for work in works:
             work.state.is_broken = False
         return samples
 
-    def _begin_streams(self, states: Sequence[StreamSlot]) -> None:
-        """Copy what a voice's streams start from into their slots."""
+    def _prompt_size(self, works: Sequence[ChunkWork]) -> int:
+        """Return what the solver wants these streams' prompts padded to."""
+        frames = max(self._shared(work.state.start) for work in works)
+        end = max(self._span(work).end for work in works)
+        return self.flow.solver.prompt_size(self.flow.stride * frames, self.flow.stride * end)
+
+    def _shared(self, start: FlowState | BlockState | None) -> int:
+        """Return the prompt's tokens whose keys the voice's streams share."""
+        assert start is not None
+        if isinstance(start, FlowState):
+            return start.prompt_tokens
+        return int(self._plain.shared_tokens(start.prompt_tokens))
+
+    def _begin(self, work: ChunkWork) -> StreamSlot:
+        """Find what a new stream starts from, which its first hop decides."""
+        state: StreamSlot = work.state
+        hop = 0 if work.is_last else self.facts.new_tokens(len(work.token_ids), is_last=False)
+        start = state.start = self._plain.begin(state.voice.prompt, hop)
+        if isinstance(start, FlowState):
+            state.first_token = state.end_token = start.prompt_tokens
+        else:
+            state.first_token, state.end_token = start.first_token, start.end_token
+            state.pending = tuple(start.pending.tolist())
+        return state
+
+    def _fill_slots(self, states: Sequence[StreamSlot]) -> None:
+        """Copy what streams start from into their slots."""
+        pool = self.pool
         targets: list[Tensor] = []
         sources: list[Tensor] = []
         for state in states:
-            slot, voice = state.slot, state.voice
-            targets += [self.pool.lookahead_tail[slot], self.pool.upsample_tail[slot]]
-            targets += [self.pool.solver.tails[slot], self.pool.speaker[slot]]
-            sources += [voice.flow.lookahead_tail, voice.flow.upsample_tail, voice.solver_tails, voice.speaker]
+            start, slot, voice = state.start, state.slot, state.voice
+            assert start is not None
+            tails = self.flow.solver.place_tails(start.caches["solver_tail"]) if voice.tails is None else voice.tails
+            targets += [pool.solver.tails[slot], pool.lookahead_tail[slot], pool.speaker[slot]]
+            sources += [tails, start.caches["lookahead_tail"], voice.speaker]
+            if pool.conformer is not None:
+                targets.append(pool.conformer.upsample_tail[slot])
+                sources.append(start.caches["upsample_tail"])
+            if isinstance(start, BlockState) and pool.cond is not None:
+                mel = start.cond.T
+                targets.append(pool.cond[slot, : len(mel)])
+                sources.append(mel)
         if targets:
             torch._foreach_copy_(targets, sources)
 
-    def _inputs(
-        self, works: Sequence[ChunkWork[StreamSlot]], streams: int, tokens: int
-    ) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
-        """Return the batch's fields [FIELDS, B] and tokens [B, T + 3], padded with scratch rows."""
+    def _inputs(self, works: Sequence[ChunkWork], streams: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+        """Return the batch's fields [fields, B] and tokens [B, T + 3], padded with scratch rows."""
         window = np.zeros((streams, tokens + self.flow.lookahead), np.int64)
+        rows = []
         for row, work in enumerate(works):
-            window[row, : len(work.token_ids)] = work.token_ids
-        rows = [_row(work) for work in works]
-        first = rows[0]
-        voice = (first.solver_prompt, first.token_prompt, first.frame_prompt, first.prompt_frames)
-        # A scratch row reads the first row's voice and speaks one last token into the scratch slot.
-        rows += [SlotRow(SCRATCH_SLOT, *voice)] * (streams - len(rows))
-        return np.array(rows, np.int64).T, window
+            ids = (*work.state.pending, *work.token_ids)
+            window[row, : len(ids)] = ids
+            rows.append(self._row(work, len(ids)))
+        rows += [SCRATCH_ROW] * (streams - len(rows))
+        return np.array([[row.get(name, 0) for row in rows] for name in BATCH_FIELDS], np.int64), window
 
-    def _advance(self, work: ChunkWork[StreamSlot], speech: FloatArray) -> FloatArray:
+    def _row(self, work: ChunkWork, num_tokens: int) -> dict[str, int]:
+        """Return one stream's fields of a `SlotBatch`."""
+        state, stride, span = work.state, self.flow.stride, self._span(work)
+        start = state.start
+        assert start is not None
+        prompts = {name: tensor.data_ptr() for name, tensor in start.caches.items()}
+        return {
+            "slots": state.slot,
+            "solver_prompts": prompts["solver_kv"],
+            "token_prompts": prompts.get("token_kv", 0),
+            "frame_prompts": prompts.get("frame_kv", 0),
+            "shared_frames": stride * self._shared(start),
+            "prompt_frames": stride * start.prompt_tokens,
+            "first_frames": stride * span.first,
+            "skipped": stride * (span.start - span.first),
+            "committed": span.committed - span.first,
+            "generated": state.generated,
+            "num_tokens": num_tokens,
+            "is_last": int(work.is_last),
+            "seeds": work.seed,
+            "mel_tails": state.vocoder.mel_tail,
+            "has_speech": int(state.vocoder.has_speech),
+        }
+
+    def _span(self, work: ChunkWork) -> _Span:
+        state, block = work.state, self.facts.hop_multiple
+        end = state.end_token + self.facts.new_tokens(len(work.token_ids), work.is_last)
+        return _Span(state.first_token, state.end_token, end, max(state.first_token, end // block * block))
+
+    def _advance(self, work: ChunkWork, speech: FloatArray) -> FloatArray:
         """Move the host's half of a state on, and cut the row's samples to deliver."""
-        state = work.state
-        frames = self.facts.new_frames(len(work.token_ids), work.is_last)
+        state, span = work.state, self._span(work)
+        ids = (*state.pending, *work.token_ids)
+        frames = self.flow.stride * (span.end - span.start)
+        state.pending = ids[span.committed - span.first : span.end - span.first]
+        state.first_token, state.end_token = span.committed, span.end
         state.generated += frames
         return self.vocoder.deliver(state.vocoder, frames, speech, is_last=work.is_last)
 
-    def program(self, streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
-        """Return the program of a bucket, making it at first use; one of any other size is not kept."""
-        return self._programs.get(streams, tokens, prompt_size)
 
-    def _spoken(self, chunk: ChunkWork[StreamSlot] | TokenChunk) -> int:
-        return len(chunk.token_ids) - (0 if chunk.is_last else self.flow.lookahead)
+def token_buckets_of(flow: Flow | BlockFlow) -> tuple[int, ...]:
+    """Return the tokens of the chunks to plan for.
 
-
-def _row(work: ChunkWork[StreamSlot]) -> SlotRow:
-    state, flow = work.state, work.state.voice.flow
-    return SlotRow(
-        slot=state.slot,
-        solver_prompt=flow.solver_kv.data_ptr(),
-        token_prompt=flow.token_kv.data_ptr(),
-        frame_prompt=flow.frame_kv.data_ptr(),
-        prompt_frames=flow.prompt_frames,
-        generated=state.generated,
-        num_tokens=len(work.token_ids),
-        is_last=int(work.is_last),
-        seed=work.seed,
-        mel_tail=state.vocoder.mel_tail,
-        has_speech=int(state.vocoder.has_speech),
-    )
+    Of a block-masked flow one, two and four blocks; a last chunk speaks its look-ahead, too. First chunks of whole
+    blocks find one more block of the prompt incomplete.
+    """
+    if not isinstance(flow, BlockFlow):
+        return TOKEN_BUCKETS
+    block, ahead = flow.block_tokens, flow.lookahead
+    return (block, block + ahead, 2 * block, 4 * block + ahead, 5 * block + ahead)

@@ -13,36 +13,36 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.models.flow.cfm import ConditionalFlowMatching, time_grid
+from token2wav_service.models.flow.cfm import ConditionalFlowMatching
 from token2wav_service.models.flow.unet import KERNEL, LEFT_CONTEXT, UNet
 from token2wav_service.runtime.kernels import ops
-from token2wav_service.runtime.slots.block_solver import (
-    BlockSolverBatch,
+from token2wav_service.runtime.slots.chunk_solver import (
+    FusedSolver,
     HeadedRows,
-    UnpaddedPrompts,
-    allocate_history,
+    SolverBatch,
+    SolverPool,
+    affine_float,
+    float_copy,
     pack_attention,
     pack_linear,
+    shifted_weight,
 )
-from token2wav_service.runtime.slots.fused_solver import SolverPool, affine_float, float_copy, shifted_weight
 
 NORM_EPS = 1e-5
 CFG_HALVES = 2
 
 
-class UNetSolver(UnpaddedPrompts):
-    """Solves chunks of many streams; see `BlockSolver`."""
+class UNetSolver(FusedSolver):
+    """Solves chunks of many streams; see `ChunkSolver`."""
 
     def __init__(self, cfm: ConditionalFlowMatching[UNet], steps: int, dtype: torch.dtype) -> None:
+        super().__init__(cfm, steps, dtype)
         unet, config = cfm.estimator, cfm.estimator.config
-        self.config, self.steps, self.dtype, self.guidance = config, steps, dtype, cfm.guidance
-        self.device = next(cfm.parameters()).device
-        grid = time_grid(steps)
-        self.deltas = (grid[1:] - grid[:-1]).tolist()
+        self.config = config
         stages: list[Any] = [unet.down_blocks[0], *unet.mid_blocks, unet.up_blocks[0]]
         with torch.inference_mode():
-            embedded = functional.mish(float_copy(unet.time_mlp)(grid[:-1].to(self.device)))
-            self.times = torch.stack([affine_float(stage.resnet.mlp[1], embedded) for stage in stages], 1)
+            embedded = functional.mish(float_copy(unet.time_mlp)(self.times))
+            self.projections = torch.stack([affine_float(stage.resnet.mlp[1], embedded) for stage in stages], 1)
             """[n, stages, C] float32 projections of the time for each resnet."""
             self.stages = [_PackedStage(stage, dtype) for stage in stages]
             final: Any = unet.final_block
@@ -54,27 +54,27 @@ class UNetSolver(UnpaddedPrompts):
         """Input channels of each convolution, in the order in which they run."""
 
     def allocate(self, slots: int, ring: int) -> SolverPool:
-        """See `BlockSolver`; tails are [S, n, ...], of every convolution [2 cfg, 2 columns, C] one after another."""
+        """See `ChunkSolver`; tails are [S, n, ...], of every convolution [2 cfg, 2 columns, C] one after another."""
         c = self.config
         window = (c.num_layers, CFG_HALVES, c.num_heads, ring, 2 * c.head_dim)
-        size = CFG_HALVES * LEFT_CONTEXT * c.tail_channels
-        return allocate_history(slots, self.steps, window, (size,), self.final[0])
+        return self.history(slots, window, (CFG_HALVES * LEFT_CONTEXT * c.tail_channels,))
 
     def place_tails(self, tails: Tensor) -> Tensor:
-        """See `BlockSolver`."""
+        """See `ChunkSolver`."""
         parts = torch.split(tails[:, 0], self.widths, 2)
         return torch.cat([part.transpose(2, 3).flatten(1) for part in parts], 1)
 
     def plain_tails(self, tails: Tensor) -> Tensor:
-        """Return tails [N, ...] in the pool's layout as the plain modules keep them: [N, 1, 2, C, 2]."""
+        """See `FusedSolver`."""
         parts = torch.split(tails, [CFG_HALVES * LEFT_CONTEXT * width for width in self.widths], 1)
         shaped = (part.view(len(part), CFG_HALVES, LEFT_CONTEXT, -1).transpose(2, 3) for part in parts)
         return torch.cat(list(shaped), 2)[:, None]
 
     def solve(
-        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor, batch: BlockSolverBatch, pool: SolverPool
+        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor | None, batch: SolverBatch, pool: SolverPool
     ) -> Tensor:
-        """See `BlockSolver`."""
+        """See `ChunkSolver`."""
+        assert cond is not None
         streams, frames, mel = noise.shape
         c = self.config
         rows = HeadedRows(c.num_layers, 2 * streams * frames, c.num_heads, c.head_dim, pool.tails)
@@ -87,7 +87,7 @@ class UNetSolver(UnpaddedPrompts):
             tails = self._tails(step, batch, pool, new_tails)
             velocity = _Pass(self, step, rows, tails, batch, pool, frames).run(inputs.flatten(0, 2))
             rows.keep(step, batch, pool, frames)
-            x, half = ops.guide(x, velocity, self.deltas[step], self.guidance, self.dtype)
+            x, half = self.advance(step, x, velocity)
         # A chunk that completes no block leaves the tails as they were.
         slots = batch.places.slots
         is_kept = (batch.committed > 0)[:, None, None]
@@ -102,7 +102,7 @@ class UNetSolver(UnpaddedPrompts):
         return inputs
 
     def _tails(
-        self, step: int, batch: BlockSolverBatch, pool: SolverPool, new_tails: Tensor
+        self, step: int, batch: SolverBatch, pool: SolverPool, new_tails: Tensor
     ) -> Iterator[ops.ConvolutionTails]:
         """Give every convolution its tails, in the order in which they run."""
         begin = 0
@@ -125,7 +125,7 @@ class _Pass:
         step: int,
         rows: HeadedRows,
         tails: Iterator[ops.ConvolutionTails],
-        batch: BlockSolverBatch,
+        batch: SolverBatch,
         pool: SolverPool,
         frames: int,
     ) -> None:
@@ -163,7 +163,7 @@ class _Pass:
         shifted = self._shift(x, branch)
         convolved = functional.linear(shifted, *stage.conv1)
         again = shifted.new_empty(convolved.shape[0], KERNEL * convolved.shape[1])
-        added = s.times[self._step, index]
+        added = s.projections[self._step, index]
         ops.norm_mish(convolved, *stage.norm1, again, next(self._tails), self._frames, added=added)
         convolved = functional.linear(again, *stage.conv2)
         residual = functional.linear(shifted[:, -x.shape[1] :], *stage.residual)

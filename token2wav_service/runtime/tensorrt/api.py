@@ -1,8 +1,8 @@
 """The one place that calls NVIDIA's packages `tensorrt` 10 and 11 and `tensorrt_rtx` 1: builds engines and runs them.
 
-TensorRT for RTX differs in four things, all of them here: it builds for GPUs that it is told, on any machine; it keeps
-no timings; an engine must be built for memory that the caller owns, if a CUDA graph is to be captured around it; and
-contexts say when kernels are made for a shape. Networks are strongly typed: precision comes from the ONNX graph.
+TensorRT for RTX differs in three things, all of them here: it builds for GPUs that it is told, on any machine; an
+engine must be built for memory that the caller owns, if a CUDA graph is to be captured around it; and contexts say
+when kernels are made for a shape. Networks are strongly typed: precision comes from the ONNX graph.
 Builds were run with `tensorrt_rtx`; nothing here was ever run on a GPU. The packages carry no types: a test compares
 the calls with the published bindings. It knows nothing of the models.
 """
@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from servicekit.extras import install_command
 from token2wav_service.errors import EngineBuildError, EngineUnfitError
 from token2wav_service.graphs.spec import ShapeRange
 from token2wav_service.runtime.tensorrt.manifest import RTX_ARCHITECTURES, TENSORRT, TENSORRT_RTX
-from token2wav_service.runtime.tensorrt.types import BuildProgress, BuiltPlan, EngineTensor, Interrupts, Shape
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +30,19 @@ MODULES = {TENSORRT: "tensorrt", TENSORRT_RTX: "tensorrt_rtx_bindings"}
 SUPPORTED_MAJORS = {TENSORRT: (10, 11), TENSORRT_RTX: (1,)}
 KEPT_ERRORS = 20
 """Number of TensorRT's newest messages in the error that a failed build raises."""
+
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EngineTensor:
+    """An input or output of an engine."""
+
+    name: str
+    dtype: str
+    """Element type by its name in numpy and torch."""
+    is_input: bool
 
 
 class TensorRT:
@@ -55,46 +71,34 @@ class TensorRT:
         """The package's name and full version; an engine is bound to it."""
         return f"{self._name} {self._module.__version__}"
 
-    def build(
-        self,
-        onnx: Path,
-        profiles: Sequence[Mapping[str, ShapeRange]],
-        architecture: str,
-        progress: BuildProgress,
-        timings: bytes = b"",
-    ) -> BuiltPlan:
-        """Build an engine.
+    def build(self, onnx: Path, profiles: Sequence[Mapping[str, ShapeRange]], architecture: str) -> bytes:
+        """Build an engine and return it serialized; shows on standard error how far it is.
 
         Args:
             onnx: the graph.
             profiles: each names every input.
             architecture: of the GPU it is for, such as sm89; TensorRT builds for this machine's own in any case.
-            timings: of an earlier build with TensorRT, or empty.
 
         Raises:
             EngineBuildError: the graph can't be parsed or built; it names the nodes.
+            KeyboardInterrupt: the user wanted to stop, which ended the build.
         """
         self._messages.clear()
         trt = self._module
         builder = trt.Builder(self._logger)
         network = self._parse(builder, onnx)
         config = builder.create_builder_config()
-        held = [_add_profile(builder, network, config, ranges) for ranges in profiles]
-        # NOTE: the builder does not own these two; they must live until it is done.
-        interrupts = Interrupts()
-        monitor = config.progress_monitor = _make_monitor(trt, progress, interrupts)
-        cache = None
+        for ranges in profiles:
+            _add_profile(builder, network, config, ranges)
+        # NOTE: the builder does not own the monitor, which must live until it is done.
+        monitor = config.progress_monitor = _make_monitor(trt, onnx.stem)
         if self._is_rtx:
             self._configure_rtx(config, architecture)
-        else:
-            cache = _attach_timing_cache(config, timings)
         plan = builder.build_serialized_network(network, config)
-        interrupts.raise_if_any()
+        monitor.end()
         if plan is None:
             raise EngineBuildError(f"{self.library} can't build {onnx}:\n{self._said()}")
-        del monitor
-        kept = b"" if cache is None else bytes((config.get_timing_cache() or cache).serialize())
-        return BuiltPlan(bytes(plan), tuple(held), kept)
+        return bytes(plan)
 
     def _parse(self, builder: Any, onnx: Path) -> Any:
         trt = self._module
@@ -263,8 +267,7 @@ def _parser_errors(parser: Any) -> list[str]:
     return [f"  node {e.node()} {e.node_name()!r} ({e.node_operator()}): {e.desc()}" for e in errors] or ["no message"]
 
 
-def _add_profile(builder: Any, network: Any, config: Any, ranges: Mapping[str, ShapeRange]) -> dict[str, ShapeRange]:
-    """Add a profile to what is built; returns it as the builder holds it."""
+def _add_profile(builder: Any, network: Any, config: Any, ranges: Mapping[str, ShapeRange]) -> None:
     names = {network.get_input(index).name for index in range(network.num_inputs)}
     if names != set(ranges):
         raise EngineBuildError(f"the graph has inputs {sorted(names)}, the profile gives {sorted(ranges)}")
@@ -272,20 +275,10 @@ def _add_profile(builder: Any, network: Any, config: Any, ranges: Mapping[str, S
     for name, shapes in ranges.items():
         profile.set_shape(name, shapes.min, shapes.opt, shapes.max)
     config.add_optimization_profile(profile)
-    return {name: _shape_range(profile.get_shape(name)) for name in ranges}
 
 
 def _shape_range(shapes: Sequence[Sequence[int]]) -> ShapeRange:
     return ShapeRange(*(tuple(shape) for shape in shapes))
-
-
-def _attach_timing_cache(config: Any, serialized: bytes) -> Any:
-    cache = config.create_timing_cache(serialized)
-    if not config.set_timing_cache(cache, False):
-        logger.warning("the timing cache is of another GPU or TensorRT version; starting an empty one")
-        cache = config.create_timing_cache(b"")
-        config.set_timing_cache(cache, False)
-    return cache
 
 
 def _make_logger(trt: Any, messages: list[str]) -> Any:
@@ -313,20 +306,43 @@ def _make_logger(trt: Any, messages: list[str]) -> Any:
     return Forwarder()
 
 
-def _make_monitor(trt: Any, progress: BuildProgress, interrupts: Interrupts) -> Any:
+def _make_monitor(trt: Any, title: str) -> Any:
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-        """Hands progress on, and cancels the build where the user wants to stop."""
+        """Shows a bar for every open phase; called from any thread. Ctrl-C must not cross the library: it is kept."""
 
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
+            self._is_interrupted = False
+            self._bars: dict[str, tqdm[Any]] = {}
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            interrupts.keep(progress.start, phase_name, parent_phase, num_steps)
+            with self._keeping_interrupts():
+                shown = phase_name if parent_phase is not None else f"{title}: {phase_name}"
+                self._bars[phase_name] = tqdm(total=num_steps, desc=shown, leave=parent_phase is None, unit="step")
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            return interrupts.keep(progress.step, phase_name, step)
+            with self._keeping_interrupts():
+                bar = self._bars[phase_name]
+                bar.update(step + 1 - bar.n)
+            return not self._is_interrupted
 
         def phase_finish(self, phase_name: str) -> None:
-            interrupts.keep(progress.finish, phase_name)
+            with self._keeping_interrupts(), self._bars.pop(phase_name) as bar:
+                # The library does not report a phase's last steps.
+                bar.update((bar.total or bar.n) - bar.n)
+
+        def end(self) -> None:
+            """Close what a failed build left open, and raise the interrupt that was kept."""
+            for bar in self._bars.values():
+                bar.close()
+            if self._is_interrupted:
+                raise KeyboardInterrupt
+
+        @contextmanager
+        def _keeping_interrupts(self) -> Iterator[None]:
+            try:
+                yield
+            except KeyboardInterrupt:
+                self._is_interrupted = True
 
     return Monitor()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from servicekit.file_sums import sha256_of_file
 from token2wav_service.checkpoint import loader
@@ -18,18 +19,16 @@ from token2wav_service.config import Token2WavConfig
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER, describe_graphs
 from token2wav_service.graphs.spec import GraphSpec, Precision
-from token2wav_service.models.flow.block_flow import BlockFlow, CosyVoice3Flow
+from token2wav_service.models.flow.block_flow import BlockFlow
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT, Spectra
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES
-from token2wav_service.runtime.slots.block_pool import ring_frames
-from token2wav_service.runtime.slots.block_slot_flow import make_solver
-from token2wav_service.runtime.slots.fused_solver import FusedSolver
+from token2wav_service.runtime.slots.pool import PoolSizes
+from token2wav_service.runtime.slots.slot_flow import make_solver
 from token2wav_service.runtime.slots.step_shapes import StepShapes
 from token2wav_service.runtime.slots.vocoder_network import VocoderNetwork
 from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
-from token2wav_service.runtime.tensorrt.contexts import torch_dtype
 from token2wav_service.runtime.tensorrt.manifest import (
     ENGINES_FOLDER,
     EngineManifest,
@@ -38,9 +37,8 @@ from token2wav_service.runtime.tensorrt.manifest import (
     find_engine,
     installed_libraries,
 )
-from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine, S, VocoderSizes
-from token2wav_service.runtime.tensorrt.solver import PromptSizes, TensorRTBlockSolver, TensorRTSolver
-from token2wav_service.runtime.tensorrt.vocoder import TensorRTNetwork, TensorRTSpectra
+from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine, S, VocoderSizes, torch_dtype
+from token2wav_service.runtime.tensorrt.solver import TensorRTSolver
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +50,7 @@ Load = Callable[[str], TensorRT]
 class EngineParts:
     """What takes the fused kernels' places in a runner."""
 
-    solver: TensorRTSolver | TensorRTBlockSolver
+    solver: TensorRTSolver
     convolutions: VocoderNetwork | Spectra | None
     """None without a vocoder engine that fits: the runner computes the vocoder as it does without engines."""
 
@@ -142,32 +140,19 @@ def assemble_parts(
     if name not in {precision.value for precision in Precision}:
         raise EngineUnfitError(f"engines compute in float32 or float16, got dtype={name}")
     spec = describe_graphs(flow.config, hift.config, Precision(name))[ESTIMATOR_CHUNK]
-    stride = flow.stride if isinstance(flow, BlockFlow) else flow.config.encoder.up_stride
-    recent = config.synthesis.estimator_recent_frames
-    window = ring_frames(flow, recent) if isinstance(flow, BlockFlow) else recent
+    stride = flow.stride
+    window, _ = PoolSizes(0, config.synthesis.estimator_recent_frames, 0, max_prompt_frames).rings(flow)
     planned = [
         EstimatorSizes(streams, tokens * stride, prompt, window)
         for streams, tokens in shapes.programs()
         for prompt in config.tensorrt_prompt_frames
     ]
     estimator = finder.open(spec, loader.flow_files(config.model_dir), planned, parameter.device)
-    solver = _solver(config, flow, estimator, max_prompt_frames)
+    fused = make_solver(flow, config.synthesis.ode_steps)
+    solver = TensorRTSolver(estimator, fused, config.tensorrt_prompt_frames, max_prompt_frames)
     # A plain vocoder's call has frames of the chunk before; a causal one's the frames that wait, and some to look into.
     columns = [VocoderSizes(streams, tokens * stride + OVERLAP_FRAMES) for streams, tokens in shapes.programs()]
     return EngineParts(solver, _convolutions(finder, flow, hift, columns))
-
-
-def _solver(
-    config: Token2WavConfig, flow: Flow | BlockFlow, estimator: PlannedEngine[EstimatorSizes], max_prompt_frames: int
-) -> TensorRTSolver | TensorRTBlockSolver:
-    steps, guidance = config.synthesis.ode_steps, flow.decoder.guidance
-    prompts = PromptSizes(config.tensorrt_prompt_frames, max_prompt_frames)
-    if isinstance(flow, BlockFlow):
-        has_positions = isinstance(flow, CosyVoice3Flow)
-        fused = make_solver(flow, steps)
-        return TensorRTBlockSolver(estimator, fused, steps, guidance, prompts, has_positions=has_positions)
-    dtype = next(flow.parameters()).dtype
-    return TensorRTSolver(estimator, FusedSolver(flow.decoder, steps, dtype), steps, guidance, prompts)
 
 
 def _convolutions(
@@ -185,3 +170,53 @@ def _convolutions(
     if isinstance(hift, CausalHiFT):
         return TensorRTSpectra(hift, engine)
     return TensorRTNetwork(hift, torch_dtype(precision.value), engine)
+
+
+class TensorRTNetwork(VocoderNetwork):
+    """Computes `spectra` in the engine where it was planned for the size; the fused kernels compute other sizes."""
+
+    def __init__(self, hift: HiFT, dtype: torch.dtype, engine: PlannedEngine[VocoderSizes]) -> None:
+        """Pack the weights of what the engine does not hold.
+
+        Args:
+            hift: as for `VocoderNetwork`.
+            dtype: of the fused kernels' products, and of the mel and spectrum that come in.
+            engine: of the graph `vocoder`.
+        """
+        super().__init__(hift, dtype)
+        self._engine = engine
+
+    def spectra(self, mel: Tensor, spectrum: Tensor, lengths: Tensor) -> Tensor:
+        """See `VocoderNetwork.spectra`."""
+        sizes = VocoderSizes(mel.shape[0], mel.shape[1])
+        if sizes not in self._engine.sizes:
+            return super().spectra(mel, spectrum, lengths)
+        bound = self._engine.bind(sizes)
+        tensors = bound.tensors
+        tensors["mel"].copy_(mel.transpose(1, 2))
+        # The fused kernels' spectrum has padded channels.
+        tensors["spectrum"].copy_(spectrum[:, :, : tensors["spectrum"].shape[1]].transpose(1, 2))
+        tensors["lengths"].copy_(lengths)
+        bound.run()
+        return tensors["spectra"].transpose(1, 2).contiguous()
+
+
+class TensorRTSpectra:
+    """Stands where `CausalHiFT.spectra` stands; the model itself computes sizes that the engine is not planned for."""
+
+    def __init__(self, hift: CausalHiFT, engine: PlannedEngine[VocoderSizes]) -> None:
+        self._hift, self._engine = hift, engine
+
+    def __call__(
+        self, mel: Tensor, spectrum: Tensor, frames: Tensor, is_first: Tensor, context: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `CausalHiFT.spectra`; what is returned is valid until the next call."""
+        sizes = VocoderSizes(mel.shape[0], mel.shape[2])
+        if sizes not in self._engine.sizes:
+            return self._hift.spectra(mel, spectrum, frames, is_first, context)
+        bound = self._engine.bind(sizes)
+        inputs = {"mel": mel, "spectrum": spectrum, "lengths": frames, "is_first": is_first, "context": context}
+        for name, value in inputs.items():
+            bound.tensors[name].copy_(value)
+        bound.run()
+        return bound.tensors["spectra"], bound.tensors["new_context"]

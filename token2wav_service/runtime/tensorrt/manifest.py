@@ -21,7 +21,6 @@ from servicekit.extras import install_command
 from servicekit.files import write_bytes
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.graphs.catalogue import VOCODER
-from token2wav_service.graphs.spec import ShapeRange
 
 ENGINE_SUFFIX = ".engine"
 MANIFEST_SUFFIX = ".json"
@@ -33,14 +32,6 @@ TENSORRT, TENSORRT_RTX = "tensorrt", "tensorrt_rtx"
 """Names of the two libraries that build and run engines: TensorRT, and its sibling TensorRT for RTX."""
 RTX_ARCHITECTURES = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
 """GPUs that TensorRT for RTX has engines for; Hopper (sm90) is none of them."""
-
-
-@dataclass(frozen=True)
-class EngineProfile:
-    """One profile that an engine was built for."""
-
-    name: str
-    inputs: Mapping[str, ShapeRange]
 
 
 @dataclass(frozen=True)
@@ -141,8 +132,6 @@ class EngineManifest:
     """The GPU on which it was built; None if it was built ahead, for a GPU of another machine."""
     sources: Mapping[str, str]
     """SHA-256 of the checkpoint's files that the graph was exported from, by name."""
-    profiles: tuple[EngineProfile, ...]
-    """As the builder held them."""
     engine_bytes: int
     certificate: EngineCertificate
     speed: Speed | None = None

@@ -7,87 +7,80 @@ can be captured in a CUDA graph.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from token2wav_service.graphs.catalogue import ROTARY_FRAMES
 from token2wav_service.models.causal import valid_mask
-from token2wav_service.models.flow.cfm import time_grid
 from token2wav_service.runtime.kernels import ops
-from token2wav_service.runtime.slots.block_solver import BlockSolver, BlockSolverBatch
-from token2wav_service.runtime.slots.fused_solver import CONVOLUTIONS, ChunkSolver, SolverBatch, SolverPool
-from token2wav_service.runtime.tensorrt.contexts import BoundContext
-from token2wav_service.runtime.tensorrt.history import gather_history
-from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine
+from token2wav_service.runtime.slots.chunk_solver import ChunkSolver, FusedSolver, SolverBatch, SolverPool
+from token2wav_service.runtime.tensorrt.planned import BoundContext, EstimatorSizes, PlannedEngine
 
 UNPADDED = 0
 """Prompt size of batches that the fused kernels solve, because the engine is not prepared for their prompts."""
 
 
-class PromptSizes:
-    """The columns that a batch's prompts are padded to."""
+class TensorRTSolver(ChunkSolver):
+    """Solves chunks of streams; see `ChunkSolver`."""
 
-    def __init__(self, sizes: Sequence[int], max_prompt_frames: int) -> None:
-        """Keep the sizes.
+    def __init__(
+        self,
+        estimator: PlannedEngine[EstimatorSizes],
+        fused: FusedSolver,
+        prompt_frames: Sequence[int],
+        max_prompt_frames: int,
+    ) -> None:
+        """Keep the parts.
 
         Args:
-            sizes: that engines are prepared for, ascending.
+            estimator: computes the velocity.
+            fused: solves the chunks whose sizes the engine is not planned for, on the same pool.
+            prompt_frames: columns that a batch's prompts are padded to, ascending: the engine is prepared for these.
             max_prompt_frames: longest prompt that may come.
         """
-        self.all = (*sizes, *(() if sizes[-1] >= max_prompt_frames else (UNPADDED,)))
+        self._estimator, self._fused = estimator, fused
+        self._times = fused.times.tolist()
+        self.prompt_sizes = (*prompt_frames, *(() if prompt_frames[-1] >= max_prompt_frames else (UNPADDED,)))
 
-    def fitting(self, frames: int) -> int:
-        """Return the columns for a longest prompt of `frames`."""
-        return next((size for size in self.all if size >= frames), UNPADDED)
+    def prompt_size(self, frames: int, end: int) -> int:
+        """See `ChunkSolver`; a graph with positions knows none behind its table's last."""
+        if "first_frames" in self._estimator.names and end > ROTARY_FRAMES:
+            return UNPADDED
+        return next((size for size in self.prompt_sizes if size >= frames), UNPADDED)
 
+    def allocate(self, slots: int, ring: int) -> SolverPool:
+        """See `ChunkSolver`."""
+        return self._fused.allocate(slots, ring)
 
-class FusedBlockSolver(BlockSolver, Protocol):
-    """One on fused kernels."""
-
-    def plain_tails(self, tails: Tensor) -> Tensor:
-        """Return tails [N, ...] as the pool has them, as the plain modules keep them: [N, 1, 2, C, w]."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """What the estimator reads of a batch; tensors [B] int64 on the device."""
-
-    slots: Tensor
-    prompts: Tensor
-    prompt_lengths: Tensor
-    generated: Tensor
-    """Columns of each stream's own before this chunk."""
-    lengths: Tensor
-    more: dict[str, Tensor]
-    """Inputs of one family's graph, by name."""
-
-
-class _Steps:
-    """Runs the estimator's engine over the solver's steps."""
-
-    def __init__(self, estimator: PlannedEngine[EstimatorSizes], steps: int, guidance: float) -> None:
-        self._estimator, self.count, self._guidance = estimator, steps, guidance
-        grid = time_grid(steps)
-        self._times, self._deltas = grid[:-1].tolist(), (grid[1:] - grid[:-1]).tolist()
-
-    def bind(self, noise: Tensor, prompt_size: int, window: Tensor) -> BoundContext | None:
-        """Return the engine's context for a batch's sizes; None if it was not planned for them."""
-        sizes = EstimatorSizes(noise.shape[0], noise.shape[1], prompt_size, window.shape[-2])
-        return self._estimator.bind(sizes) if sizes in self._estimator.sizes else None
+    def place_tails(self, tails: Tensor) -> Tensor:
+        """See `ChunkSolver`."""
+        return self._fused.place_tails(tails)
 
     def solve(
-        self, bound: BoundContext, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor | None, rows: _Rows,
-        window: Tensor, tails: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """Solve one chunk of every stream.
+        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor | None, batch: SolverBatch, pool: SolverPool
+    ) -> Tensor:
+        """See `ChunkSolver`."""
+        sizes = EstimatorSizes(noise.shape[0], noise.shape[1], batch.prompt_size, pool.window.shape[-2])
+        if sizes not in self._estimator.sizes:
+            return self._fused.solve(noise, mu, speaker, cond, batch, pool)
+        bound, at = self._estimator.bind(sizes), batch.places
+        held = pool.tails.index_select(0, at.slots)
+        plain = self._fused.plain_tails(held.flatten(0, 1))
+        tails = plain.view(*held.shape[:2], *plain.shape[1:])
+        _fill_constants(bound, mu, speaker, cond, batch)
+        mel, own, tails = self._solve(bound, noise, batch, pool.window, tails)
+        ops.commit_window(own, pool.window, at.slots, at.generated, batch.committed)
+        pool.tails.index_copy_(0, at.slots, self._fused.place_tails(tails.flatten(0, 1)).reshape(held.shape))
+        return mel
+
+    def _solve(
+        self, bound: BoundContext, noise: Tensor, batch: SolverBatch, window: Tensor, tails: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the engine over the solver's steps.
 
         Args:
             noise: [B, T, 80] float32.
-            mu: [B, T, 80]; speaker: [B, 80]; cond: [B, T, 80] or None for zero.
             window: [slots, n, L, 2, H, W, 2D] rings.
             tails: [B, n, G, 2, C, columns] that the convolutions continue from.
 
@@ -95,130 +88,39 @@ class _Steps:
             Mel [B, T, 80] float32; what the chunk adds, [B, n, L, 2, H, T, 2D]; new tails, shaped as `tails`.
         """
         streams, frames, _ = noise.shape
-        first = _FirstRows.of(rows.prompts)
-        _fill_constants(bound, mu, speaker, cond, rows, first)
-        x, velocity = (bound.tensors[name].view(2, streams, -1, frames) for name in ("x", "velocity"))
-        tail, new_tail, chunk_kv = (_by_stream(bound.tensors[name]) for name in ("tail", "new_tail", "chunk_kv"))
+        at, t, guidance = batch.places, bound.tensors, self._fused.guidance
+        is_first, _ = _first_rows(at.prompts)
+        x, velocity = (t[name].view(2, streams, -1, frames) for name in ("x", "velocity"))
+        tail, new_tail, chunk_kv = (_by_stream(t[name]) for name in ("tail", "new_tail", "chunk_kv"))
         kv = chunk_kv.movedim(2, 0)
-        own, new_tails = kv.new_empty(streams, self.count, *kv.shape[1:]), torch.empty_like(tails)
+        own, new_tails = kv.new_empty(streams, self._fused.steps, *kv.shape[1:]), torch.empty_like(tails)
         x.copy_(noise.transpose(1, 2))
-        for step in range(self.count):
-            bound.tensors["time"].fill_(self._times[step])
-            gather_history(
-                step, rows.prompts, rows.prompt_lengths, first.is_first, window, rows.slots, rows.generated,
-                bound.tensors["prompt_kv"], bound.tensors["window_kv"],
+        for step, delta in enumerate(self._fused.deltas):
+            t["time"].fill_(self._times[step])
+            ops.gather_history(
+                step, at.prompts, at.prompt_lengths, is_first, window, at.slots, at.generated, t["prompt_kv"],
+                t["window_kv"],
             )  # fmt: skip
             tail.copy_(tails[:, step].movedim(0, 2))
             bound.run()
             conditional, unconditional = velocity
-            guided = (1 + self._guidance) * conditional - self._guidance * unconditional
-            x.add_(guided, alpha=self._deltas[step])
+            x.add_((1 + guidance) * conditional - guidance * unconditional, alpha=delta)
             own[:, step] = kv
             new_tails[:, step] = new_tail.movedim(2, 0)
         return x[0].transpose(1, 2).contiguous(), own, new_tails
 
 
-class TensorRTSolver:
-    """Solves chunks of Step-Audio2's streams; holds no state of theirs."""
-
-    def __init__(
-        self, estimator: PlannedEngine[EstimatorSizes], fused: ChunkSolver, steps: int, guidance: float,
-        prompts: PromptSizes,
-    ) -> None:  # fmt: skip
-        """Keep the parts; `fused` solves the chunks whose sizes the engine has not been planned for."""
-        self._steps, self._fused, self._prompts = _Steps(estimator, steps, guidance), fused, prompts
-        self.prompt_sizes = prompts.all
-
-    def prompt_size(self, frames: int) -> int:
-        """Return the columns that a batch with a longest prompt of `frames` is padded to."""
-        return self._prompts.fitting(frames)
-
-    def solve(
-        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor | None, batch: SolverBatch, pool: SolverPool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Solve one chunk of every stream; see `FusedSolver.solve`."""
-        bound = self._steps.bind(noise, batch.prompt_size, pool.window)
-        if bound is None:
-            return self._fused.solve(noise, mu, speaker, cond, batch, pool)
-        rows = _Rows(batch.slots, batch.prompts, batch.prompt_lengths, batch.generated, batch.lengths, {})
-        # [B, n, L, convolution, cfg, column, C] to [B, n, L, cfg, convolution and C, column], and back.
-        held = pool.tails.index_select(0, batch.slots).permute(0, 1, 2, 4, 3, 6, 5).flatten(4, 5)
-        x, own, tails = self._steps.solve(bound, noise, mu, speaker, cond, rows, pool.window, held)
-        return x, own, tails.view(*tails.shape[:4], CONVOLUTIONS, -1, tails.shape[5]).permute(0, 1, 2, 4, 3, 6, 5)
+def _first_rows(prompts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return [B] int64, 1 where no earlier row brings the same voice's address, and [B] the row that brings it."""
+    index = torch.arange(prompts.shape[0], device=prompts.device)
+    same = prompts[:, None] == prompts[None, :]
+    row = torch.where(same, index[None, :], prompts.shape[0]).amin(1)
+    return (row == index).long(), row
 
 
-class TensorRTBlockSolver:
-    """Solves chunks of a block-masked flow's streams; see `BlockSolver`."""
-
-    def __init__(
-        self, estimator: PlannedEngine[EstimatorSizes], fused: FusedBlockSolver, steps: int, guidance: float,
-        prompts: PromptSizes, *, has_positions: bool,
-    ) -> None:  # fmt: skip
-        """Keep the parts.
-
-        Args:
-            fused: solves the chunks whose sizes the engine has not been planned for, on the same pool.
-            has_positions: whether the graph takes where a chunk begins.
-        """
-        self._steps, self._fused, self._prompts = _Steps(estimator, steps, guidance), fused, prompts
-        self._has_positions = has_positions
-        self.prompt_sizes = prompts.all
-
-    def prompt_size(self, frames: int, end: int) -> int:
-        """See `BlockSolver`; the graph knows no positions behind its table's last."""
-        return UNPADDED if self._has_positions and end > ROTARY_FRAMES else self._prompts.fitting(frames)
-
-    def allocate(self, slots: int, ring: int) -> SolverPool:
-        """See `BlockSolver`."""
-        return self._fused.allocate(slots, ring)
-
-    def place_tails(self, tails: Tensor) -> Tensor:
-        """See `BlockSolver`."""
-        return self._fused.place_tails(tails)
-
-    def solve(
-        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor, batch: BlockSolverBatch, pool: SolverPool
-    ) -> Tensor:
-        """See `BlockSolver`."""
-        bound = self._steps.bind(noise, batch.prompt_size, pool.window)
-        if bound is None:
-            return self._fused.solve(noise, mu, speaker, cond, batch, pool)
-        at, more = batch.places, {"committed": batch.committed}
-        if self._has_positions:
-            more["first_frames"] = batch.first_frames
-        rows = _Rows(at.slots, at.prompts, at.prompt_lengths, at.generated, at.lengths, more)
-        held = pool.tails.index_select(0, at.slots)
-        plain = self._fused.plain_tails(held.flatten(0, 1))
-        tails = plain.view(*held.shape[:2], *plain.shape[1:])
-        x, own, tails = self._steps.solve(bound, noise, mu, speaker, cond, rows, pool.window, tails)
-        ops.commit_window(own, pool.window, at.slots, at.generated, batch.committed)
-        pool.tails.index_copy_(0, at.slots, self._fused.place_tails(tails.flatten(0, 1)).reshape(held.shape))
-        return x
-
-
-@dataclass(frozen=True)
-class _FirstRows:
-    """Which rows bring a voice that no earlier row has."""
-
-    is_first: Tensor
-    """[B] int64, 1 or 0."""
-    row: Tensor
-    """[B] the row that brings this row's voice."""
-
-    @classmethod
-    def of(cls, prompts: Tensor) -> _FirstRows:
-        """Find out on the device which rows share a voice's address."""
-        index = torch.arange(prompts.shape[0], device=prompts.device)
-        same = prompts[:, None] == prompts[None, :]
-        row = torch.where(same, index[None, :], prompts.shape[0]).amin(1)
-        return cls((row == index).long(), row)
-
-
-def _fill_constants(
-    bound: BoundContext, mu: Tensor, speaker: Tensor, cond: Tensor | None, rows: _Rows, first: _FirstRows
-) -> None:
+def _fill_constants(bound: BoundContext, mu: Tensor, speaker: Tensor, cond: Tensor | None, batch: SolverBatch) -> None:
     """Write what is the same at every step; unconditional rows see no mu, speaker or condition."""
-    t, streams = bound.tensors, mu.shape[0]
+    t, streams, at = bound.tensors, mu.shape[0], batch.places
     for name in ("mu", "speaker", "cond"):
         t[name][streams:].zero_()
     t["mu"][:streams].copy_(mu.transpose(1, 2))
@@ -227,12 +129,18 @@ def _fill_constants(
         t["cond"].zero_()
     else:
         t["cond"][:streams].copy_(cond.transpose(1, 2))
-    for name, values in {"lengths": rows.lengths, **rows.more}.items():
-        _both(t[name], values)
-    _both(t["prompt_valid"], valid_mask(rows.prompt_lengths, t["prompt_valid"].shape[1]))
-    _both(t["window_valid"], valid_mask(rows.generated, t["window_valid"].shape[1]))
-    t["prompt_row"][:streams].copy_(first.row)
-    torch.add(first.row, streams, out=t["prompt_row"][streams:])
+    for name, values in {
+        "lengths": at.lengths,
+        "committed": batch.committed,
+        "first_frames": batch.first_frames,
+    }.items():
+        if name in t:
+            _both(t[name], values)
+    _both(t["prompt_valid"], valid_mask(at.prompt_lengths, t["prompt_valid"].shape[1]))
+    _both(t["window_valid"], valid_mask(at.generated, t["window_valid"].shape[1]))
+    _, row = _first_rows(at.prompts)
+    t["prompt_row"][:streams].copy_(row)
+    torch.add(row, streams, out=t["prompt_row"][streams:])
 
 
 def _by_stream(rows: Tensor) -> Tensor:

@@ -1,86 +1,43 @@
-"""The flow's solver with everything constant taken out, on fused ops.
+"""Step-Audio2's solver with everything constant taken out, on fused ops.
 
-What `models/cfm.py` computes, for states held in pools: modulations are tables made at load, the parts of the input
-projection that do not change between steps are one product per chunk, convolutions are products over shifted rows.
+What `models/flow/cfm.py` computes with `models/flow/dit.py`, for states held in pools: modulations are tables made at
+load, the parts of the input projection that do not change between steps are one product per chunk, convolutions are
+products over shifted rows.
 """
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.models.flow.cfm import ConditionalFlowMatching, time_grid
+from token2wav_service.models.flow.cfm import ConditionalFlowMatching
 from token2wav_service.models.flow.dit import MODULATIONS, DiT
 from token2wav_service.runtime.kernels import attention_ops, ops, product_ops
 from token2wav_service.runtime.kernels.attention_ops import HeadNorms, KeyPlaces
+from token2wav_service.runtime.slots.chunk_solver import (
+    FusedSolver,
+    SolverBatch,
+    SolverPool,
+    affine_float,
+    float_copy,
+    shifted_weight,
+)
 
 CONVOLUTIONS = 2
 
 
-@dataclass(frozen=True)
-class SolverPool:
-    """State of all streams' solver history.
-
-    Shapes: slots S, solver steps n, blocks L, heads H, head dim D, hidden C, window W.
-    """
-
-    window: Tensor
-    """[S, n, L, 2, H, W, 2D] ring of the newest frames' keys and values."""
-    tails: Tensor
-    """[S, n, L, 2 convolutions, 2 cfg, 2 columns, C]."""
-
-
-@dataclass(frozen=True)
-class SolverBatch:
-    """The rows of this step; all [B] int64 on the device."""
-
-    slots: Tensor
-    prompts: Tensor
-    """Addresses of the voices' keys and values, each [n, L, 2, H, P, 2D]."""
-    prompt_lengths: Tensor
-    generated: Tensor
-    """Frames of each stream before this chunk, without the prompt."""
-    lengths: Tensor
-    """Valid frames of this chunk."""
-    prompt_size: int = 0
-    """Columns that prompts are padded to, where the solver needs a fixed number."""
-
-
-class ChunkSolver(Protocol):
-    """Runs the estimator over the solver's steps, whatever the estimator runs on."""
-
-    prompt_sizes: tuple[int, ...]
-    """Values of `prompt_size` to prepare programs for."""
-
-    def prompt_size(self, frames: int) -> int:
-        """Return the padded length of the prompts in a batch whose longest prompt has `frames`."""
-        ...
-
-    def solve(
-        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor | None, batch: SolverBatch, pool: SolverPool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Solve one chunk of every stream; see `FusedSolver.solve`."""
-        ...
-
-
-class FusedSolver:
-    """Solves chunks of many streams; holds packed weights, no state."""
-
-    prompt_sizes: tuple[int, ...] = (0,)
+class DiTSolver(FusedSolver):
+    """Solves chunks of many streams; see `ChunkSolver`."""
 
     def __init__(self, cfm: ConditionalFlowMatching[DiT], steps: int, dtype: torch.dtype) -> None:
+        super().__init__(cfm, steps, dtype)
         dit, config = cfm.estimator, cfm.estimator.config
-        self.config, self.steps, self.dtype, self.guidance = config, steps, dtype, cfm.guidance
-        self.device = next(cfm.parameters()).device
-        grid = time_grid(steps)
-        self.deltas = (grid[1:] - grid[:-1]).tolist()
+        self.config = config
         with torch.inference_mode():
-            condition = functional.silu(float_copy(dit.t_embedder)(grid[:-1].to(self.device)))
+            condition = functional.silu(float_copy(dit.t_embedder)(self.times))
             tables = torch.stack([affine_float(layer, condition) for layer in _modulations(dit)], 1)
             self.modulations = tables.view(steps, config.depth, MODULATIONS, config.hidden_size)
             final_layer: Any = dit.final_layer
@@ -97,32 +54,51 @@ class FusedSolver:
         self.few_rows = product_ops.FEW_ROWS if allows_few else 0
         """Rows up to which each kernel starts while the one before it ends."""
 
-    def prompt_size(self, frames: int) -> int:
-        """Prompts of any length are read where they are."""
-        return 0
+    def allocate(self, slots: int, ring: int) -> SolverPool:
+        """See `ChunkSolver`; tails are [S, n, L, 2 convolutions, 2 cfg, 2 columns, C]."""
+        c = self.config
+        window, tails = (c.depth, 2, c.num_heads, ring, 2 * c.head_dim), (c.depth, CONVOLUTIONS, 2, 2, c.hidden_size)
+        return self.history(slots, window, tails)
+
+    def place_tails(self, tails: Tensor) -> Tensor:
+        """See `ChunkSolver`."""
+        return tails.view(*tails.shape[:3], CONVOLUTIONS, -1, tails.shape[4]).permute(0, 1, 3, 2, 5, 4)
+
+    def plain_tails(self, tails: Tensor) -> Tensor:
+        """See `FusedSolver`."""
+        return tails.permute(0, 1, 3, 2, 5, 4).flatten(3, 4)
 
     def solve(
+        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor | None, batch: SolverBatch, pool: SolverPool
+    ) -> Tensor:
+        """See `ChunkSolver`."""
+        at = batch.places
+        mel, own, tails = self.compute(noise, mu, speaker, cond, at, pool)
+        ops.commit_window(own, pool.window, at.slots, at.generated, batch.committed)
+        pool.tails.index_copy_(0, at.slots, tails)
+        return mel
+
+    def compute(
         self,
         noise: Tensor,
         mu: Tensor,
         speaker: Tensor,
         cond: Tensor | None,
-        batch: SolverBatch,
+        places: KeyPlaces,
         pool: SolverPool,
         own: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Solve one chunk of every stream.
+        """Solve one chunk of every stream, whose whole length counts, and leave the pool as it is.
 
         Args:
-            noise: [B, T, 80] float32.
-            mu: [B, T, 80]; speaker: [B, 80]; cond: [B, T, 80] or None for zero.
-            batch: who runs.
-            pool: what they continue from.
+            noise, mu, speaker, cond: as in `solve`.
+            places: of the keys.
+            pool: what the streams continue from.
             own: where the chunk's keys and values go, contiguous; None allocates it.
 
         Returns:
             Mel [B, T, 80] float32, the chunk's keys and values [B, n, L, 2, H, T, 2D], and the new convolution
-            tails [B, n, L, 2, 2, 2, C]. The pool is read only.
+            tails [B, n, L, 2, 2, 2, C].
         """
         streams, frames, _ = noise.shape
         c = self.config
@@ -132,12 +108,11 @@ class FusedSolver:
             own = noise.new_empty(shape, dtype=self.dtype)
         tails = noise.new_empty(streams, *pool.tails.shape[1:], dtype=self.dtype)
         constant = self._constant(mu, speaker, cond)
-        places = KeyPlaces(batch.slots, batch.prompts, batch.prompt_lengths, batch.generated, batch.lengths)
         x, half = noise, noise.to(self.dtype)
         for step in range(self.steps):
             hidden = (constant + functional.linear(half, self.x_weight)).flatten(0, 2)
-            velocity = self._estimate(step, hidden, work, own, tails, batch, places, pool, frames)
-            x, half = ops.guide(x, velocity, self.deltas[step], self.guidance, self.dtype)
+            velocity = self._estimate(step, hidden, work, own, tails, places, pool, frames)
+            x, half = self.advance(step, x, velocity)
         return x, own, tails
 
     def _constant(self, mu: Tensor, speaker: Tensor, cond: Tensor | None) -> Tensor:
@@ -153,7 +128,6 @@ class FusedSolver:
         work: _Workspace,
         own: Tensor,
         tails: Tensor,
-        batch: SolverBatch,
         places: KeyPlaces,
         pool: SolverPool,
         frames: int,
@@ -178,7 +152,7 @@ class FusedSolver:
                 branch = product_ops.linear_of_pieces(pieces, *block.proj)
             first, second = (
                 ops.ConvolutionTails(
-                    batch.slots, batch.lengths, pool.tails[:, step, layer, index], tails[:, step, layer, index]
+                    places.slots, places.lengths, pool.tails[:, step, layer, index], tails[:, step, layer, index]
                 )
                 for index in range(CONVOLUTIONS)
             )
@@ -235,21 +209,6 @@ def _float32(parameter: Tensor) -> Tensor:
     return parameter.float().contiguous()
 
 
-def shifted_weight(conv: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """[out, in, 3] of a causal convolution as [out, 3 in] over the rows [t-2 | t-1 | t]."""
-    return conv.weight.permute(0, 2, 1).flatten(1).to(dtype).contiguous(), conv.bias.to(dtype)
-
-
 def _modulations(dit: DiT) -> list[Any]:
     blocks: list[Any] = list(dit.blocks)
     return [block.adaLN_modulation[1] for block in blocks]
-
-
-def float_copy(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy in float32."""
-    return copy.deepcopy(module).float()
-
-
-def affine_float(linear: Any, x: Tensor) -> Tensor:
-    """Run a linear layer in float32."""
-    return functional.linear(x, linear.weight.float(), linear.bias.float())
