@@ -29,11 +29,12 @@ from token2wav_service.errors import EngineStoppedError, InvalidRequestError, St
 from token2wav_service.python_backend.inputs import RequestInputs
 from token2wav_service.python_backend.responder import PbUtils, Responder, text_tensor
 from token2wav_service.python_backend.server_process import note_end, read_drain_flag, read_parameters, server_ender
-from token2wav_service.serving.metrics import EngineMetrics, FailureCounts, StatsLike
+from token2wav_service.serving.metrics import EngineMetrics
 from token2wav_service.serving.stream_trace import NO_TRACE, SERVICE, StreamTrace, begin_trace
 from token2wav_service.types import (
     AudioChunk,
     FloatArray,
+    ServingStats,
     StreamOptions,
     StreamSummary,
     TokenChunk,
@@ -64,7 +65,7 @@ class StreamEngine(Protocol):
     def open_stream(self, voice_id: str, options: StreamOptions, on_end: Callable[[StreamSummary], None]) -> str: ...
     def push(self, chunk: TokenChunk, on_result: Callable[[AudioChunk | Token2WavError], None]) -> None: ...
     def abort(self, stream_id: str) -> None: ...
-    def stats(self) -> StatsLike: ...
+    def stats(self) -> ServingStats: ...
     def status(self) -> ServerStatus: ...
     def take_measurements(self) -> Measurements: ...
 
@@ -126,8 +127,7 @@ class Token2WavModel:
             Operation.STATUS: self._status,
         }
         engine.start()
-        self._failures = FailureCounts()
-        self._metrics = EngineMetrics(pb_utils, engine, self._failures, metrics_interval_s)
+        self._metrics = EngineMetrics(pb_utils, engine, metrics_interval_s)
         self._metrics.start()
         self._watcher = threading.Thread(target=self._watch_leases, name="lease-watcher", daemon=True)
         self._watcher.start()
@@ -166,7 +166,7 @@ class Token2WavModel:
                 logger.exception("a request could not be answered")
 
     def _serve(self, request: Any) -> None:
-        responder = Responder(self._pb_utils, request, self._failures.add)
+        responder = Responder(self._pb_utils, request, self._metrics.count_failure)
         try:
             self._dispatch(RequestInputs(self._pb_utils, request), responder)
         except Exception as err:

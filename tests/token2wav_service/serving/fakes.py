@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from token2wav_service.errors import (
 from token2wav_service.types import (
     AudioChunk,
     FloatArray,
+    ServingStats,
     StreamOptions,
     StreamStatus,
     StreamSummary,
@@ -179,26 +181,6 @@ class FakePbUtils:
 
 
 @dataclass
-class FakeStats:
-    open_streams: int = 0
-    voices: int = 0
-    voice_bytes: int = 0
-    state_bytes: int = 0
-    steps: int = 0
-    batch_size_histogram: dict[int, int] = field(default_factory=dict)
-    chunks: int = 0
-    audio_seconds: float = 0.0
-    aborted: int = 0
-    finished: int = 0
-    slots: int = 64
-    queued_chunks: int = 0
-    deadline_misses: int = 0
-    voice_hits: int = 0
-    voice_misses: int = 0
-    voice_evictions: int = 0
-
-
-@dataclass
 class _FakeStream:
     voice_id: str
     options: StreamOptions
@@ -221,7 +203,8 @@ class FakeEngineLoop:
     def __init__(self) -> None:
         self.streams: dict[str, _FakeStream] = {}
         self.voices: dict[str, VoiceFeatures] = {}
-        self.counters = FakeStats()
+        self.counters = SimpleNamespace(**dict.fromkeys((each.name for each in fields(ServingStats)), 0))
+        self.counters.batch_size_histogram, self.counters.slots = {}, 64
         self.hold_voices = False
         self.wanted: list[Callable[[], bool]] = []
         self.is_stopped = False
@@ -324,8 +307,8 @@ class FakeEngineLoop:
     def abort(self, stream_id: str) -> None:
         self._end(stream_id, StreamStatus.ABORTED)
 
-    def stats(self) -> FakeStats:
-        return self.counters
+    def stats(self) -> ServingStats:
+        return ServingStats(**vars(self.counters))
 
     def status(self) -> ServerStatus:
         return ServerStatus(4, len(self.streams), 0, 2, self.counters.steps, 0.01, 20.0, self.is_stopped)
