@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import functools
 import gc
 import logging
 import os
@@ -35,6 +34,9 @@ App = Callable[[Any, Receive, Send], Awaitable[None]]
 
 SWITCH_INTERVAL_S = 0.0002
 """How long a thread may keep the interpreter while another one wants it; Python's own 5 ms are longer than a step."""
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+"""Option of prctl, from linux/prctl.h."""
 _LIFESPAN, _FAILED, _SHUTDOWN = "lifespan", "lifespan.startup.failed", "lifespan.shutdown"
 _INTERRUPTED = 128 + signal.SIGINT
 _END_S = 10.0
@@ -91,6 +93,13 @@ class StartFailure:
         if error is not None and error is not self._told:
             self._told = error
             logger.error("%s", error)
+
+
+def end_with_parent(parent: int) -> None:
+    """Have Linux send this process SIGTERM when the thread that started it is gone: for `preexec_fn`."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # gone before that
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def quiet_interrupts() -> None:
@@ -200,14 +209,6 @@ def return_freed_memory() -> None:
 
     Other threads that allocate wait meanwhile. Does nothing where the C library has no such function.
     """
-    trim = _malloc_trim()
+    trim = getattr(_LIBC, "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):
-        return None

@@ -167,25 +167,10 @@ def is_running(pid: int) -> bool:
     return False
 
 
-def guardian_of(pid: int) -> int | None:
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        with suppress(OSError):
-            if b"cosydit.stack.guardian" in Path(f"/proc/{child}/cmdline").read_bytes() and is_running(int(child)):
-                return int(child)
-    return None
-
-
-@pytest.mark.parametrize("ending_s", [SHORT_S, LONG_S])
-def test_the_services_of_a_killed_serve_end_too_and_a_killed_guardian_is_replaced(
-    tmp_path: Path, ending_s: str
-) -> None:
-    with running("serve", tmp_path, ending_s, "speak:") as started:
+def test_the_services_of_a_killed_serve_end_as_at_any_stop(tmp_path: Path) -> None:
+    with running("serve", tmp_path, "0.5", "speak:") as started:
         services = started.services
         assert len(services) == 3 and all(map(is_running, services))
-        killed = guardian_of(started.process.pid)
-        assert killed is not None
-        os.kill(killed, signal.SIGKILL)
-        started.until(lambda: guardian_of(started.process.pid) not in (None, killed))
         started.process.kill()
         started.end()
         started.until(lambda: not any(map(is_running, services)))

@@ -6,7 +6,6 @@ Knows processes, readiness and shared memory; knows nothing of what the models d
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import http.client
 import logging
@@ -18,10 +17,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from servicekit.clock import Clock, SystemClock
+from servicekit.process import end_with_parent
 from token2wav_service.python_backend.server_process import DRAIN_FLAG_VARIABLE, END_FLAG
 from token2wav_service.serving.assemble import count_instances
 from token2wav_service.serving.process.command import MIB, SHM_REGION_BYTES, ServerOptions, server_command
@@ -55,8 +56,6 @@ says."""
 _STOP_MARGIN_S = 5.0
 """Seconds beyond the server's own exit timeout after which it is killed."""
 _DRAIN_FLAG = "draining"
-_PR_SET_PDEATHSIG = 1
-"""Option of prctl, from linux/prctl.h."""
 _POLL_INTERVAL_S = 0.1
 _STOP_POLL_INTERVAL_S = 0.02
 _PROBE_TIMEOUT_S = 2.0
@@ -96,7 +95,7 @@ class TritonProcess:
         self._installation = installation or find_installation()
         self._extra_env = dict(extra_env or {})
         self._clock = clock or SystemClock()
-        self._preexec = _stop_with_parent if ends_with_caller else None
+        self._preexec = partial(end_with_parent, os.getpid()) if ends_with_caller else None
         self._process: subprocess.Popen[bytes] | None = None
         self._work_dir: Path | None = None
         self.shm_prefix = ""
@@ -319,8 +318,3 @@ def free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [int(each.getsockname()[1]) for each in sockets]
-
-
-def _stop_with_parent() -> None:
-    """Runs in the child before it becomes the server: have Linux send SIGTERM when the parent is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
