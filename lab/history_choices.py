@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.engine_gpu import MEL_RATE_HZ, PROMPT_S
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from token2wav_service.checkpoint.family import Family, open_features
-from token2wav_service.checkpoint.loader import build_flow, load_flow_of
+from token2wav_service.checkpoint.loader import build_flow, load_flow
 from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES
 from token2wav_service.checkpoint.make_weights import random_flow_state
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
@@ -200,7 +200,7 @@ def _given(model_dir: Path, prompt_wav: Path) -> tuple[BlockFlow, tuple[Tensor, 
     Raises:
         ValueError: the checkpoint's flow has no block mask.
     """
-    flow = load_flow_of(model_dir)
+    flow = load_flow(model_dir)
     if not isinstance(flow, BlockFlow):
         raise ValueError(f"{model_dir} holds a flow without a block mask; expected CosyVoice2's or CosyVoice3's")
     found = open_features(model_dir).extract(VoicePrompt(load_prompt_audio(prompt_wav.read_bytes())))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from token2wav_service.checkpoint.loader import load_flow, load_hift
+from token2wav_service.checkpoint.loader import load_flow, load_vocoder
 from token2wav_service.errors import CheckpointError
 from token2wav_service.features.audio import resample_16k_to_24k
 from token2wav_service.features.mel import (
@@ -105,7 +105,7 @@ def _checkpoint(folder: VectorFolder, features: VectorFolder | None) -> None:
     from onnxruntime import InferenceSession
 
     model_dir = folder.path / "token2wav"
-    sizes = [sum(p.numel() for p in module.parameters()) for module in (load_flow(model_dir), load_hift(model_dir))]
+    sizes = [sum(p.numel() for p in module.parameters()) for module in (load_flow(model_dir), load_vocoder(model_dir))]
     folder.report.check_equal(f"{folder.path.name}/loads strictly", [size > 0 for size in sizes], [True, True])
     if features is not None:
         fbank = features.tensors("features.safetensors")["fbank_mean_sub"]
