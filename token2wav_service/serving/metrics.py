@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from token2wav_service.contract import ErrorCode
-from token2wav_service.engine.meter import Measurements
 from token2wav_service.engine.voices import STOP_TIMEOUT_S
 from token2wav_service.python_backend.responder import PbUtils
 from token2wav_service.types import ServingStats
+
+if TYPE_CHECKING:
+    from token2wav_service.engine.loop import ServingLoop
 
 logger = logging.getLogger(__name__)
 
@@ -23,17 +25,10 @@ QUEUE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 STEP_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 
 
-class MeasuredEngine(Protocol):
-    """What is published of an engine."""
-
-    def stats(self) -> ServingStats: ...
-    def take_measurements(self) -> Measurements: ...
-
-
 class EngineMetrics:
     """Copies an engine's counters into Triton's registry every `interval_s`, from a thread of its own."""
 
-    def __init__(self, pb_utils: PbUtils, engine: MeasuredEngine, interval_s: float) -> None:
+    def __init__(self, pb_utils: PbUtils, engine: ServingLoop, interval_s: float) -> None:
         self._engine = engine
         self._interval_s = interval_s
         self._stopping = threading.Event()

@@ -15,15 +15,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from servicekit.clock import SystemClock
 from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer, endpoint_of, open_tracer
 from token2wav_service.config import Token2WavConfig
-from token2wav_service.contract import CALLER_HAS_SHARE, DEFAULT_PRIORITY, Operation, ServerStatus
-from token2wav_service.engine.meter import Measurements
+from token2wav_service.contract import CALLER_HAS_SHARE, DEFAULT_PRIORITY, Operation
 from token2wav_service.engine.voices import STOP_TIMEOUT_S, BoundedPool
 from token2wav_service.errors import EngineStoppedError, InvalidRequestError, StreamAbortedError, Token2WavError
 from token2wav_service.python_backend.inputs import RequestInputs
@@ -34,13 +33,15 @@ from token2wav_service.serving.stream_trace import NO_TRACE, SERVICE, StreamTrac
 from token2wav_service.types import (
     AudioChunk,
     FloatArray,
-    ServingStats,
     StreamOptions,
     StreamSummary,
     TokenChunk,
     VoiceFeatures,
     VoicePrompt,
 )
+
+if TYPE_CHECKING:
+    from token2wav_service.engine.loop import ServingLoop
 
 logger = logging.getLogger(__name__)
 
@@ -52,22 +53,6 @@ METRICS_INTERVAL_S = 0.25
 _DECODER_THREADS = 2
 _MAX_PENDING_DECODINGS = 32
 """Most prompt files that are being decoded or wait for it, as many as the engine takes voices; one more is refused."""
-
-
-class StreamEngine(Protocol):
-    """What the adapter needs of the engine; all methods are thread-safe."""
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def register_voice(self, prompt: VoicePrompt, is_wanted: Callable[[], bool]) -> Future[VoiceFeatures]: ...
-    def export_voice(self, voice_id: str) -> Future[bytes]: ...
-    def import_voice(self, data: bytes) -> Future[VoiceFeatures]: ...
-    def open_stream(self, voice_id: str, options: StreamOptions, on_end: Callable[[StreamSummary], None]) -> str: ...
-    def push(self, chunk: TokenChunk, on_result: Callable[[AudioChunk | Token2WavError], None]) -> None: ...
-    def abort(self, stream_id: str) -> None: ...
-    def stats(self) -> ServingStats: ...
-    def status(self) -> ServerStatus: ...
-    def take_measurements(self) -> Measurements: ...
 
 
 @dataclass
@@ -86,7 +71,7 @@ class Token2WavModel:
     def __init__(
         self,
         pb_utils: PbUtils,
-        engine: StreamEngine,
+        engine: ServingLoop,
         decode_audio: Callable[[bytes], FloatArray],
         *,
         is_draining: Callable[[], bool] = lambda: False,

@@ -16,10 +16,13 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from token2wav_service.contract import TOKEN2WAV_MODEL, Operation
-from token2wav_service.serving.process.command import DEFAULT_HTTP_PORT, ServerOptions
+from token2wav_service.serving.process.command import DEFAULT_HTTP_PORT
+
+if TYPE_CHECKING:
+    from token2wav_service.serving.process.server import TritonProcess
 
 logger = logging.getLogger(__name__)
 
@@ -31,20 +34,6 @@ ANSWER_TIMEOUT_S = 10.0
 _PROC = Path("/proc")
 _STUB_NAME = "triton_python_backend_stub"
 _SHOWN_CHARACTERS = 200
-
-
-class WatchedServer(Protocol):
-    """What is needed of `TritonProcess`."""
-
-    options: ServerOptions
-
-    @property
-    def pid(self) -> int | None: ...
-
-    @property
-    def returncode(self) -> int | None: ...
-
-    def is_ready(self) -> bool: ...
 
 
 def ask_model(address: str, timeout_s: float = ANSWER_TIMEOUT_S) -> str | None:
@@ -80,7 +69,7 @@ class HealthWatch:
 
     def __init__(
         self,
-        server: WatchedServer,
+        server: TritonProcess,
         ask: Callable[[str], str | None] = ask_model,
         processes: Callable[[int], set[int]] = model_processes,
     ) -> None:
