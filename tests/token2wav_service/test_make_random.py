@@ -166,17 +166,6 @@ def test_tokenizer_has_the_official_interface_by_position(checkpoint: Path, fram
     assert ids.min() >= 0 and ids.max() <= 6560
 
 
-def test_speaker_encoder_takes_a_batch_of_any_length(checkpoint: Path) -> None:
-    path = checkpoint / "token2wav" / "campplus.onnx"
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    fbank = np.random.default_rng(0).standard_normal((2, 31, 80)).astype(np.float32)
-
-    (embedding,) = session.run(None, {"input": fbank})
-
-    assert embedding.shape == (2, 192)
-    assert not np.allclose(embedding[0], embedding[1])
-
-
 def test_voices_are_three_seconds_at_16_khz_with_a_transcript(checkpoint: Path) -> None:
     for name in ("default", "second"):
         info = soundfile.info(checkpoint / "voices" / f"{name}.wav")
