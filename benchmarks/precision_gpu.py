@@ -30,7 +30,7 @@ from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
-from token2wav_service.replay.report import snr_db
+from token2wav_service.replay.vectors import snr_db
 from token2wav_service.runtime.slots.pool import PoolSizes
 from token2wav_service.runtime.slots.slot_runner import SlotRunner, StreamSlot
 from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, TOKEN_BUCKETS

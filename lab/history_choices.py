@@ -29,7 +29,7 @@ from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.models.flow.block_flow import BlockFlow, state_bytes
 from token2wav_service.models.flow.block_stream import BlockStreamFlow
 from token2wav_service.models.streaming import FlowInput
-from token2wav_service.replay.report import snr_db
+from token2wav_service.replay.vectors import snr_db
 from token2wav_service.types import VoicePrompt
 
 FAMILIES = (Family.COSYVOICE2, Family.COSYVOICE3)

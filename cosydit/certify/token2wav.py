@@ -35,8 +35,8 @@ from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.mel import flow_mel_24k
 from token2wav_service.offline import OfflineUtterance, best_chunk_tokens, synthesize_all
-from token2wav_service.replay.report import Row
 from token2wav_service.replay.run import replay_directory, replay_streams
+from token2wav_service.replay.vectors import Row
 from token2wav_service.runtime.slots.step_shapes import TOKEN_BUCKETS
 from token2wav_service.types import StreamOptions, VoicePrompt
 

@@ -219,12 +219,12 @@ def _solver(flow: BlockFlow, case: GoldenCase) -> None:
 
 def _noise(folder: VectorFolder) -> None:
     """The noise that this service draws for the original's policy has the original's fingerprint."""
-    print_ = folder.optional_json("official_noise_fingerprint.json").get("rand_noise")
+    print_ = folder.json("official_noise_fingerprint.json").get("rand_noise")
     if print_ is not None:
         noise = upstream_noise(print_["shape"][1])
         got = [list(noise.shape), noise[0, :8].tolist(), noise[1, :4].tolist(), noise[-1, -4:].tolist()]
         expected = [print_["shape"][1:], print_["first8"], print_["row1_first4"], print_["last4"]]
-        folder.report.check_equal(f"{folder.path.name}/official_noise", got, expected)
+        GoldenCase({}, f"{folder.path.name}/official", folder.report).equal("noise", got, expected)
 
 
 def _stream(flow: BlockFlow, case: GoldenCase, plan: list[dict[str, Any]]) -> None:

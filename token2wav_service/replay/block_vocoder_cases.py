@@ -21,9 +21,14 @@ from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamV
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.replay.block_flow_cases import load_block_flow, whole_mel
-from token2wav_service.replay.report import F0_TOLERANCE_HZ, INJECTED_TOLERANCE, SOURCE_TOLERANCE
 from token2wav_service.replay.stream_cases import UPSTREAM_POLICY, check_vocoder_caches
-from token2wav_service.replay.vectors import GoldenCase, VectorFolder
+from token2wav_service.replay.vectors import (
+    F0_TOLERANCE_HZ,
+    INJECTED_TOLERANCE,
+    SOURCE_TOLERANCE,
+    GoldenCase,
+    VectorFolder,
+)
 
 PARITY = SourcePhase.UPSTREAM
 

@@ -14,9 +14,16 @@ from token2wav_service.models.flow.cfm import ConditionalFlowMatching, Estimator
 from token2wav_service.models.flow.dit import DiT, time_features
 from token2wav_service.models.flow.encoder import ConformerEncoder, EncoderHistory
 from token2wav_service.models.vocoder.hift import HiFT
-from token2wav_service.replay.report import DECODE_TOLERANCE, F0_TOLERANCE_HZ, SOURCE_TOLERANCE
 from token2wav_service.replay.stream_cases import check_ends, load_hift_vectors
-from token2wav_service.replay.vectors import GoldenCase, Probe, VectorFolder, probed
+from token2wav_service.replay.vectors import (
+    DECODE_TOLERANCE,
+    F0_TOLERANCE_HZ,
+    SOURCE_TOLERANCE,
+    GoldenCase,
+    Probe,
+    VectorFolder,
+    probed,
+)
 
 
 def replay_dit(folder: VectorFolder) -> None:

@@ -18,7 +18,7 @@ from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput, VocoderInput
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
-from token2wav_service.replay.report import FLOW_TOLERANCE, WAVE_SNR_DB, snr_db
+from token2wav_service.replay.vectors import FLOW_TOLERANCE, WAVE_SNR_DB, snr_db
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, ROTARY_FRAMES, V
 from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
 from token2wav_service.graphs.spec import Precision
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
-from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
+from token2wav_service.replay.vectors import WAVE_SNR_DB, snr_db
 from token2wav_service.runtime.slots.block_slot_flow import make_solver
 from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner
 from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine, VocoderSizes

@@ -41,7 +41,7 @@ from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
-from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
+from token2wav_service.replay.vectors import WAVE_SNR_DB, snr_db
 from token2wav_service.runtime.slots.pool import PoolSizes
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.slots.step_shapes import StepShapes
