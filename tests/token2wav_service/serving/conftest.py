@@ -14,7 +14,8 @@ from tests import ROOT
 from tests.token2wav_service.serving.fake_llm import FakeLLMServer
 from tests.workers import free_ports, random_checkpoint
 from token2wav_service.serving.assemble import TEMPLATES, assemble
-from token2wav_service.serving.process.server import ServerOptions, TritonProcess, triton_server
+from token2wav_service.serving.process.installation import ServerOptions
+from token2wav_service.serving.process.server import TritonProcess, triton_server
 
 READY_TIMEOUT_S = 60.0
 EXIT_TIMEOUT_S = 5

@@ -125,7 +125,7 @@ def test_killing_a_client_in_mid_stream_frees_its_state(
     program = (
         "import sys, time\nfrom pathlib import Path\n"
         "from tests.token2wav_service.serving.test_assembled_repository import *\n"
-        "from token2wav_service.serving.process.server import ServerOptions\n"
+        "from token2wav_service.serving.process.installation import ServerOptions\n"
         "class Server: options = ServerOptions(Path('.'), '127.0.0.1', 1, int(sys.argv[1]), 2)\n"
         "client = OriginalClient(Server)\n"
         "client.send(original_inputs(), parameters={'seed': 5})\n"

@@ -20,12 +20,13 @@ from tests.token2wav_service.serving.client import wait_until
 from tests.workers import free_ports
 from token2wav_service.serving.__main__ import main
 from token2wav_service.serving.process import installation as installation_module
-from token2wav_service.serving.process.command import ServerOptions, server_command
 from token2wav_service.serving.process.installation import (
+    ServerOptions,
     TritonNotFoundError,
     find_installation,
     find_shared_libpython,
     lay_out_backends,
+    server_command,
     server_environment,
 )
 from token2wav_service.serving.process.server import (

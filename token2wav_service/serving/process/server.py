@@ -25,23 +25,16 @@ from servicekit.clock import Clock, SystemClock
 from servicekit.process import end_with_parent
 from token2wav_service.python_backend.server_process import DRAIN_FLAG_VARIABLE, END_FLAG
 from token2wav_service.serving.assemble import count_instances
-from token2wav_service.serving.process.command import MIB, SHM_REGION_BYTES, ServerOptions, server_command
 from token2wav_service.serving.process.installation import (
+    MIB,
+    SHM_REGION_BYTES,
+    ServerOptions,
     TritonInstallation,
     find_installation,
     lay_out_backends,
+    server_command,
     server_environment,
 )
-
-__all__ = [
-    "ServerOptions",
-    "TritonProcess",
-    "TritonStartError",
-    "check_shared_memory",
-    "free_ports",
-    "sweep_leftovers",
-    "triton_server",
-]
 
 logger = logging.getLogger(__name__)
 
