@@ -21,8 +21,7 @@ from benchmarks.engine_gpu import MEL_RATE_HZ, PROMPT_S
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from token2wav_service.checkpoint.family import Family, open_features
 from token2wav_service.checkpoint.loader import build_flow, load_flow
-from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES
-from token2wav_service.checkpoint.make_weights import random_flow_state
+from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES, random_flow_state
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 from token2wav_service.features.audio import load_prompt_audio

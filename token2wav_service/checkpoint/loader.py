@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from token2wav_service.checkpoint.family import (
     FLOW_WEIGHTS,
     HIFT_WEIGHTS,
     Family,
-    ignored_files,
     read_family,
 )
 from token2wav_service.checkpoint.read_description import read_description
@@ -35,8 +33,6 @@ from token2wav_service.models.flow.block_flow import BlockFlow, CosyVoice2Flow, 
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.hift import HiFT
-
-logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -103,9 +99,6 @@ def load_models(model_dir: Path) -> LoadedModels:
     Raises:
         CheckpointError: a file is missing, unreadable, or its keys or shapes differ.
     """
-    ignored = ignored_files(model_dir)
-    if ignored:
-        logger.info("%s: not used, flow.pt runs itself: %s", model_dir, ", ".join(ignored))
     return LoadedModels(read_config(model_dir), load_flow(model_dir), load_vocoder(model_dir))
 
 

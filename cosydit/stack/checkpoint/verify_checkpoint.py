@@ -20,7 +20,6 @@ from token2wav_service.checkpoint.family import (
     SPEAKER_ENCODER,
     Family,
     find_family,
-    ignored_files,
 )
 from token2wav_service.checkpoint.loader import load_flow, load_vocoder
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ
@@ -52,11 +51,6 @@ def verify_checkpoint(directory: Path, family: Family | None = None) -> list[Par
         family: what it must be of; None takes what its description file says.
     """
     return [PartReport(name, _problem(check)) for name, check in _checks(directory, family)]
-
-
-def unused_files(directory: Path) -> list[str]:
-    """Return the names of the original's compiled graphs in a checkpoint, which are not used."""
-    return ignored_files(_token2wav_dir(directory))
 
 
 def _token2wav_dir(directory: Path) -> Path:
