@@ -150,16 +150,6 @@ def test_a_random_checkpoint_tells_its_family_and_loads(family: Family, checkpoi
     assert missing_files(checkpoint) == []
 
 
-@pytest.mark.slow
-def test_equal_seeds_give_equal_weights(family: Family, checkpoint: Path, tmp_path: Path) -> None:
-    make_random_token2wav(tmp_path / "same", 5, *SMALL_SIZES[family])
-    make_random_token2wav(tmp_path / "other", 6, *SMALL_SIZES[family])
-
-    for name in ("flow.pt", "hift.pt"):
-        assert (tmp_path / "same" / name).read_bytes() == (checkpoint / name).read_bytes()
-        assert (tmp_path / "other" / name).read_bytes() != (checkpoint / name).read_bytes()
-
-
 def test_rotary_frequencies_are_no_random_numbers(tmp_path: Path) -> None:
     make_random_token2wav(tmp_path, 5, *SMALL_SIZES[Family.COSYVOICE3])
     state = torch.load(tmp_path / "flow.pt", weights_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +44,6 @@ def hashes(directory: Path) -> dict[str, str]:
     return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def layer_patterns(names: list[str]) -> set[str]:
-    """Names with the numbers of repeated layers left out."""
-    return {re.sub(r"(blocks|encoders)\.\d+\.", r"\1.N.", name) for name in names}
-
-
 def test_the_whole_official_layout_is_written(checkpoint: Path) -> None:
     token2wav = {
         "flow.yaml",
@@ -82,17 +76,6 @@ def test_equal_seeds_give_equal_files_and_others_differ(checkpoint: Path, tmp_pa
     assert hashes(tmp_path / "same") == first
     seeded = ("token2wav/flow.pt", "token2wav/hift.pt", "token2wav/campplus.onnx", "llm/model.safetensors")
     assert all(other[name] != first[name] for name in (*seeded, "token2wav/speech_tokenizer_v2_25hz.onnx"))
-
-
-@pytest.mark.parametrize("name", ["flow.pt", "hift.pt"])
-def test_weights_carry_the_official_names(checkpoint: Path, name: str) -> None:
-    official = json.loads((MANIFESTS / f"{name}.json").read_text("utf-8"))["shapes"]
-
-    state = torch.load(checkpoint / "token2wav" / name, weights_only=True)
-
-    assert layer_patterns(list(state)) == layer_patterns(list(official))
-    for key in state.keys() & official.keys():
-        assert state[key].ndim == len(official[key]), key
 
 
 def test_official_sizes_give_the_official_shapes() -> None:
