@@ -22,59 +22,48 @@ from token2wav_service.features.mel import (
     speaker_fbank,
 )
 from token2wav_service.replay import block_flow_cases, block_vocoder_cases, flow_cases, stream_cases
-from token2wav_service.replay.vectors import FAMILY_FOLDERS, FEATURE_TOLERANCE, GoldenCase, Report, VectorFolder
+from token2wav_service.replay.vectors import FEATURE_TOLERANCE, GoldenCase, Report, VectorFolder
 
 Folders = dict[str, VectorFolder]
 """Golden folders by kind."""
 
 
-def replay_directory(directory: Path) -> Report:
+@torch.inference_mode()
+def replay_directory(directory: Path, device: str | None = None) -> Report:
     """Replay every golden folder (`<letter>_<kind>`) below `directory`.
+
+    Args:
+        directory: holds the folders.
+        device: replay the streams of `*_flow` and `*_stream` alone, on this device.
 
     Raises:
         CheckpointError: there is none, or a folder lacks a file or a neighbour that its kind needs.
     """
-    report, folders = _find_folders(directory)
-    with torch.inference_mode():
-        for kind, folder in folders.items():
-            _KINDS[kind](folder, folders)
-    return report
-
-
-@torch.inference_mode()
-def replay_streams(directory: Path, device: str) -> Report:
-    """Replay the streams of the golden folders `*_flow`, `*_hift` and `*_stream` below `directory` on a device.
-
-    Raises:
-        CheckpointError: a golden folder is missing.
-    """
-    report, folders = _find_folders(directory)
-    flow = stream_cases.load_flow_vectors(_found(folders, "flow")).to(device).eval()
-    hift = stream_cases.load_hift_vectors(_found(folders, "hift")).to(device).eval()
-    stream_cases.replay_flow_streams(folders["flow"], flow)
-    stream_cases.replay_stream(_found(folders, "stream"), folders["flow"], hift, flow)
-    return report
-
-
-def _find_folders(directory: Path) -> tuple[Report, Folders]:
     report = Report()
-    paths = sorted(path for path in directory.glob("*") if path.is_dir())
-    found = {folder.kind: folder for folder in (VectorFolder(path, report) for path in paths) if folder.kind in _KINDS}
-    if not found:
+    found = (VectorFolder(path, report) for path in sorted(directory.glob("*")) if path.is_dir())
+    folders = {folder.kind: folder for folder in found if folder.kind in _KINDS}
+    if not folders:
         raise CheckpointError(f"{directory} holds no golden folder; expected names such as a_dit or d_flow")
-    return report, found
+    if device is not None:
+        flow = stream_cases.load_flow_vectors(_neighbour(folders, "flow")).to(device)
+        stream_cases.replay_flow_streams(folders["flow"], flow)
+        _stream(_neighbour(folders, "stream"), folders, device)
+        return report
+    for kind, folder in folders.items():
+        _KINDS[kind](folder, folders)
+    return report
 
 
-def _found(folders: Folders, kind: str) -> VectorFolder:
+def _neighbour(folders: Folders, kind: str) -> VectorFolder:
     if kind not in folders:
         raise CheckpointError(f"there is no golden folder *_{kind} beside {sorted(folders)}, which need it")
     return folders[kind]
 
 
-def _stream(folder: VectorFolder, folders: Folders) -> None:
-    flow, hift = _found(folders, "flow"), _found(folders, "hift")
-    flow_model, hift_model = stream_cases.load_flow_vectors(flow), stream_cases.load_hift_vectors(hift)
-    stream_cases.replay_stream(folder, flow, hift_model, flow_model)
+def _stream(folder: VectorFolder, folders: Folders, device: str = "cpu") -> None:
+    flow = stream_cases.load_flow_vectors(_neighbour(folders, "flow")).to(device)
+    hift = stream_cases.load_hift_vectors(_neighbour(folders, "hift")).to(device)
+    stream_cases.replay_stream(folder, folders["flow"], hift, flow)
 
 
 def _family(folder: VectorFolder, folders: Folders) -> None:
@@ -128,6 +117,7 @@ _KINDS: dict[str, Callable[[VectorFolder, Folders], None]] = {
     "stream": _stream,
     "features": _features,
     "checkpoint": _checkpoint,
-    **dict.fromkeys(FAMILY_FOLDERS, _family),
+    "cosyvoice2_unet": _family,
+    "cosyvoice3_dit": _family,
 }
 """What replays a kind of folder; it is given the folders beside it, too."""

@@ -9,13 +9,13 @@ import json
 import lzma
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from safetensors.torch import load, load_file
 from torch import Tensor, nn
 
@@ -24,10 +24,8 @@ from token2wav_service.errors import CheckpointError
 
 Tensors = dict[str, Tensor]
 Module = TypeVar("Module", bound=nn.Module)
-Probe = tuple[str, nn.Module, Callable[[tuple[Any, ...], Any], Tensor]]
-"""Name of an inner activation in the vectors, its module, and what reads it from the module's inputs and output."""
-FAMILY_FOLDERS = ("cosyvoice2_unet", "cosyvoice3_dit")
-"""Folders that hold a whole family: flow, vocoder and streams."""
+Probe = tuple[str, Callable[[tuple[Any, ...], Any], Tensor]]
+"""Path of a module below a model, and what reads an activation from the module's inputs and output."""
 FLOW_TOLERANCE = 1e-4
 """Largest absolute error of mel, hidden frames and caches, fp32 on a CPU."""
 F0_TOLERANCE_HZ = 2e-3
@@ -100,8 +98,8 @@ class VectorFolder:
 
     @property
     def kind(self) -> str:
-        """The name behind the ordering letter: `dit` of `a_dit`; a family's folder goes by its whole name."""
-        return self.path.name if self.path.name in FAMILY_FOLDERS else self.path.name.split("_", 1)[-1]
+        """The name behind the ordering letter, if there is one: `dit` of `a_dit`."""
+        return re.sub("^[a-z]_", "", self.path.name)
 
     def tensors(self, name: str) -> Tensors:
         """Read one .safetensors file.
@@ -210,14 +208,24 @@ class GoldenCase:
 
 
 @contextmanager
-def probed(probes: Sequence[Probe]) -> Iterator[Tensors]:
+def probed(model: nn.Module, probes: Mapping[str, Probe]) -> Iterator[Tensors]:
     """Collect inner activations under the vectors' names while a model runs."""
     found: Tensors = {}
-
-    def record(module: nn.Module, inputs: tuple[Any, ...], output: Any, probe: Probe) -> None:
-        found[probe[0]] = probe[2](inputs, output)
-
     with ExitStack() as stack:
-        for probe in probes:
-            stack.callback(probe[1].register_forward_hook(partial(record, probe=probe)).remove)
+        for name, (path, read) in probes.items():
+
+            def record(_: nn.Module, inputs: tuple[Any, ...], output: Any, name: str = name, read: Any = read) -> None:
+                found[name] = read(inputs, output)
+
+            stack.callback(model.get_submodule(path).register_forward_hook(record).remove)
         yield found
+
+
+def given(inputs: tuple[Any, ...], output: Any) -> Tensor:
+    """Read a module's first input."""
+    return torch.as_tensor(inputs[0])
+
+
+def made(inputs: tuple[Any, ...], output: Any) -> Tensor:
+    """Read a module's output, the first where there are several."""
+    return torch.as_tensor(output[0] if isinstance(output, tuple) else output)
