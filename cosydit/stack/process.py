@@ -21,6 +21,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +48,8 @@ GONE_TIMEOUT_S = 10.0
 HTTP_OK = 200
 MARK_VARIABLE = "COSYDIT_SERVICE"
 """Environment variable with the marks of a service and of those above it."""
+_starter = ThreadPoolExecutor(1, "service-starter")
+"""Starts all services: Linux takes the end of the thread that started a process for its parent's."""
 _SWEEPS = 3
 """Rounds of killing: a process may start another one while the first round is under way."""
 
@@ -73,10 +76,7 @@ class ServiceSpec:
 
 
 class ServiceProcess:
-    """Runs one service in a process group of its own; a context manager that stops it on exit.
-
-    The thread that calls `start` must live as long as the service: Linux ends the service with it.
-    """
+    """Runs one service in a process group of its own; a context manager that stops it on exit."""
 
     def __init__(self, spec: ServiceSpec, clock: Clock | None = None) -> None:
         self.spec = spec
@@ -112,7 +112,8 @@ class ServiceProcess:
         marks = f"{os.environ.get(MARK_VARIABLE, '')}/{self._mark}"
         with self.spec.log_path.open("ab") as log:
             self._log_begins = log.tell()
-            self._process = subprocess.Popen(
+            self._process = _starter.submit(
+                subprocess.Popen,
                 self.spec.command,
                 env={**os.environ, **(self.spec.env or {}), MARK_VARIABLE: marks},
                 stdin=subprocess.DEVNULL,
@@ -120,7 +121,7 @@ class ServiceProcess:
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=partial(end_with_parent, os.getpid()),
-            )
+            ).result()
         self._group = self._process.pid
 
     def wait_ready(self, timeout_s: float) -> None:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -228,3 +229,16 @@ def test_a_gateway_whose_stop_fails_keeps_no_backend_from_being_stopped(tmp_path
     with pytest.raises(KeyboardInterrupt):
         stack.stop()
     assert sorted(stopped) == ["gateway", "llm_service", "token2wav_service"]
+
+
+def test_a_service_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
+    service = ServiceProcess(ServiceSpec("sleeper", ["sleep", "60"], "", tmp_path / "log"))
+    thread = threading.Thread(target=service.start)
+    thread.start()
+    thread.join()
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            service._process.wait(0.5)  # type: ignore[union-attr]
+        assert service.returncode is None
+    finally:
+        service.stop()
