@@ -39,6 +39,14 @@ def test_chunks_of_one_stream_are_answered_in_order(fake_engine_server: TritonPr
     assert sum(a.is_final for a in answers) == CHUNKS + 1
 
 
+def test_a_voice_travels_out_as_a_file_and_in_again(fake_engine_server: TritonProcess) -> None:
+    with connected(fake_engine_server) as client:
+        voice = client.ask("register_voice", reference_wav=np.ones(16000, np.float32))[0].tensors["voice_id"]
+        exported = client.ask("export_voice", voice_id=text(voice[0].decode()))[0].tensors["voice_file"]
+        (imported,) = client.ask("import_voice", voice_file=np.array([bytes(exported[0])], np.object_))
+    assert imported.tensors["voice_id"][0] == voice[0]
+
+
 def test_cancelling_the_call_frees_the_stream(fake_engine_server: TritonProcess) -> None:
     aborted = token2wav_metric(fake_engine_server, "aborted_total")
     with connected(fake_engine_server) as client:
