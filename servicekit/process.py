@@ -22,7 +22,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -35,8 +35,10 @@ App = Callable[[Any, Receive, Send], Awaitable[None]]
 SWITCH_INTERVAL_S = 0.0002
 """How long a thread may keep the interpreter while another one wants it; Python's own 5 ms are longer than a step."""
 _LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
-"""Option of prctl, from linux/prctl.h."""
+_BIND_AND_BECOME = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); "  # PR_SET_PDEATHSIG, SIGTERM
+    "os.getppid() == int(sys.argv[1]) or sys.exit('the parent is gone'); os.execvp(sys.argv[2], sys.argv[2:])"
+)
 _LIFESPAN, _FAILED, _SHUTDOWN = "lifespan", "lifespan.startup.failed", "lifespan.shutdown"
 _INTERRUPTED = 128 + signal.SIGINT
 _END_S = 10.0
@@ -95,11 +97,12 @@ class StartFailure:
             logger.error("%s", error)
 
 
-def end_with_parent(parent: int) -> None:
-    """Have Linux send this process SIGTERM when the thread that started it is gone: for `preexec_fn`."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # gone before that
-        os.kill(os.getpid(), signal.SIGTERM)
+def ended_with_parent(command: Sequence[str]) -> list[str]:
+    """Return a command that becomes another one, to which Linux sends SIGTERM when the thread that starts it is gone.
+
+    `preexec_fn` could do the same, but a fork under gRPC's threads may crash.
+    """
+    return [sys.executable, "-I", "-S", "-c", _BIND_AND_BECOME, str(os.getpid()), *command]
 
 
 def quiet_interrupts() -> None:

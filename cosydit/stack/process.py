@@ -24,13 +24,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from servicekit.clock import Clock, SystemClock
-from servicekit.process import end_with_parent
+from servicekit.process import ended_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -114,13 +113,12 @@ class ServiceProcess:
             self._log_begins = log.tell()
             self._process = _starter.submit(
                 subprocess.Popen,
-                self.spec.command,
+                ended_with_parent(self.spec.command),
                 env={**os.environ, **(self.spec.env or {}), MARK_VARIABLE: marks},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=partial(end_with_parent, os.getpid()),
             ).result()
         self._group = self._process.pid
 

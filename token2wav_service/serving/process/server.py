@@ -17,11 +17,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from servicekit.process import end_with_parent
+from servicekit.process import ended_with_parent
 from token2wav_service.python_backend.server_process import DRAIN_FLAG_VARIABLE, END_FLAG
 from token2wav_service.serving.assemble import count_instances
 from token2wav_service.serving.process.installation import (
@@ -67,7 +66,7 @@ class TritonProcess:
         """
         self.options = options
         self._installation = find_installation()
-        self._preexec = partial(end_with_parent, os.getpid()) if ends_with_caller else None
+        self._ends_with_caller = ends_with_caller
         self._process: subprocess.Popen[bytes] | None = None
         self._work_dir: Path | None = None
         self.shm_prefix = ""
@@ -166,12 +165,11 @@ class TritonProcess:
 
     def _spawn(self, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            command,
+            ended_with_parent(command) if self._ends_with_caller else command,
             env=env,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             pass_fds=() if self._lock is None else (self._lock,),
-            preexec_fn=self._preexec,
         )
 
     def _kill_session(self) -> None:
