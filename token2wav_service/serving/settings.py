@@ -32,12 +32,21 @@ MIN_HOP_TOKENS = 4
 """Fewest tokens of a first chunk: with fewer the vocoder has less than it holds back for its joins."""
 ORIGINAL_MODELS_SETTING = "ORIGINAL_MODELS"
 SPK2INFO_SETTING = "USE_SPK2INFO_CACHE"
-SERVED = frozenset(
-    (
-        *("BLS_INSTANCE_NUM", "TRITON_MAX_BATCH_SIZE", "MAX_QUEUE_DELAY_MICROSECONDS", "DECOUPLED_MODE"),
-        *(ORIGINAL_MODELS_SETTING, SPK2INFO_SETTING, "device", "dtype", "max_streams", "voice_cache_bytes", "runner"),
-        *("tensorrt_vocoder", "num_threads", "ode_steps"),
-    )
+SERVED = (
+    "BLS_INSTANCE_NUM",
+    "TRITON_MAX_BATCH_SIZE",
+    "MAX_QUEUE_DELAY_MICROSECONDS",
+    "DECOUPLED_MODE",
+    "ORIGINAL_MODELS",
+    "USE_SPK2INFO_CACHE",
+    "device",
+    "dtype",
+    "max_streams",
+    "voice_cache_bytes",
+    "runner",
+    "tensorrt_vocoder",
+    "num_threads",
+    "ode_steps",
 )
 """Settings that `cosydit serve` has."""
 _COMPUTING_MODELS = tuple(
