@@ -144,12 +144,12 @@ def load_vocoder_model(pb_utils: PbUtils, model_config_json: str) -> OneByOneMod
 
 
 def load_wave_model(pb_utils: PbUtils, model_config_json: str) -> OneByOneModel:
-    """Make CosyVoice2's `token2wav`; see `Speaker`."""
+    """Make CosyVoice2's `token2wav`; see `WaveStreams`."""
     config, models = _load(model_config_json)
     assert isinstance(models.vocoder, HiFT)
     vocoder = StreamVocoder(_folded(models.vocoder, config), config.synthesis)
     whole = WholePass(_flow_of(models, config), config, find_default_voice(Path(config.model_dir)))
-    return OneByOneModel(pb_utils, Speaker(whole, vocoder).speak)
+    return OneByOneModel(pb_utils, WaveStreams(whole, vocoder).speak)
 
 
 @torch.inference_mode()
@@ -171,7 +171,7 @@ def vocode(vocoder: CausalStreamVocoder, inputs: RequestInputs) -> dict[str, Flo
     return {"tts_speech": _batch_of_one(wave[: frames * hift.config.frame_samples])}
 
 
-class Speaker:
+class WaveStreams:
     """CosyVoice2's `token2wav`: tokens and a voice to audio FP32 [1, N]; a stream's state goes by request id."""
 
     def __init__(self, whole: WholePass, vocoder: StreamVocoder) -> None:

@@ -63,7 +63,7 @@ class RepositorySettingsError(ValueError):
 
 
 @dataclass(frozen=True)
-class Target:
+class ConfigPlace:
     """A place in a model's config.pbtxt: a parameter, which the model reads when it starts, or a field of Triton's."""
 
     model: str
@@ -86,7 +86,7 @@ class Target:
 class RepositorySetting(Setting):
     """One name the assembler accepts; its kind reads a text into the form that is stored."""
 
-    targets: tuple[Target, ...] = ()
+    targets: tuple[ConfigPlace, ...] = ()
 
 
 def resolve_settings(given: Mapping[str, str]) -> dict[str, str]:
@@ -154,7 +154,7 @@ def _setting(
     name: str, meaning: str, kind: Kind, default: str | None, targets: Mapping[str, tuple[str, ...]]
 ) -> RepositorySetting:
     """Return a setting with its targets: places, and the models that have each."""
-    places = tuple(Target(model, place) for place, models in targets.items() for model in models)
+    places = tuple(ConfigPlace(model, place) for place, models in targets.items() for model in models)
     is_required = name in ("model_dir", "llm_tokenizer_dir")
     return RepositorySetting(
         name, meaning, kind, default, is_required=is_required, in_serve=name in SERVED, targets=places

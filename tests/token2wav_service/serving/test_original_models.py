@@ -27,7 +27,7 @@ from token2wav_service.models.vocoder.hift import fold_weight_norm
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.python_backend.inputs import OneByOneModel
 from token2wav_service.serving import original_models
-from token2wav_service.serving.original_models import TOKEN_OFFSET, Speaker, WholePass, vocode
+from token2wav_service.serving.original_models import TOKEN_OFFSET, WaveStreams, WholePass, vocode
 
 POLICY = SynthesisPolicy(ode_steps=2)
 PROMPT = 2 * BLOCK
@@ -100,7 +100,7 @@ def test_the_vocoder_gives_all_audio_but_that_of_the_last_eight_frames() -> None
 
 def make_wave_model(whole: WholePass | None = None) -> OneByOneModel:
     vocoder = StreamVocoder(fold_weight_norm(make_hift()), SynthesisPolicy())
-    return OneByOneModel(FakePbUtils(), Speaker(whole or make_whole(Family.COSYVOICE2), vocoder).speak)
+    return OneByOneModel(FakePbUtils(), WaveStreams(whole or make_whole(Family.COSYVOICE2), vocoder).speak)
 
 
 def test_a_stream_s_audio_goes_by_its_request_id_and_is_as_long_as_its_tokens() -> None:
