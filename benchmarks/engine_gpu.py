@@ -35,7 +35,7 @@ from token2wav_service.models.config import AnyFlowConfig, FlowConfig
 from token2wav_service.models.flow.block_flow import BlockFlow
 from token2wav_service.models.flow.block_stream import BlockStreamFlow
 from token2wav_service.models.streaming import FlowInput
-from token2wav_service.replay.report import snr_db
+from token2wav_service.replay.vectors import snr_db
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.slots.step_shapes import StepShapes
 from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, VoiceFeatures, VoicePrompt

@@ -48,6 +48,7 @@ class Distance:
 def measure(model_dir: Path, prompt_wav: Path, tokens: int, seed: int) -> list[Distance]:
     """Synthesise one random token sequence offline and under every schedule and history policy."""
     flow = load_flow(model_dir)
+    assert isinstance(flow, Flow)
     prompt = VoicePrompt(load_prompt_audio(prompt_wav.read_bytes()))
     features = PromptFeatureExtractor(model_dir).extract(prompt)
     prompt_tokens = torch.from_numpy(features.prompt_tokens)

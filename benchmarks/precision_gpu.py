@@ -20,16 +20,17 @@ from torch import Tensor
 
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from token2wav_service.build import DTYPES
-from token2wav_service.checkpoint.loader import load_flow, load_hift
+from token2wav_service.checkpoint.loader import load_flow, load_vocoder
 from token2wav_service.checkpoint.make_random import make_random_token2wav
 from token2wav_service.config import HistoryPolicy, SourcePhase, SynthesisPolicy
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
 from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.models.config import FlowConfig, HiFTConfig
+from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
-from token2wav_service.replay.report import snr_db
+from token2wav_service.replay.vectors import snr_db
 from token2wav_service.runtime.slots.pool import PoolSizes
 from token2wav_service.runtime.slots.slot_runner import SlotRunner, StreamSlot
 from token2wav_service.runtime.slots.slot_vocoder import SlotVocoder
@@ -62,8 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         make_random_token2wav(Path(scratch), seed=0, flow=FlowConfig(), hift=HiFTConfig())
-        flow = load_flow(Path(scratch)).cuda()
-        hift = fold_weight_norm(load_hift(Path(scratch))).cuda()
+        flow, hift = load_flow(Path(scratch)), load_vocoder(Path(scratch))
+    assert isinstance(flow, Flow) and isinstance(hift, HiFT)
+    flow, hift = flow.cuda(), fold_weight_norm(hift).cuda()
     rows: dict[str, list[Precision]] = {}
     reference = Reference(StreamFlow(flow, POLICY), hift)
     for name in args.dtypes:

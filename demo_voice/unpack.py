@@ -33,17 +33,11 @@ from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
 from servicekit.checkpoint_file import CHECKPOINT_FILE
 from servicekit.file_sums import write_sums
 from servicekit.files import writing
-from token2wav_service.checkpoint.loader import (
-    FLOW_WEIGHTS,
-    FLOW_YAML,
-    HIFT_CONFIG,
-    HIFT_WEIGHTS,
-    SPEAKER_ENCODER,
-    SPEECH_TOKENIZER,
-)
-from token2wav_service.checkpoint.write_description import flow_yaml, hift_arguments
+from token2wav_service.checkpoint.family import FLOW_WEIGHTS, HIFT_WEIGHTS, SPEAKER_ENCODER, Family
+from token2wav_service.checkpoint.make_random import hift_arguments, write_description
 from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig, HiFTConfig
 
+SPEECH_TOKENIZER = Family.STEP_AUDIO2.files.speech_tokenizer
 SIZES_FILE = "bundle.json"
 FLOW_FILE, HIFT_FILE, LLM_FILE = "flow.safetensors.xz", "hift.safetensors.xz", "llm.safetensors.xz"
 ALIGNER_WEIGHTS = "aligner.safetensors.xz"
@@ -184,8 +178,7 @@ def unpack(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> Non
 
 def _unpack_token2wav(directory: Path, bundle: Path, sizes: BundleSizes) -> None:
     directory.mkdir(parents=True)
-    (directory / FLOW_YAML).write_text(flow_yaml(sizes.flow), encoding="utf-8")
-    (directory / HIFT_CONFIG).write_text(json.dumps(hift_arguments(sizes.hift), indent=1) + "\n", encoding="utf-8")
+    write_description(directory, sizes.flow, sizes.hift)
     for source, target in ((FLOW_FILE, FLOW_WEIGHTS), (HIFT_FILE, HIFT_WEIGHTS)):
         torch.save(_as_tensors(read_weights(bundle / source)), directory / target)
     for name in (SPEAKER_ENCODER, SPEECH_TOKENIZER):

@@ -20,16 +20,15 @@ from torch import Tensor
 from benchmarks.engine_gpu import MEL_RATE_HZ, PROMPT_S
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from token2wav_service.checkpoint.family import Family, open_features
-from token2wav_service.checkpoint.loader import build_flow, load_flow_of
-from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES
-from token2wav_service.checkpoint.make_weights import random_flow_state
+from token2wav_service.checkpoint.loader import build_flow, load_flow
+from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES, random_flow_state
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.models.flow.block_flow import BlockFlow, state_bytes
 from token2wav_service.models.flow.block_stream import BlockStreamFlow
 from token2wav_service.models.streaming import FlowInput
-from token2wav_service.replay.report import snr_db
+from token2wav_service.replay.vectors import snr_db
 from token2wav_service.types import VoicePrompt
 
 FAMILIES = (Family.COSYVOICE2, Family.COSYVOICE3)
@@ -200,7 +199,7 @@ def _given(model_dir: Path, prompt_wav: Path) -> tuple[BlockFlow, tuple[Tensor, 
     Raises:
         ValueError: the checkpoint's flow has no block mask.
     """
-    flow = load_flow_of(model_dir)
+    flow = load_flow(model_dir)
     if not isinstance(flow, BlockFlow):
         raise ValueError(f"{model_dir} holds a flow without a block mask; expected CosyVoice2's or CosyVoice3's")
     found = open_features(model_dir).extract(VoicePrompt(load_prompt_audio(prompt_wav.read_bytes())))

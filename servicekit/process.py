@@ -16,14 +16,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import functools
 import gc
 import logging
 import os
 import resource
 import signal
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -35,6 +34,11 @@ App = Callable[[Any, Receive, Send], Awaitable[None]]
 
 SWITCH_INTERVAL_S = 0.0002
 """How long a thread may keep the interpreter while another one wants it; Python's own 5 ms are longer than a step."""
+_LIBC = ctypes.CDLL(None)
+_BIND_AND_BECOME = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); "  # PR_SET_PDEATHSIG, SIGTERM
+    "os.getppid() == int(sys.argv[1]) or sys.exit('the parent is gone'); os.execvp(sys.argv[2], sys.argv[2:])"
+)
 _LIFESPAN, _FAILED, _SHUTDOWN = "lifespan", "lifespan.startup.failed", "lifespan.shutdown"
 _INTERRUPTED = 128 + signal.SIGINT
 _END_S = 10.0
@@ -91,6 +95,14 @@ class StartFailure:
         if error is not None and error is not self._told:
             self._told = error
             logger.error("%s", error)
+
+
+def ended_with_parent(command: Sequence[str]) -> list[str]:
+    """Return a command that becomes another one, to which Linux sends SIGTERM when the thread that starts it is gone.
+
+    `preexec_fn` could do the same, but a fork under gRPC's threads may crash.
+    """
+    return [sys.executable, "-I", "-S", "-c", _BIND_AND_BECOME, str(os.getpid()), *command]
 
 
 def quiet_interrupts() -> None:
@@ -200,14 +212,6 @@ def return_freed_memory() -> None:
 
     Other threads that allocate wait meanwhile. Does nothing where the C library has no such function.
     """
-    trim = _malloc_trim()
+    trim = getattr(_LIBC, "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):
-        return None

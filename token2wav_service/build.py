@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from servicekit.clock import Clock
-from token2wav_service.checkpoint.family import open_features, voice_model_version
-from token2wav_service.checkpoint.loader import LoadedModels, load_models, missing_files
+from token2wav_service.checkpoint.family import missing_files, open_features, voice_model_version
+from token2wav_service.checkpoint.loader import LoadedModels, load_models
 from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.loop import OnFatal, ServingLoop

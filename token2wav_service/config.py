@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from servicekit.settings import number, one_of, whole
 
 MIB = 1024 * 1024
-HELP = "help"
-"""Key of a field's metadata with its meaning, for help texts and pages."""
+HELP, READ = "help", "read"
+"""Keys of a field's metadata: its meaning, for help texts and pages, and what reads its text."""
 _T = TypeVar("_T")
 
 
-def described(default: _T, meaning: str) -> _T:
-    """Return a dataclass's field with a default and its meaning."""
-    return dataclasses.field(default=default, metadata={HELP: meaning})
+def described(default: _T, meaning: str, read: Callable[[str], object] | None = None) -> _T:
+    """Return a dataclass's field with a default, its meaning, and what reads it where it can be set."""
+    return dataclasses.field(default=default, metadata={HELP: meaning, READ: read})
+
+
+def _ascending(text: str) -> tuple[int, ...]:
+    values = tuple(int(part) for part in text.split(","))
+    if not all(low < high for low, high in zip((0, *values), values, strict=False)):
+        raise ValueError(f"got {text!r}, expected ascending numbers of at least 1, such as 300,900")
+    return values
 
 
 class HistoryPolicy(str, Enum):
@@ -88,10 +96,12 @@ class SynthesisPolicy:
         100,
         "Newest mel frames (50 Hz) the DiT keeps beside the prompt; of a block-masked flow, rounded up to "
         "whole blocks.",
+        whole(0).read,
     )
     conformer_recent_frames: int = described(
         250,
         "Newest mel frames (50 Hz) the conformer keeps beside the prompt; at least 2, one token's.",
+        whole(2).read,
     )
     noise: NoiseSource = described(NoiseSource.COUNTER, "Source of the flow's noise: counter or upstream.")
     crossfade: Crossfade = described(Crossfade.NORMALISED, "Window that joins chunks: normalised or upstream.")
@@ -99,7 +109,7 @@ class SynthesisPolicy:
         SourcePhase.CONTINUOUS,
         "Start of the harmonic source in each call: continuous or upstream.",
     )
-    ode_steps: int = described(10, "Euler steps of the flow's solver.")
+    ode_steps: int = described(10, "Euler steps of the flow's solver.", whole(1).read)
 
 
 @dataclass(frozen=True)
@@ -108,39 +118,47 @@ class Token2WavConfig:
 
     model_dir: Path
     """Directory with flow.yaml, flow.pt, hift.pt and the two ONNX files."""
-    device: str = described("cpu", "Device that computes, such as cpu or cuda.")
-    dtype: str = described("float32", "dtype of the flow; of the vocoder, only products are ever smaller than float32.")
-    max_batch_size: int = described(16, "Most streams in one step.")
-    batch_window_us: int = described(0, "Microseconds a step waits for more streams to join it.")
-    max_streams: int = described(64, "Most open streams; one more is refused.")
-    max_chunk_tokens: int = described(1500, "Most tokens (25 Hz) in one chunk: a minute of audio.")
+    device: str = described("cpu", "Device that computes, such as cpu or cuda.", str)
+    dtype: str = described(
+        "float32", "dtype of the flow; of the vocoder, only products are ever smaller than float32.", str
+    )
+    max_batch_size: int = described(16, "Most streams in one step.", whole(1).read)
+    batch_window_us: int = described(0, "Microseconds a step waits for more streams to join it.", whole(0).read)
+    max_streams: int = described(64, "Most open streams; one more is refused.", whole(1).read)
+    max_chunk_tokens: int = described(1500, "Most tokens (25 Hz) in one chunk: a minute of audio.", whole(4).read)
     voice_cache_bytes: int = described(
         512 * MIB,
         "Most bytes of cached voices; the one used longest ago is dropped first.",
+        whole(1).read,
     )
     idle_timeout_s: float = described(
         60.0,
         "Seconds without a chunk after which an open stream is aborted; above 0, finite.",
+        number(is_open=True).read,
     )
     runner: RunnerKind = described(
         RunnerKind.AUTO,
         "Program that computes batches: auto, torch, packed, slots or tensorrt.",
+        RunnerKind,
     )
     engines_dir: Path | None = described(
         None,
         "Folder of TensorRT engines, for runner `tensorrt`; None is `engines` in model_dir.",
+        Path,
     )
     tensorrt_prompt_frames: tuple[int, ...] = described(
         (300, 900),
         "Mel frames (50 Hz), ascending, to which a batch's prompts are padded, the first that fits; longer "
         "prompts run in the fused kernels.",
+        _ascending,
     )
     tensorrt_vocoder: str = described(
         "float32",
         "Precision of the vocoder's engine, float32 (with TF32 products) or float16; without such an engine, "
         "fused kernels run the vocoder.",
+        one_of("float32", "float16").read,
     )
-    num_threads: int | None = described(None, "CPU threads for torch; None leaves torch's choice.")
+    num_threads: int | None = described(None, "CPU threads for torch; None leaves torch's choice.", whole(1).read)
     synthesis: SynthesisPolicy = SynthesisPolicy()
 
     @classmethod
@@ -150,67 +168,20 @@ class Token2WavConfig:
         Raises:
             ValueError: an unknown name, a missing model_dir, or a value that does not parse.
         """
-        own = SETTABLE.keys() & {f.name for f in dataclasses.fields(cls)}
-        policy = SETTABLE.keys() & {f.name for f in dataclasses.fields(SynthesisPolicy)}
-        unknown = sorted(set(settings) - own - policy)
+        unknown = sorted(set(settings) - SETTABLE.keys())
         if unknown:
-            raise ValueError(f"unknown settings {unknown}; known are {sorted(own | policy)}")
+            raise ValueError(f"unknown settings {unknown}; known are {sorted(SETTABLE)}")
         if "model_dir" not in settings:
             raise ValueError("model_dir is missing: give the directory that holds flow.yaml and flow.pt")
-        synthesis = SynthesisPolicy(**{k: SETTABLE[k](v) for k, v in settings.items() if k in policy})  # type: ignore[arg-type]
-        return cls(**{k: SETTABLE[k](v) for k, v in settings.items() if k in own}, synthesis=synthesis)  # type: ignore[arg-type]
+        values: dict[str, Any] = {name: SETTABLE[name](text) for name, text in settings.items()}
+        policy = {field.name: values.pop(field.name) for field in _POLICY if field.name in values}
+        return cls(**values, synthesis=SynthesisPolicy(**policy))
 
 
-def _at_least(minimum: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = int(text)
-        if value < minimum:
-            raise ValueError(f"got {value}, expected at least {minimum}")
-        return value
-
-    return parse
-
-
-def _positive_seconds(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"got {text!r}, expected a finite number of seconds above 0")
-    return value
-
-
-def _ascending(text: str) -> tuple[int, ...]:
-    values = tuple(int(part) for part in text.split(","))
-    if not all(low < high for low, high in zip((0, *values), values, strict=False)):
-        raise ValueError(f"got {text!r}, expected ascending numbers of at least 1, such as 300,900")
-    return values
-
-
-def _one_of(*names: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in names:
-            raise ValueError(f"got {text!r}, expected {' or '.join(names)}")
-        return text
-
-    return parse
-
-
-SETTABLE: dict[str, Callable[[str], object]] = {
-    "model_dir": Path,
-    "device": str,
-    "dtype": str,
-    "max_batch_size": _at_least(1),
-    "batch_window_us": _at_least(0),
-    "max_streams": _at_least(1),
-    "max_chunk_tokens": _at_least(4),
-    "voice_cache_bytes": _at_least(1),
-    "idle_timeout_s": _positive_seconds,
-    "runner": RunnerKind,
-    "engines_dir": Path,
-    "tensorrt_prompt_frames": _ascending,
-    "tensorrt_vocoder": _one_of("float32", "float16"),
-    "num_threads": _at_least(1),
-    "estimator_recent_frames": _at_least(0),
-    "conformer_recent_frames": _at_least(2),
-    "ode_steps": _at_least(1),
+_POLICY = dataclasses.fields(SynthesisPolicy)
+SETTABLE: dict[str, Callable[[str], object]] = {"model_dir": Path} | {
+    field.name: field.metadata[READ]
+    for field in (*dataclasses.fields(Token2WavConfig), *_POLICY)
+    if field.metadata.get(READ) is not None
 }
 """Settings, and what reads each. The rest of `SynthesisPolicy` is for tests and replays of the original's numbers."""

@@ -1,7 +1,7 @@
 """Runs checks and tells what became of each. A group of checks, which share what they open, has a process of its own.
 
 A check that raises has failed; one whose process dies or hangs has failed too, and the rest goes on in a new process.
-The guardian of `cosydit.stack` ends the services of a process that died.
+Linux ends the services of a process that died.
 """
 
 from __future__ import annotations

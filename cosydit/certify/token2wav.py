@@ -35,8 +35,8 @@ from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.mel import flow_mel_24k
 from token2wav_service.offline import OfflineUtterance, best_chunk_tokens, synthesize_all
-from token2wav_service.replay.report import Row
-from token2wav_service.replay.run import replay_directory, replay_streams
+from token2wav_service.replay.run import replay_directory
+from token2wav_service.replay.vectors import Row
 from token2wav_service.runtime.slots.step_shapes import TOKEN_BUCKETS
 from token2wav_service.types import StreamOptions, VoicePrompt
 
@@ -70,7 +70,7 @@ def check_golden(context: CheckContext, found: Findings) -> None:
 def _replayed_on_gpu(context: CheckContext, directory: Path) -> list[Row]:
     """Return the mels and waves of the streams, computed without TF32."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        rows = replay_streams(directory, context.plan.device).rows
+        rows = replay_directory(directory, context.plan.device).rows
     return [row for row in rows if row.output.endswith((".mel", ".wav (source injected)"))]
 
 

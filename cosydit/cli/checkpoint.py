@@ -129,7 +129,7 @@ def _verify(args: argparse.Namespace) -> int:
     if not args.directory.is_dir():
         print(f"cosydit checkpoint: {args.directory} is no directory", file=sys.stderr)
         return 2
-    from cosydit.stack.checkpoint.verify_checkpoint import declared_line, unused_files, verify_checkpoint
+    from cosydit.stack.checkpoint.verify_checkpoint import declared_line, verify_checkpoint
     from token2wav_service.checkpoint.family import Family
 
     if (declared := declared_line(args.directory)) is not None:
@@ -137,8 +137,6 @@ def _verify(args: argparse.Namespace) -> int:
     reports = verify_checkpoint(args.directory, Family(args.family) if args.family else None)
     for report in reports:
         print(f"{'ok':4}  {report.name}" if report.problem is None else f"FAIL  {report.name}: {report.problem}")
-    for name in unused_files(args.directory):
-        print(f"note  {name} is not used: flow.pt runs itself")
     failed = sum(report.problem is not None for report in reports)
     print(f"{len(reports)} parts, {failed} with problems")
     return 1 if failed else 0

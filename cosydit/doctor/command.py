@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from cosydit.doctor import host
@@ -14,15 +15,6 @@ from cosydit.stack.stack import Ports, default_work_dir
 from servicekit.extras import install_command, installed_from
 from servicekit.gpu_host import CPU, CUDA
 
-_PORT_OPTIONS = (
-    ("--llm-port", "llm", 8000),
-    ("--triton-http-port", "triton_http", 18000),
-    ("--triton-grpc-port", "triton_grpc", 8001),
-    ("--triton-metrics-port", "triton_metrics", 8002),
-    ("--gateway-port", "gateway", 8080),
-    ("--gateway-grpc-port", "gateway_grpc", 50051),
-    ("--llm-grpc-port", "llm_grpc", 8100),
-)
 _NAME_WIDTH = 18
 RUN_SCRIPT = "bash run_stepaudio2_dit_token2wav.sh"
 
@@ -34,8 +26,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--work-dir", type=Path, help="directory for logs and the model repository (default: ~/.cache/cosydit)"
     )
-    for option, name, default in _PORT_OPTIONS:
-        parser.add_argument(option, dest=name, type=int, default=default, help="port to check (default %(default)s)")
+    for port in fields(Ports):
+        option = f"--{port.name.replace('_', '-')}-port"
+        parser.add_argument(
+            option, dest=port.name, type=int, default=port.default, help="port to check (default %(default)s)"
+        )
     gpu = "also test the GPU, for about a minute: driver, kernels' compiler, imports, memory, MPS"
     parser.add_argument("--gpu", action="store_true", help=gpu)
     parser.set_defaults(run=run)
@@ -43,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; returns 0 if the services can run on this machine's CPU, with --gpu on its GPU, else 1."""
-    ports = Ports(**{name: getattr(args, name) for _, name, _ in _PORT_OPTIONS})
+    ports = Ports(**{port.name: getattr(args, port.name) for port in fields(Ports)})
     work_dir = args.work_dir or default_work_dir()
     findings = examine(ports, args.checkpoint, work_dir)
     _print_report(findings)

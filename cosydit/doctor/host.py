@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -25,8 +24,8 @@ from pathlib import Path
 from cosydit.bench.report import cpu_model, ram_bytes, version_of
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.mps import PROGRAM, SYSTEM_PIPES
-from cosydit.stack.process import answers_ok
-from cosydit.stack.stack import LOOPBACK, Ports
+from cosydit.stack.process import answers_ok, busy_ports
+from cosydit.stack.stack import Ports
 from servicekit.extras import install_command, installed_from
 from servicekit.gpu_host import (
     CUDA,
@@ -206,20 +205,10 @@ def tritonserver(look: Look) -> Iterator[Finding]:
 
 def ports(chosen: Ports) -> Iterator[Finding]:
     """Whether the services' ports are free."""
+    busy = busy_ports(vars(chosen).values())
     for name, port in vars(chosen).items():
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            is_free = _can_bind(probe, port)
-        text = f"{port} is free" if is_free else f"{port} is in use; stop what holds it, or choose another"
-        yield Finding("ports", name.replace("_", " "), text, State.OK if is_free else State.NOTE)
-
-
-def _can_bind(probe: socket.socket, port: int) -> bool:
-    try:
-        probe.bind((LOOPBACK, port))
-    except OSError:
-        return False
-    return True
+        text = f"{port} is in use; stop what holds it, or choose another" if port in busy else f"{port} is free"
+        yield Finding("ports", name.replace("_", " "), text, State.NOTE if port in busy else State.OK)
 
 
 def checkpoint(directory: Path, is_named: bool) -> Finding:

@@ -95,22 +95,16 @@ class GpuPreset:
     def _block_sizes(self, family: str) -> tuple[int, int]:
         """Return streams and bytes of voices of a block-masked flow: what the greediest LLM leaves, shared out."""
         memory_bytes = self.least_mib * MIB
-        llm_bytes = max(self._llm_bytes(backend, memory_bytes) for backend in self.llm)
+        llm_bytes = max(self.llm_bytes(backend, memory_bytes) for backend in self.llm)
         free = int(memory_bytes - llm_bytes - 2 * CONTEXT_BYTES - TOKEN2WAV_BYTES)
         voices = max(int(BLOCK_VOICES_SHARE * free) // _CACHE_STEP * _CACHE_STEP, BLOCK_VOICE_BYTES[family])
         slots = (free - voices) // BLOCK_STREAM_BYTES[family]
         # One slot is the pool's scratch.
         return max(1, min(slots - 1, self.max_streams)), voices
 
-    def _llm_bytes(self, backend: str, memory_bytes: int) -> float:
+    def llm_bytes(self, backend: str, memory_bytes: int) -> float:
+        """Return what the LLM takes of a GPU's memory, at full size."""
         return self.llm[backend].memory_share * memory_bytes + (0 if backend == "vllm" else LLM_BYTES)
-
-    def needed_bytes(self, backend: str, memory_bytes: int, voices_bytes: int = LONGEST_VOICE_BYTES) -> int:
-        """Return what both services take of a GPU's memory, at full size, with so much for voices."""
-        llm = self._llm_bytes(backend, memory_bytes)
-        pool = (self.max_streams + 1) * STREAM_BYTES
-        prompt = LONGEST_VOICE_BYTES  # the buffers in which a prompt is run
-        return int(2 * CONTEXT_BYTES + llm + TOKEN2WAV_BYTES + pool + prompt + voices_bytes)
 
 
 def _rooms(embedded: LLMRoom, slots: int, trtllm_share: float) -> dict[str, LLMRoom]:

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +33,6 @@ SYSTEM_PIPES = Path("/tmp/nvidia-mps")
 """Folder where CUDA looks for the daemon if no other is named."""
 ANSWER_TIMEOUT_S = 10.0
 
-Control = Callable[[Sequence[str], str, Mapping[str, str]], bool]
-"""Runs a command with a text on its standard input and further environment; tells whether it ended well."""
-
 
 @dataclass(frozen=True)
 class MpsUse:
@@ -50,7 +47,7 @@ class MpsUse:
 
 
 def run_control(command: Sequence[str], text: str, environment: Mapping[str, str]) -> bool:
-    """Run the daemon's control program; see `Control`."""
+    """Run the daemon's control program with a text on its standard input; tells whether it ended well."""
     try:
         done = subprocess.run(
             command,
@@ -67,19 +64,12 @@ def run_control(command: Sequence[str], text: str, environment: Mapping[str, str
     return done.returncode == 0
 
 
-def run_unwaited(command: Sequence[str], text: str, environment: Mapping[str, str]) -> bool:
-    """Start the daemon's control program in a session of its own, and leave it; see `Control`."""
-    shell = ["/bin/sh", "-c", 'printf %s "$0" | "$@" &', text, *command]
-    done = subprocess.run(
-        shell,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **environment},
-        start_new_session=True,
-        check=False,
+def ask_to_quit(environment: Mapping[str, str]) -> None:
+    """Start the daemon's control program in a session of its own, tell it to stop the daemon, and leave it."""
+    shell = ["/bin/sh", "-c", f"echo quit | {PROGRAM} > /dev/null 2>&1 &"]
+    subprocess.run(
+        shell, stdin=subprocess.DEVNULL, env={**os.environ, **environment}, start_new_session=True, check=False
     )
-    return done.returncode == 0
 
 
 def own_pipes() -> Path:
@@ -87,14 +77,8 @@ def own_pipes() -> Path:
     return Path(tempfile.gettempdir()) / f"cosydit-mps-{os.getuid()}"
 
 
-def start_mps(log_dir: Path, control: Control = run_control, system_pipes: Path = SYSTEM_PIPES) -> MpsUse:
-    """Find a running daemon that serves this user, or start one.
-
-    Args:
-        log_dir: a daemon started here writes its logs below it.
-        control: runs the control program.
-        system_pipes: where a daemon is looked for if the environment names no other place.
-    """
+def start_mps(log_dir: Path) -> MpsUse:
+    """Find a running daemon that serves this user, or start one, which writes its logs below `log_dir`."""
     if os.environ.get(SWITCH_VARIABLE) == OFF:
         off = f"off: {SWITCH_VARIABLE}={OFF}; the services take turns on the GPU, which costs a lot"
         return MpsUse(off, log_dir / _NO_PIPES)
@@ -104,40 +88,39 @@ def start_mps(log_dir: Path, control: Control = run_control, system_pipes: Path 
         )
     named = os.environ.get(MPS_VARIABLE)
     refused = ""
-    for pipes in (Path(named),) if named else (system_pipes, own_pipes()):
-        if not _answers(pipes, control):
+    for pipes in (Path(named),) if named else (SYSTEM_PIPES, own_pipes()):
+        if not _answers(pipes):
             continue
         if serves_user(mps_owner(pipes), os.getuid()):
             return MpsUse(f"on: a daemon that runs already ({pipes}); it is left running", pipes)
         refused = f"; the daemon at {pipes} belongs to another user and serves nobody else"
-    return _started(Path(named) if named and not refused else own_pipes(), log_dir, control, refused)
+    return _started(Path(named) if named and not refused else own_pipes(), log_dir, refused)
 
 
-def stop_mps(use: MpsUse, control: Control = run_control) -> None:
-    """Stop the daemon that `start_mps` started; leaves others alone."""
-    if use.is_ours and use.pipes is not None:
-        control([PROGRAM], "quit\n", {MPS_VARIABLE: str(use.pipes)})
+def stop_mps(use: MpsUse, is_client: bool = False) -> None:
+    """Stop the daemon that `start_mps` started; leaves others alone.
+
+    Args:
+        use: what `start_mps` returned.
+        is_client: whether this process itself uses the GPU: the daemon ends when its last client has, so it is only
+            asked to.
+    """
+    if not use.is_ours or use.pipes is None:
+        return
+    environment = {MPS_VARIABLE: str(use.pipes)}
+    if is_client:
+        ask_to_quit(environment)
+    else:
+        run_control([PROGRAM], "quit\n", environment)
 
 
 @contextmanager
-def mps_running(
-    log_dir: Path,
-    control: Control = run_control,
-    system_pipes: Path = SYSTEM_PIPES,
-    is_client: bool = False,
-    unwaited: Control = run_unwaited,
-) -> Iterator[MpsUse]:
+def mps_running(log_dir: Path, is_client: bool = False) -> Iterator[MpsUse]:
     """Have a daemon while the context lasts, and its place in this process's environment, which services inherit.
 
-    Args:
-        log_dir: a daemon started here writes its logs below it.
-        control: runs the control program.
-        system_pipes: where a daemon is looked for if the environment names no other place.
-        is_client: whether this process itself uses the GPU. The daemon ends when its last client has, so the stop of
-            one started here is then asked for by `unwaited`, which does not wait for it.
-        unwaited: starts the control program and leaves it.
+    See `start_mps` and `stop_mps`.
     """
-    use = start_mps(log_dir, control, system_pipes)
+    use = start_mps(log_dir)
     before = os.environ.get(MPS_VARIABLE)
     if use.pipes is not None:
         os.environ[MPS_VARIABLE] = str(use.pipes)
@@ -148,10 +131,10 @@ def mps_running(
             os.environ.pop(MPS_VARIABLE, None)
         else:
             os.environ[MPS_VARIABLE] = before
-        stop_mps(use, unwaited if is_client else control)
+        stop_mps(use, is_client)
 
 
-def _started(pipes: Path, log_dir: Path, control: Control, refused: str) -> MpsUse:
+def _started(pipes: Path, log_dir: Path, refused: str) -> MpsUse:
     logs = log_dir / "mps"
     try:
         pipes.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -160,16 +143,16 @@ def _started(pipes: Path, log_dir: Path, control: Control, refused: str) -> MpsU
         return MpsUse(f"off: {err}{refused}")
     if pipes.stat().st_uid != os.getuid():
         return MpsUse(f"off: {pipes} belongs to another user{refused}")
-    if not control([PROGRAM, "-d"], "", {MPS_VARIABLE: str(pipes), LOG_VARIABLE: str(logs)}):
+    if not run_control([PROGRAM, "-d"], "", {MPS_VARIABLE: str(pipes), LOG_VARIABLE: str(logs)}):
         return MpsUse(f"off: {PROGRAM} -d failed, see {logs}; the services take turns on the GPU{refused}")
     return MpsUse(f"on: a daemon started here ({pipes}), stopped with the services{refused}", pipes, is_ours=True)
 
 
-def _answers(pipes: Path, control: Control) -> bool:
+def _answers(pipes: Path) -> bool:
     """Tell whether a daemon listens there; if there is no socket, does not try to connect."""
     if not (pipes / MPS_CONTROL).exists():
         return False
-    return control([PROGRAM], "get_server_list\n", {MPS_VARIABLE: str(pipes)})
+    return run_control([PROGRAM], "get_server_list\n", {MPS_VARIABLE: str(pipes)})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,13 @@
-"""One service process: its log, its readiness, its end; what signals mean to it, and its share of the CPU's cores."""
+"""One service process: its log, its readiness, its end; what signals mean to it, and its share of the CPU's cores.
+
+When the process that started a service is gone, also after a SIGKILL, Linux sends the service SIGTERM. What a service
+starts inherits a mark in its environment, by which it is found when the service is killed: Triton, for example, has a
+session of its own.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import logging
@@ -15,14 +21,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from cosydit.stack.guardian import MARK_VARIABLE, guard, kill_service, mark_below, marked
 from servicekit.clock import Clock, SystemClock
+from servicekit.process import ended_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +45,12 @@ started."""
 GONE_TIMEOUT_S = 10.0
 """Seconds that the system may take to end what was killed."""
 HTTP_OK = 200
+MARK_VARIABLE = "COSYDIT_SERVICE"
+"""Environment variable with the marks of a service and of those above it."""
+_starter = ThreadPoolExecutor(1, "service-starter")
+"""Starts all services: Linux takes the end of the thread that started a process for its parent's."""
+_SWEEPS = 3
+"""Rounds of killing: a process may start another one while the first round is under way."""
 
 
 class ServiceStartError(Exception):
@@ -62,10 +75,7 @@ class ServiceSpec:
 
 
 class ServiceProcess:
-    """Runs one service in a process group of its own; a context manager that stops it on exit.
-
-    When this process is gone, whatever ended it, its guardian ends the service: see `cosydit.stack.guardian`.
-    """
+    """Runs one service in a process group of its own; a context manager that stops it on exit."""
 
     def __init__(self, spec: ServiceSpec, clock: Clock | None = None) -> None:
         self.spec = spec
@@ -97,22 +107,20 @@ class ServiceProcess:
         """Start the process; its output goes to the log."""
         self.spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         logger.info("starting %s: %s", self.spec.name, " ".join(self.spec.command))
-        guard.forget(self._mark)
-        mark = secrets.token_hex(8)
-        guard.watch(mark)  # before the start: a kill between the two must leave nothing
-        self._mark = mark
+        self._mark = secrets.token_hex(8)
+        marks = f"{os.environ.get(MARK_VARIABLE, '')}/{self._mark}"
         with self.spec.log_path.open("ab") as log:
             self._log_begins = log.tell()
-            self._process = subprocess.Popen(
-                self.spec.command,
-                env={**os.environ, **(self.spec.env or {}), MARK_VARIABLE: mark_below(mark, os.environ)},
+            self._process = _starter.submit(
+                subprocess.Popen,
+                ended_with_parent(self.spec.command),
+                env={**os.environ, **(self.spec.env or {}), MARK_VARIABLE: marks},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-            )
+            ).result()
         self._group = self._process.pid
-        guard.watch(mark, self._group)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Return when the service answers that it is ready.
@@ -143,12 +151,20 @@ class ServiceProcess:
             self._process.wait()
             self._await_gone()
             self._group = None
-            guard.forget(self._mark)
 
     def kill(self) -> None:
         """Kill the service and what it started, without waiting for their end; a signal handler may call this."""
-        if self._group is not None:
-            kill_service(self._group, self._mark)
+        if self._group is None:
+            return
+        for _ in range(_SWEEPS):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._group, signal.SIGKILL)
+            left = _marked(self._mark)
+            if not left:
+                return
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _ask_to_end(self, process: subprocess.Popen[bytes]) -> None:
         name, longest_s = self.spec.name, self.spec.stop_timeout_s
@@ -167,7 +183,7 @@ class ServiceProcess:
 
     def _await_gone(self) -> None:
         deadline = self._clock.now() + GONE_TIMEOUT_S
-        while left := marked(self._mark):
+        while left := _marked(self._mark):
             if self._clock.now() >= deadline:
                 logger.error("%s: processes %s do not end, though they were killed", self.spec.name, left)
                 return
@@ -185,6 +201,16 @@ class ServiceProcess:
             log.seek(self._log_begins)
             lines = log.read().decode("utf-8", "replace").splitlines()[-LOG_TAIL_LINES:]
         return f"; the end of {self.spec.log_path}:\n" + "\n".join(lines)
+
+
+def _marked(mark: str) -> list[int]:
+    """Return the ids of the live processes that have a mark."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
 
 
 def busy_ports(ports: Iterable[int]) -> list[int]:

@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
-from cosydit.stack.process import ServiceSpec, answers_ok
+from cosydit.stack.process import ServiceProcess, answers_ok
 from servicekit.clock import Clock, SystemClock
 
 logger = logging.getLogger(__name__)
@@ -26,23 +25,6 @@ POLL_INTERVAL_S = 0.5
 ASK_INTERVAL_S = 5.0
 FAILURES_TO_END = 3
 """Number of questions in a row that a service does not answer, after which it hangs."""
-
-
-class SupervisedService(Protocol):
-    """What the supervisor needs of `ServiceProcess`."""
-
-    @property
-    def spec(self) -> ServiceSpec: ...
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def returncode(self) -> int | None: ...
-
-    def start(self) -> None: ...
-
-    def kill(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +57,7 @@ class Supervisor:
 
     def __init__(
         self,
-        kinds: Mapping[str, Sequence[SupervisedService]],
+        kinds: Mapping[str, Sequence[ServiceProcess]],
         policy: RestartPolicy | None = None,
         clock: Clock | None = None,
         is_ready: Callable[[str], bool] = answers_ok,
@@ -115,7 +97,7 @@ class _Watched:
     """One service and where it is between an end and its next readiness."""
 
     def __init__(
-        self, service: SupervisedService, policy: RestartPolicy, clock: Clock, is_ready: Callable[[str], bool]
+        self, service: ServiceProcess, policy: RestartPolicy, clock: Clock, is_ready: Callable[[str], bool]
     ) -> None:
         self._service = service
         self._policy = policy

@@ -237,7 +237,7 @@ class _Serve:
         return time.monotonic() - began_s
 
     def kill(self) -> None:
-        """Kill it, if it still runs; its guardian ends its services."""
+        """Kill it, if it still runs; Linux ends its services."""
         self._process.kill()
         self._process.wait(PATIENCE_S)
 

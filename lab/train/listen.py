@@ -48,13 +48,14 @@ from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import is_speech_llm_id, speech_id_from_llm_id
 from servicekit.clock import SystemClock
 from token2wav_service.build import build_engine
-from token2wav_service.checkpoint.loader import load_hift
+from token2wav_service.checkpoint.loader import load_vocoder
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.features.audio import load_prompt_audio, resample_16k_to_24k, resample_poly
 from token2wav_service.features.extractor import PromptFeatureExtractor
 from token2wav_service.features.mel import flow_mel_24k
 from token2wav_service.models.streaming import VocoderInput
+from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.offline import OfflineUtterance, synthesize_all
 from token2wav_service.types import VoicePrompt
@@ -97,7 +98,9 @@ class Listener:
     def vocoded(self, audio_16k: FloatArray) -> FloatArray:
         """Return [N] at 24 kHz: the audio's mel through the vocoder."""
         mel = torch.from_numpy(flow_mel_24k(resample_16k_to_24k(audio_16k)).T.copy())
-        vocoder = StreamVocoder(load_hift(self._model_dir), SynthesisPolicy())
+        hift = load_vocoder(self._model_dir)
+        assert isinstance(hift, HiFT)
+        vocoder = StreamVocoder(hift, SynthesisPolicy())
         (samples,), _, _ = vocoder.forward([VocoderInput(vocoder.initial_state(), mel, seed=0, is_last=True)])
         return np.asarray(samples.numpy(), np.float32)
 

@@ -20,6 +20,7 @@ from demo_voice.unpack import (
     HIFT_FILE,
     LLM_FILE,
     SIZES_FILE,
+    SPEECH_TOKENIZER,
     TEXT_TOKENIZER_FILE,
     BundleSizes,
 )
@@ -34,7 +35,7 @@ from lab.train.sizes import DemoSizes, LLMSizes
 from lab.train.trainer import StateError, load_part
 from lab.train.workspace import Workspace
 from servicekit.checkpoint_file import CheckpointDeclaration, write_declaration
-from token2wav_service.checkpoint.loader import SPEAKER_ENCODER, SPEECH_TOKENIZER
+from token2wav_service.checkpoint.family import SPEAKER_ENCODER
 from token2wav_service.models.vocoder.hift import HiFT
 
 DECLARATION = CheckpointDeclaration(name="demo-voice", family="step_audio2", languages=("en",), tags=())

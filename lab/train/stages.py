@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from demo_voice.unpack import BUNDLE
+from demo_voice.unpack import BUNDLE, SPEECH_TOKENIZER
 from lab.train.corpus import (
     SHARD_UTTERANCES,
     WORKER_NICENESS,
@@ -43,7 +43,6 @@ from lab.train.text.mix import PlannedUtterance, TextSources, planned
 from lab.train.trainer import RunLimits, Trainee, steps_done, train
 from lab.train.utterance import MIN_TOKENS, SAMPLES_PER_TOKEN_24K, whole_tokens
 from lab.train.workspace import Workspace
-from token2wav_service.checkpoint.loader import SPEECH_TOKENIZER
 
 if TYPE_CHECKING:
     from lab.train.teachers.flite import Spoken

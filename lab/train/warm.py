@@ -23,7 +23,15 @@ from torch.nn import functional
 
 from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_TABLE, TEXT_TABLE
 from demo_voice.packing import FloatArray, read_packed
-from demo_voice.unpack import ALIGNER_WEIGHTS, BUNDLE, FLOW_FILE, HIFT_FILE, LLM_FILE, TEXT_TOKENIZER_FILE
+from demo_voice.unpack import (
+    ALIGNER_WEIGHTS,
+    BUNDLE,
+    FLOW_FILE,
+    HIFT_FILE,
+    LLM_FILE,
+    SPEECH_TOKENIZER,
+    TEXT_TOKENIZER_FILE,
+)
 from lab.train.data import SpeechStreams
 from lab.train.models.aligner import AlignerNet
 from lab.train.models.excitation import make_loud
@@ -35,7 +43,7 @@ from lab.train.models.vocoder_losses import Discriminators
 from lab.train.sizes import DEMO, DemoSizes
 from lab.train.trainer import StateError, save_state
 from lab.train.workspace import Workspace
-from token2wav_service.checkpoint.loader import SPEAKER_ENCODER, SPEECH_TOKENIZER
+from token2wav_service.checkpoint.family import SPEAKER_ENCODER
 from token2wav_service.models.vocoder.hift import HiFT
 
 FEATURES = ("log_mel", "fbank")

@@ -16,7 +16,7 @@ from gateway.core import RegisteredVoice, Token2WavStream
 from gateway.errors import InvalidVoicePromptError, Token2WavInterruptedError, Token2WavRejectedError, VoiceEvictedError
 from gateway.token2wav.client import Token2WavClient
 from tests.e2e.conftest import RunningStack
-from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
+from token2wav_service.replay.vectors import WAVE_SNR_DB, snr_db
 
 pytestmark = pytest.mark.servers
 

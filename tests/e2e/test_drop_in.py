@@ -22,7 +22,7 @@ from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.stack import LocalStack, assemble_repository, triton_spec
 from tests.e2e.conftest import RunningStack, make_options, pcm_to_floats, wait_until
 from tests.workers import is_whole
-from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
+from token2wav_service.replay.vectors import WAVE_SNR_DB, snr_db
 
 pytestmark = pytest.mark.servers
 

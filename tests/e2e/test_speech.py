@@ -16,7 +16,7 @@ import torch
 from websockets.sync.client import ClientConnection, connect
 
 from tests.e2e.conftest import RunningStack, pcm_to_floats
-from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
+from token2wav_service.replay.vectors import WAVE_SNR_DB, snr_db
 
 pytestmark = pytest.mark.servers
 

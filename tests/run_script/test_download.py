@@ -19,7 +19,6 @@ from cosydit.stack.checkpoint.download import (
     HubName,
     HuggingFaceHub,
     LockedModel,
-    ModelHub,
     ModelScopeHub,
     ModelSource,
     download_models,
@@ -58,7 +57,7 @@ class FakeHub:
         self.fetched.append((repository, revision, directory))
 
 
-def hubs(huggingface: FakeHub, modelscope: FakeHub | None = None) -> dict[HubName, ModelHub]:
+def hubs(huggingface: FakeHub, modelscope: FakeHub | None = None) -> dict[HubName, FakeHub]:
     return {HubName.HUGGINGFACE: huggingface, HubName.MODELSCOPE: modelscope or FakeHub({})}
 
 

@@ -38,7 +38,6 @@ UNBOUNDED = {
     "gateway/token2wav/replica.py": "a fetch has token2wav's deadline",
     "cosydit/certify/run.py": "the process was killed",
     "cosydit/cli/client.py": "the player plays what it got to its end",
-    "cosydit/stack/guardian.py": "a thread of its own that only waits for the guardian's end",
     "cosydit/stack/process.py": "the process was killed",
 }
 

@@ -150,16 +150,6 @@ def test_a_random_checkpoint_tells_its_family_and_loads(family: Family, checkpoi
     assert missing_files(checkpoint) == []
 
 
-@pytest.mark.slow
-def test_equal_seeds_give_equal_weights(family: Family, checkpoint: Path, tmp_path: Path) -> None:
-    make_random_token2wav(tmp_path / "same", 5, *SMALL_SIZES[family])
-    make_random_token2wav(tmp_path / "other", 6, *SMALL_SIZES[family])
-
-    for name in ("flow.pt", "hift.pt"):
-        assert (tmp_path / "same" / name).read_bytes() == (checkpoint / name).read_bytes()
-        assert (tmp_path / "other" / name).read_bytes() != (checkpoint / name).read_bytes()
-
-
 def test_rotary_frequencies_are_no_random_numbers(tmp_path: Path) -> None:
     make_random_token2wav(tmp_path, 5, *SMALL_SIZES[Family.COSYVOICE3])
     state = torch.load(tmp_path / "flow.pt", weights_only=True)
@@ -202,9 +192,9 @@ def test_weights_of_another_family_are_refused_by_key(tmp_path: Path) -> None:
 
 def test_references_are_followed_and_reckoned_with(tmp_path: Path) -> None:
     path = tmp_path / "any.yaml"
-    tree = "flow:\n  x: !ref <b[c]>\n  y: !ref (<a> + <b[c]>) * 2\n  z: !ref <b>\n"
+    tree = "flow:\n  x: !ref <b[c]>\n  y: !ref <a> * <b[c]> * <a>\n  z: !ref <b>\n"
     path.write_text("a: 6\nb:\n  c: !ref <a>\n" + tree, "utf-8")
-    assert read_description(path, ("flow",)) == {"flow": {"x": 6, "y": 24, "z": {"c": 6}}}
+    assert read_description(path, ("flow",)) == {"flow": {"x": 6, "y": 216, "z": {"c": 6}}}
 
 
 @pytest.mark.parametrize(
@@ -212,10 +202,10 @@ def test_references_are_followed_and_reckoned_with(tmp_path: Path) -> None:
     [
         ("flow: !ref <nothing>", "refers to nothing"),
         ("a: !ref <b>\nb: !ref <a>\nflow: !ref <a>", "lead back to themselves"),
-        ("a: text\nflow: !ref <a> * 2", "no number"),
-        ("a: 1\nflow: !ref __import__('os').system('true') + <a>", "no plain arithmetic"),
+        ("a: text\nb: 2\nflow: !ref <a> * <b>", "no number"),
+        ("a: 1\nflow: !ref __import__('os').system('true') + <a>", "no product of references"),
         ("flow: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
-        ("a: 1\nflow: !ref <a> of a kind", "no plain arithmetic"),
+        ("a: 1\nflow: !ref <a> of a kind", "no product of references"),
         ("other: 1", "flow"),
     ],
 )
@@ -247,13 +237,9 @@ def test_sizes_that_no_flow_can_have_are_named(old: str, new: str, reason: str, 
 def test_the_command_makes_and_verifies_a_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tmp_path / "made"
     assert main(["checkpoint", "make-random", str(made), "--family", "cosyvoice2"]) == 0
-    (made / "token2wav" / "flow.decoder.estimator.fp32.onnx").write_bytes(b"")
-
     assert main(["checkpoint", "verify", str(made)]) == 0
     assert main(["checkpoint", "verify", str(made / "token2wav"), "--family", "cosyvoice2"]) == 0
-    out = capsys.readouterr().out
-    assert "ok    token2wav/cosyvoice2.yaml and flow.pt" in out
-    assert "flow.decoder.estimator.fp32.onnx is not used" in out
+    assert "ok    token2wav/cosyvoice2.yaml and flow.pt" in capsys.readouterr().out
 
     assert main(["checkpoint", "verify", str(made), "--family", "cosyvoice3"]) == 1
     assert "holds cosyvoice2.yaml, expected cosyvoice3.yaml" in capsys.readouterr().out

@@ -20,8 +20,6 @@ from token2wav_service.features.prompt_models import SPEAKER_ENCODER_FILE, SPEEC
 FLOW_WEIGHTS = "flow.pt"
 HIFT_WEIGHTS = "hift.pt"
 SPEAKER_ENCODER = SPEAKER_ENCODER_FILE
-IGNORED_FILES = ("flow.decoder.estimator*.onnx", "flow.decoder.estimator*.plan", "flow.encoder*.zip")
-"""The original's compiled graphs: this service runs flow.pt itself."""
 FEATURE_CODE_VERSION = 1
 """Version of our own front end (resampling, mel, cutting to length); raised when its numbers for a prompt change."""
 
@@ -115,11 +113,6 @@ def open_features(model_dir: Path, onnx_threads: int = 1, device: str = "cpu") -
     """
     files = (find_family(model_dir) or Family.STEP_AUDIO2).files
     return PromptFeatureExtractor(model_dir, onnx_threads, device, files.speech_tokenizer, files.mel_high_hz)
-
-
-def ignored_files(model_dir: Path) -> list[str]:
-    """Return the names of files that belong to the original's checkpoints and are not used here."""
-    return sorted(path.name for pattern in IGNORED_FILES for path in model_dir.glob(pattern))
 
 
 def voice_model_version(model_dir: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +17,7 @@ from servicekit.file_sums import FileSumsError, check_file
 from token2wav_service.checkpoint.family import (
     FLOW_WEIGHTS,
     HIFT_WEIGHTS,
-    SPEAKER_ENCODER,
     Family,
-    ignored_files,
-    missing_files,
     read_family,
 )
 from token2wav_service.checkpoint.read_description import read_description
@@ -38,39 +34,15 @@ from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.hift import HiFT
 
-__all__ = [
-    "FLOW_WEIGHTS",
-    "FLOW_YAML",
-    "HIFT_CONFIG",
-    "HIFT_WEIGHTS",
-    "SPEAKER_ENCODER",
-    "SPEECH_TOKENIZER",
-    "CheckpointConfig",
-    "LoadedModels",
-    "build_flow",
-    "build_vocoder",
-    "flow_files",
-    "hift_files",
-    "load_flow",
-    "load_flow_of",
-    "load_hift",
-    "load_models",
-    "load_vocoder_of",
-    "load_weights",
-    "missing_files",
-    "read_config",
-    "read_flow_config",
-    "read_hift_config",
-    "read_state_dict",
-]
-
-logger = logging.getLogger(__name__)
-
 M = TypeVar("M", bound=nn.Module)
 
-FLOW_YAML = Family.STEP_AUDIO2.files.description
-SPEECH_TOKENIZER = Family.STEP_AUDIO2.files.speech_tokenizer
 HIFT_CONFIG = "hift_config.json"
+"""Sizes of Step-Audio2's vocoder, beside hift.pt or one level up; the official checkpoint has no such file."""
+_FLOWS: dict[Family, type[FlowConfig] | type[CosyVoice2FlowConfig] | type[CosyVoice3FlowConfig]] = {
+    Family.STEP_AUDIO2: FlowConfig,
+    Family.COSYVOICE2: CosyVoice2FlowConfig,
+    Family.COSYVOICE3: CosyVoice3FlowConfig,
+}
 CAUSAL_LOOKAHEAD_FRAMES = 4
 """Frames that CosyVoice3's vocoder looks ahead if its description does not say."""
 
@@ -106,14 +78,17 @@ def read_config(model_dir: Path) -> CheckpointConfig:
     """
     family = read_family(model_dir)
     path = model_dir / family.files.description
-    if family is Family.STEP_AUDIO2:
-        return CheckpointConfig(family, read_flow_config(path), read_hift_config(model_dir))
-    trees = read_description(path, ("flow", "hift"))
-    kind = CosyVoice2FlowConfig if family is Family.COSYVOICE2 else CosyVoice3FlowConfig
+    is_alone = family is Family.STEP_AUDIO2
+    trees = read_description(path, ("flow",) if is_alone else ("flow", "hift"))
+    kind = _FLOWS[family]
     try:
-        return CheckpointConfig(family, kind.from_mapping(trees["flow"]), _hift_config(family, trees["hift"]))
+        flow = kind.from_mapping(trees["flow"])
+        hift = _read_hift_config(model_dir) if is_alone else _hift_config(family, trees["hift"])
     except (KeyError, TypeError, ValueError, AttributeError) as err:
-        raise CheckpointError(f"{path}: no {family.value} flow and vocoder can be built from it: {err!r}") from err
+        raise CheckpointError(
+            f"{path}: no {family.value} flow and vocoder can be built from it: {err!r}; expected the official nesting"
+        ) from err
+    return CheckpointConfig(family, flow, hift)
 
 
 def load_models(model_dir: Path) -> LoadedModels:
@@ -124,19 +99,16 @@ def load_models(model_dir: Path) -> LoadedModels:
     Raises:
         CheckpointError: a file is missing, unreadable, or its keys or shapes differ.
     """
-    ignored = ignored_files(model_dir)
-    if ignored:
-        logger.info("%s: not used, flow.pt runs itself: %s", model_dir, ", ".join(ignored))
-    return LoadedModels(read_config(model_dir), load_flow_of(model_dir), load_vocoder_of(model_dir))
+    return LoadedModels(read_config(model_dir), load_flow(model_dir), load_vocoder(model_dir))
 
 
-def load_flow_of(model_dir: Path) -> Flow | BlockFlow:
+def load_flow(model_dir: Path) -> Flow | BlockFlow:
     """Return the flow alone; see `load_models`."""
     path = model_dir / FLOW_WEIGHTS
     return load_weights(build_flow(read_config(model_dir).flow), read_state_dict(path), path)
 
 
-def load_vocoder_of(model_dir: Path) -> HiFT | CausalHiFT:
+def load_vocoder(model_dir: Path) -> HiFT | CausalHiFT:
     """Return the vocoder alone; see `load_models`."""
     path = model_dir / HIFT_WEIGHTS
     return load_weights(build_vocoder(read_config(model_dir).hift), _without_prefix(read_state_dict(path)), path)
@@ -152,42 +124,6 @@ def build_flow(config: AnyFlowConfig) -> Flow | BlockFlow:
 def build_vocoder(config: HiFTConfig) -> HiFT | CausalHiFT:
     """Return the vocoder of these sizes, not initialised."""
     return CausalHiFT(config) if config.is_causal else HiFT(config)
-
-
-def load_flow(model_dir: Path) -> Flow:
-    """Build the flow that flow.yaml describes and load flow.pt into it, strictly; float32, eval mode, on the CPU.
-
-    Raises:
-        CheckpointError: a file is missing, unreadable, or its keys or shapes differ.
-    """
-    config = read_flow_config(model_dir / FLOW_YAML)
-    return load_weights(Flow(config), read_state_dict(model_dir / FLOW_WEIGHTS), model_dir / FLOW_WEIGHTS)
-
-
-def load_hift(model_dir: Path) -> HiFT:
-    """Build the vocoder and load hift.pt into it, strictly; float32, eval mode, on the CPU.
-
-    Step-Audio2's official checkpoint has no sizes file; a small one carries hift_config.json beside hift.pt or one
-    level up.
-
-    Raises:
-        CheckpointError: a file is missing, unreadable, or its keys or shapes differ.
-    """
-    path = model_dir / HIFT_WEIGHTS
-    return load_weights(HiFT(read_hift_config(model_dir)), _without_prefix(read_state_dict(path)), path)
-
-
-def read_flow_config(path: Path) -> FlowConfig:
-    """Read flow.yaml's values; its `!new:` tags are taken as plain mappings and never executed.
-
-    Raises:
-        CheckpointError: missing, not YAML, another tag, or values no flow can be built from.
-    """
-    values = read_description(path, ("flow",))
-    try:
-        return FlowConfig.from_mapping(values["flow"])
-    except (KeyError, TypeError, ValueError) as err:
-        raise CheckpointError(f"{path}: expected one key `flow` in the official nesting, got {err!r}") from err
 
 
 def flow_files(model_dir: Path) -> list[Path]:
@@ -212,7 +148,7 @@ def hift_files(model_dir: Path) -> list[Path]:
     return [model_dir / HIFT_WEIGHTS, *sizes[:1]]
 
 
-def read_hift_config(model_dir: Path) -> HiFTConfig:
+def _read_hift_config(model_dir: Path) -> HiFTConfig:
     """Return hift_config.json's sizes, or the official ones where there is no such file."""
     for path in (model_dir / HIFT_CONFIG, model_dir.parent / HIFT_CONFIG):
         if path.is_file():

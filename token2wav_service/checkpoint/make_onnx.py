@@ -6,22 +6,18 @@ Their answers depend on the audio, but mean nothing.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
-
-OPSET = 13
-IR_VERSION = 8
-"""ONNX version of the file, old enough for every ONNX Runtime from 1.18 on."""
+from onnx import numpy_helper, parser
 
 _FBANK_BINS = 80
 _EMBEDDING_SIZE = 192
 _SPEAKER_HIDDEN = 64
 _FBANK_SCALE = 0.3
 """Scale for the tanh, which wants about 1: mean-subtracted log energies have a standard deviation near 3."""
-
 _LOG_MEL_BINS = 128
 _FRAMES_PER_TOKEN = 4
 _LEVELS = 3
@@ -30,7 +26,39 @@ _BAND_BINS = 8
 _CODE_SPREAD = 8.0
 """Standard deviation of a code's value per unit of the log-mel's: spreads speech over all three levels."""
 
-_Array = npt.NDArray[np.float32] | npt.NDArray[np.int64] | npt.NDArray[np.int32]
+# An ONNX version that is old enough for every ONNX Runtime from 1.18 on. Type 6 is int32.
+_HEAD = '<ir_version: 8, opset_import: ["" : 13], producer_name: "cosydit">\n'
+_SPEAKER_ENCODER = """
+campplus_standin (float[B, T, 80] input) => (float[B, 192] output) {
+  projected = MatMul(input, frame_weight)
+  shifted = Add(projected, frame_bias)
+  hidden = Tanh(shifted)
+  squared = Mul(hidden, hidden)
+  mean = ReduceMean<axes = [1], keepdims = 0>(hidden)
+  power = ReduceMean<axes = [1], keepdims = 0>(squared)
+  statistics = Concat<axis = 1>(mean, power)
+  mixed = MatMul(statistics, out_weight)
+  output = Add(mixed, out_bias)
+}
+"""
+_SPEECH_TOKENIZER = """
+speech_tokenizer_standin (float[1, 128, T] feats, int32[1] feats_length) => (int32[1, tokens] indices) {
+  shape = Shape(feats)
+  frames_64 = Gather<axis = 0>(shape, time_axis)
+  frames = Cast<to = 6>(frames_64)
+  positions = Range(zero_frame, frames, one_frame)
+  valid = Less(positions, feats_length)
+  masked = Where(valid, feats, zero)
+  codes = Conv<kernel_shape = [4], strides = [4], pads = [0, 3]>(masked, taps)
+  bounded = Tanh(codes)
+  scaled = Mul(bounded, inside)
+  rounded = Round(scaled)
+  digits = Add(rounded, one)
+  placed = Mul(digits, place_values)
+  numbers = ReduceSum<keepdims = 0>(placed, digit_axis)
+  indices = Cast<to = 6>(numbers)
+}
+"""
 
 
 def make_speaker_encoder(path: Path, seed: int) -> None:
@@ -39,26 +67,13 @@ def make_speaker_encoder(path: Path, seed: int) -> None:
     Frames pass a tanh layer; mean and mean square over time pass a linear layer.
     """
     rng = np.random.default_rng([seed, 1])
-    weights: dict[str, _Array] = {
+    weights = {
         "frame_weight": _normal(rng, (_FBANK_BINS, _SPEAKER_HIDDEN), _FBANK_SCALE / _FBANK_BINS**0.5),
         "frame_bias": _normal(rng, (_SPEAKER_HIDDEN,), 0.1),
         "out_weight": _normal(rng, (2 * _SPEAKER_HIDDEN, _EMBEDDING_SIZE), 1.0),
         "out_bias": _normal(rng, (_EMBEDDING_SIZE,), 0.1),
     }
-    nodes = [
-        helper.make_node("MatMul", ["input", "frame_weight"], ["projected"]),
-        helper.make_node("Add", ["projected", "frame_bias"], ["shifted"]),
-        helper.make_node("Tanh", ["shifted"], ["hidden"]),
-        helper.make_node("Mul", ["hidden", "hidden"], ["squared"]),
-        helper.make_node("ReduceMean", ["hidden"], ["mean"], axes=[1], keepdims=0),
-        helper.make_node("ReduceMean", ["squared"], ["power"], axes=[1], keepdims=0),
-        helper.make_node("Concat", ["mean", "power"], ["statistics"], axis=1),
-        helper.make_node("MatMul", ["statistics", "out_weight"], ["mixed"]),
-        helper.make_node("Add", ["mixed", "out_bias"], ["output"]),
-    ]
-    inputs = [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["B", "T", _FBANK_BINS])]
-    outputs = [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["B", _EMBEDDING_SIZE])]
-    _save(path, _model("campplus_standin", nodes, inputs, outputs, weights))
+    _save(path, _SPEAKER_ENCODER, weights)
 
 
 def make_speech_tokenizer(path: Path, seed: int) -> None:
@@ -72,70 +87,22 @@ def make_speech_tokenizer(path: Path, seed: int) -> None:
     taps -= taps.mean(axis=(2, 3), keepdims=True)  # loudness and tilt, common to all speech, then change no token
     taps = taps.reshape(_CODE_SIZE, _LOG_MEL_BINS, _FRAMES_PER_TOKEN)
     taps *= _CODE_SPREAD / np.linalg.norm(taps, axis=(1, 2), keepdims=True)
-    weights: dict[str, _Array] = {
+    weights: dict[str, Any] = {
         "taps": taps.astype(np.float32),
         "place_values": (_LEVELS ** np.arange(_CODE_SIZE, dtype=np.float32)).reshape(1, -1, 1),
-        "inside": np.array(0.999, np.float32),
-        "one": np.array(1, np.float32),
-        "zero": np.array(0, np.float32),
-        "zero_frame": np.array(0, np.int32),
-        "one_frame": np.array(1, np.int32),
-        "time_axis": np.array(2, np.int64),
-        "digit_axis": np.array([1], np.int64),
+        **{"inside": np.float32(0.999), "one": np.float32(1), "zero": np.float32(0)},
+        **{"zero_frame": np.int32(0), "one_frame": np.int32(1)},
+        **{"time_axis": np.int64(2), "digit_axis": np.array([1], np.int64)},
     }
-    nodes = [*_masked_log_mel(), *_quantise()]
-    inputs = [
-        helper.make_tensor_value_info("feats", TensorProto.FLOAT, [1, _LOG_MEL_BINS, "T"]),
-        helper.make_tensor_value_info("feats_length", TensorProto.INT32, [1]),
-    ]
-    outputs = [helper.make_tensor_value_info("indices", TensorProto.INT32, [1, "tokens"])]
-    _save(path, _model("speech_tokenizer_standin", nodes, inputs, outputs, weights))
-
-
-def _masked_log_mel() -> list[NodeProto]:
-    return [
-        helper.make_node("Shape", ["feats"], ["shape"]),
-        helper.make_node("Gather", ["shape", "time_axis"], ["frames_64"], axis=0),
-        helper.make_node("Cast", ["frames_64"], ["frames"], to=TensorProto.INT32),
-        helper.make_node("Range", ["zero_frame", "frames", "one_frame"], ["positions"]),
-        helper.make_node("Less", ["positions", "feats_length"], ["valid"]),
-        helper.make_node("Where", ["valid", "feats", "zero"], ["masked"]),
-    ]
-
-
-def _quantise() -> list[NodeProto]:
-    step = [_FRAMES_PER_TOKEN]
-    pads = [0, _FRAMES_PER_TOKEN - 1]
-    return [
-        helper.make_node("Conv", ["masked", "taps"], ["codes"], kernel_shape=step, strides=step, pads=pads),
-        helper.make_node("Tanh", ["codes"], ["bounded"]),
-        helper.make_node("Mul", ["bounded", "inside"], ["scaled"]),
-        helper.make_node("Round", ["scaled"], ["rounded"]),
-        helper.make_node("Add", ["rounded", "one"], ["digits"]),
-        helper.make_node("Mul", ["digits", "place_values"], ["placed"]),
-        helper.make_node("ReduceSum", ["placed", "digit_axis"], ["numbers"], keepdims=0),
-        helper.make_node("Cast", ["numbers"], ["indices"], to=TensorProto.INT32),
-    ]
+    _save(path, _SPEECH_TOKENIZER, weights)
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], scale: float) -> npt.NDArray[np.float32]:
     return (rng.standard_normal(shape) * scale).astype(np.float32)
 
 
-def _model(
-    name: str,
-    nodes: list[NodeProto],
-    inputs: list[ValueInfoProto],
-    outputs: list[ValueInfoProto],
-    weights: dict[str, _Array],
-) -> ModelProto:
-    initializers = [numpy_helper.from_array(value, key) for key, value in weights.items()]
-    graph = helper.make_graph(nodes, name, inputs, outputs, initializers)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="cosydit")
-    model.ir_version = IR_VERSION
-    return model
-
-
-def _save(path: Path, model: ModelProto) -> None:
+def _save(path: Path, graph: str, weights: dict[str, Any]) -> None:
+    model = parser.parse_model(_HEAD + graph)
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in weights.items())
     onnx.checker.check_model(model, full_check=True)
     path.write_bytes(model.SerializeToString(deterministic=True))

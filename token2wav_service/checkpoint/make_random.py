@@ -1,21 +1,26 @@
 """Writes a complete token2wav checkpoint of the official layout at a small size, with seeded random weights.
 
-It speaks noise. It is for tests and for seeing the whole path run on any machine.
+It speaks audible, unclipped noise. It is for tests and for seeing the whole path run on any machine. Every parameter is
+drawn, those that training starts at zero too, so that nothing passes a test by being absent; draws depend on the seed
+and the parameter's name only.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import zlib
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+import yaml
+from torch import Tensor, nn
 
 from token2wav_service.checkpoint.family import FLOW_WEIGHTS, HIFT_WEIGHTS, SPEAKER_ENCODER, Family
-from token2wav_service.checkpoint.loader import HIFT_CONFIG
+from token2wav_service.checkpoint.loader import HIFT_CONFIG, build_flow, build_vocoder
 from token2wav_service.checkpoint.make_onnx import make_speaker_encoder, make_speech_tokenizer
-from token2wav_service.checkpoint.make_weights import random_flow_state, random_hift_state
-from token2wav_service.checkpoint.write_description import cosyvoice2_yaml, cosyvoice3_yaml, flow_yaml, hift_arguments
 from token2wav_service.models.config import (
     AnyFlowConfig,
     CosyVoice2FlowConfig,
@@ -56,6 +61,26 @@ OFFICIAL_SIZES: dict[Family, tuple[AnyFlowConfig, HiFTConfig]] = {
     Family.COSYVOICE3: (CosyVoice3FlowConfig(), HiFTConfig(conv_pre_look_right=4)),
 }
 
+_SMALL = 0.1
+"""Spread of gains around 1 and of biases around 0."""
+_MEL_LEVELS = (-4.0, -8.0)
+"""Mean log-mel of the lowest and the highest bin: about that of speech."""
+_PITCH_HZ = 150.0
+_PITCH_SPREAD_HZ = 40.0
+_RESIDUAL_GAIN = 0.3
+_SOURCE_GAIN = 4.0
+"""Gain of the source, whose amplitude is near 0.1, so that the pitch is heard in the noise."""
+_MAGNITUDE_GAIN, _PHASE_GAIN = 0.25, 2.0
+_LOG_MAGNITUDES = (0.5, -2.0)
+"""Bias from the lowest to the highest bin of the vocoder's spectrum; sets the loudness, darker than white."""
+_LOG_MAGNITUDE_OF_DC = -4.0
+_VELOCITY_BIASES = {
+    "decoder.estimator.final_layer.linear.bias",
+    "decoder.estimator.final_proj.bias",
+    "decoder.estimator.proj_out.bias",
+}
+"""Biases of the estimators' last layers."""
+
 
 def make_random_token2wav(
     directory: Path, seed: int, flow: AnyFlowConfig = SMALL_FLOW, hift: HiFTConfig = SMALL_HIFT
@@ -65,21 +90,106 @@ def make_random_token2wav(
     The flow's sizes say which family. Equal seeds and sizes give equal files.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    files = _write_description(directory, flow, hift).files
+    files = write_description(directory, flow, hift).files
     torch.save(random_flow_state(flow, seed), directory / FLOW_WEIGHTS)
     torch.save(random_hift_state(hift, seed), directory / HIFT_WEIGHTS)
     make_speaker_encoder(directory / SPEAKER_ENCODER, seed)
     make_speech_tokenizer(directory / files.speech_tokenizer, seed)
 
 
-def _write_description(directory: Path, flow: AnyFlowConfig, hift: HiFTConfig) -> Family:
-    """Write what says the models' sizes; returns the family."""
-    if isinstance(flow, FlowConfig):
-        family, text = Family.STEP_AUDIO2, flow_yaml(flow)
-        (directory / HIFT_CONFIG).write_text(json.dumps(hift_arguments(hift), indent=1) + "\n", encoding="utf-8")
-    elif isinstance(flow, CosyVoice2FlowConfig):
-        family, text = Family.COSYVOICE2, cosyvoice2_yaml(flow, hift_arguments(hift))
-    else:
-        family, text = Family.COSYVOICE3, cosyvoice3_yaml(flow, hift_arguments(hift))
+def write_description(directory: Path, flow: AnyFlowConfig, hift: HiFTConfig) -> Family:
+    """Write what says the models' sizes, under the official names and nesting; returns the family."""
+    family = next(family for family, (small, _) in SMALL_SIZES.items() if type(small) is type(flow))
+    trees = {"flow": _flow_tree(flow), "hift": hift_arguments(hift)}
+    if family is Family.STEP_AUDIO2:
+        text = json.dumps(trees.pop("hift"), indent=1) + "\n"
+        (directory / HIFT_CONFIG).write_text(text, encoding="utf-8")
+    text = yaml.safe_dump(trees, sort_keys=False)
     (directory / family.files.description).write_text(text, encoding="utf-8")
     return family
+
+
+def _flow_tree(flow: AnyFlowConfig) -> dict[str, Any]:
+    """Return the arguments of the flow's constructor."""
+    estimator, rate = dataclasses.asdict(flow.estimator), {"inference_cfg_rate": flow.inference_cfg_rate}
+    names = ("input_size", "output_size", "spk_embed_dim", "vocab_size")
+    tree: dict[str, Any] = {name: getattr(flow, name) for name in names}
+    if isinstance(flow, FlowConfig):
+        return tree | {"encoder": dataclasses.asdict(flow.encoder), "decoder": {**rate, "estimator": estimator}}
+    if isinstance(flow, CosyVoice2FlowConfig):
+        tree["token_mel_ratio"] = flow.encoder.up_stride
+        tree["pre_lookahead_len"] = flow.encoder.pre_lookahead_len
+        tree["encoder"] = dataclasses.asdict(flow.encoder) | {"static_chunk_size": flow.block_tokens}
+        estimator |= {"channels": [flow.estimator.channels], "attention_head_dim": flow.estimator.head_dim}
+    else:
+        tree["token_mel_ratio"], tree["pre_lookahead_len"] = flow.token_mel_ratio, flow.pre_lookahead_len
+        tree["pre_lookahead_layer"] = {"in_channels": flow.input_size, "channels": flow.lookahead_channels}
+        block_frames = flow.block_tokens * flow.token_mel_ratio
+        estimator |= {"dim_head": flow.estimator.head_dim, "static_chunk_size": block_frames}
+    return tree | {"decoder": {"cfm_params": {"content": rate}, "estimator": estimator}}
+
+
+def hift_arguments(hift: HiFTConfig) -> dict[str, Any]:
+    """Return the arguments of the vocoder's constructor."""
+    tree = dataclasses.asdict(hift)
+    tree["istft_params"] = {"n_fft": tree.pop("istft_n_fft"), "hop_len": tree.pop("istft_hop")}
+    cond_channels = tree.pop("f0_cond_channels")
+    tree["f0_predictor"] = {"num_class": 1, "in_channels": hift.in_channels, "cond_channels": cond_channels}
+    return tree
+
+
+def random_flow_state(config: AnyFlowConfig, seed: int) -> dict[str, Tensor]:
+    """Return a state dict of the flow; its mel lies around a speech-like spectrum."""
+    state = _draw(build_flow(config), seed)
+    envelope = np.linspace(*_MEL_LEVELS, config.output_size, dtype=np.float32)
+    (last,) = _VELOCITY_BIASES & state.keys()
+    state[last] = torch.from_numpy(envelope)
+    return state
+
+
+def random_hift_state(config: HiFTConfig, seed: int) -> dict[str, Tensor]:
+    """Return a state dict of the vocoder; its pitch lies around 150 Hz and its audio stays inside the limits."""
+    state = _draw(build_vocoder(config), seed)
+    for name in [key for key in state if "resblocks" in key and key.endswith("original0")]:
+        state[name] *= _RESIDUAL_GAIN
+    for stage, rate in enumerate(() if config.is_causal else config.upsample_rates):
+        # A transposed convolution halves the channels and spreads each input over `rate` outputs.
+        state[f"ups.{stage}.parametrizations.weight.original0"] *= (rate / 2) ** 0.5
+    for name in [key for key in state if key.startswith("source_downs") and key.endswith("weight")]:
+        state[name] *= _SOURCE_GAIN
+    before = state["conv_pre.parametrizations.weight.original1"]
+    before -= before.mean(dim=(1, 2), keepdim=True)  # log-mel lies around -6: without this that would be all one hears
+    bins = config.istft_n_fft // 2 + 1
+    state["conv_post.parametrizations.weight.original0"][:bins] *= _MAGNITUDE_GAIN
+    state["conv_post.parametrizations.weight.original0"][bins:] *= _PHASE_GAIN
+    state["conv_post.bias"][:bins] += torch.linspace(*_LOG_MAGNITUDES, bins)
+    state["conv_post.bias"][0] = _LOG_MAGNITUDE_OF_DC
+    state["f0_predictor.classifier.weight"] *= _PITCH_SPREAD_HZ
+    state["f0_predictor.classifier.bias"].fill_(_PITCH_HZ)
+    return state
+
+
+def _draw(module: nn.Module, seed: int) -> dict[str, Tensor]:
+    constants = {name for name, _ in module.named_buffers()}
+    return {
+        name: value.clone() if name in constants else _random_parameter(name, value, seed)
+        for name, value in module.state_dict().items()
+    }
+
+
+def _random_parameter(name: str, like: Tensor, seed: int) -> Tensor:
+    normal = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(tuple(like.shape))
+    if _is_gain(name, like):
+        drawn = 1 + _SMALL * normal.clip(-3, 3)
+    elif name.endswith(("bias", "pos_bias_u", "pos_bias_v")):
+        drawn = _SMALL * normal
+    elif name.endswith("original1"):
+        drawn = normal
+    else:
+        drawn = normal / (like.numel() / like.shape[0]) ** 0.5
+    return torch.from_numpy(drawn.astype(np.float32))
+
+
+def _is_gain(name: str, like: Tensor) -> bool:
+    """Norm weights, snake's alpha and the g of a weight norm."""
+    return name.endswith(("original0", "alpha")) or (name.endswith("weight") and like.ndim == 1)

@@ -1,15 +1,14 @@
 """Reads the values of a HyperPyYAML file: sizes and references between them. It constructs nothing by tag.
 
 `!new:`, `!name:` and `!apply:` are read as the plain values that they tag. `!ref <key>` is the value of that key, with
-`<key[inner]>` for nested ones, and with arithmetic on numbers (`!ref <chunk_size> * <token_mel_ratio>`).
+`<key[inner]>` for nested ones; `!ref <chunk_size> * <token_mel_ratio>` is a product of numbers.
 """
 
 from __future__ import annotations
 
-import ast
-import operator
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,6 @@ from token2wav_service.errors import CheckpointError
 _REFERENCE = re.compile(r"<([^<>]+)>")
 _MAX_DEPTH = 20
 """Most references that lead to further references."""
-_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-}
 
 
 @dataclass(frozen=True)
@@ -72,21 +64,15 @@ def _resolve(value: Any, root: Mapping[str, Any], depth: int) -> Any:
 
 
 def _look_up(text: str, root: Mapping[str, Any], depth: int) -> Any:
-    whole = _REFERENCE.fullmatch(text.strip())
-    if whole:
-        return _resolve(_at_path(whole[1], root), root, depth)
-
-    def number(match: re.Match[str]) -> str:
-        value = _resolve(_at_path(match[1], root), root, depth)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"`!ref {text}` reckons with {match[0]}, which is {value!r} and no number")
-        return repr(value)
-
-    try:
-        expression = ast.parse(_REFERENCE.sub(number, text), mode="eval").body
-    except SyntaxError as err:
-        raise ValueError(f"`!ref {text}` is no plain arithmetic on numbers") from err
-    return _reckon(expression, text)
+    paths = [_REFERENCE.fullmatch(part.strip()) for part in text.split("*")]
+    values = [_resolve(_at_path(path[1], root), root, depth) for path in paths if path is not None]
+    if len(values) < len(paths):
+        raise ValueError(f"`!ref {text}` is no reference and no product of references")
+    if len(values) == 1:
+        return values[0]
+    if wrong := [value for value in values if isinstance(value, bool) or not isinstance(value, int | float)]:
+        raise ValueError(f"`!ref {text}` multiplies {wrong[0]!r}, which is no number")
+    return math.prod(values)
 
 
 def _at_path(path: str, root: Any) -> Any:
@@ -95,17 +81,6 @@ def _at_path(path: str, root: Any) -> Any:
             raise ValueError(f"`!ref <{path}>` refers to nothing in the file")
         root = root[key]
     return root
-
-
-def _reckon(node: ast.expr, text: str) -> int | float:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_reckon(node.operand, text)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        result = _OPERATORS[type(node.op)](_reckon(node.left, text), _reckon(node.right, text))
-        return int(result) if isinstance(result, float) and result.is_integer() else result
-    raise ValueError(f"`!ref {text}` is no plain arithmetic on numbers")
 
 
 def _read_bytes(path: Path) -> bytes:

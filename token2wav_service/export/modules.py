@@ -139,12 +139,12 @@ class Models:
     @cached_property
     def flow(self) -> Flow | BlockFlow:
         """The flow."""
-        return loader.load_flow_of(self._model_dir)
+        return loader.load_flow(self._model_dir)
 
     @cached_property
     def hift(self) -> HiFT | CausalHiFT:
         """The vocoder with its weight norms folded."""
-        return fold_weight_norm(loader.load_vocoder_of(self._model_dir))
+        return fold_weight_norm(loader.load_vocoder(self._model_dir))
 
 
 def module_for(spec: GraphSpec, models: Models, *, is_plain: bool = False) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Reads and checks the tensors of one request, once, at the service's edge.
+"""Reads and checks the tensors of one request, once, at the service's edge; and the model that answers one by one.
 
 Knows tensor shapes and dtypes; knows nothing of what the values mean to the engine.
 """
@@ -6,13 +6,14 @@ Knows tensor shapes and dtypes; knows nothing of what the values mean to the eng
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from token2wav_service.errors import InvalidRequestError
-from token2wav_service.python_backend.responder import PbUtils
+from token2wav_service.errors import InvalidRequestError, StreamAbortedError
+from token2wav_service.python_backend.responder import PbUtils, Tensor, error_response, error_text, make_response
 
 _MATRIX_DIMENSIONS = 2
 
@@ -105,3 +106,28 @@ class RequestInputs:
 
     def _find(self, name: str) -> Any:
         return self._pb_utils.get_input_tensor_by_name(self._request, name)
+
+
+class OneByOneModel:
+    """A Triton model that is not decoupled: answers each request of a batch alone, an error included."""
+
+    def __init__(self, pb_utils: PbUtils, answer: Callable[[RequestInputs, str], dict[str, Tensor]]) -> None:
+        """Take what makes the response's tensors of a request's tensors and its id."""
+        self._pb_utils = pb_utils
+        self._answer = answer
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer each request of a batch."""
+        return [self._respond(request) for request in requests]
+
+    def finalize(self) -> None:
+        """End: nothing is open."""
+
+    def _respond(self, request: Any) -> Any:
+        try:
+            if request.is_cancelled():
+                raise StreamAbortedError("the request was cancelled before it was served")
+            tensors = self._answer(RequestInputs(self._pb_utils, request), request.request_id())
+            return make_response(self._pb_utils, tensors)
+        except Exception as err:
+            return error_response(self._pb_utils, error_text(err))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from token2wav_service.config import NoiseSource, SynthesisPolicy
 from token2wav_service.models.causal import chunk_plan, relative_sinusoids
@@ -27,10 +27,10 @@ from token2wav_service.models.flow.block_flow import (
 )
 from token2wav_service.models.flow.block_stream import BlockStreamFlow, upstream_noise
 from token2wav_service.models.flow.encoder import EncoderPlans
-from token2wav_service.models.flow.rotary_dit import TIME_FEATURES, RotaryDiT, rotation_table
+from token2wav_service.models.flow.rotary_dit import TIME_FEATURES, rotation_table
 from token2wav_service.models.flow.unet import UNet, time_features
 from token2wav_service.models.streaming import FlowInput
-from token2wav_service.replay.vectors import GoldenCase, Probe, VectorFolder, probed
+from token2wav_service.replay.vectors import GoldenCase, Probe, VectorFolder, given, made, probed
 
 STEPS = 10
 STREAMING_PARTS = (("offline", False), ("streaming", True))
@@ -163,12 +163,12 @@ def _block(flow: BlockFlow, is_masked: bool) -> int | None:
 def _estimator(flow: BlockFlow, case: GoldenCase) -> None:
     estimator, (rows, _, frames) = flow.decoder.estimator, case["x"].shape
     none = torch.zeros(rows, dtype=torch.long)
-    probes = _unet_probes(estimator) if isinstance(estimator, UNet) else _dit_probes(estimator)
+    probes = _UNET_PROBES if isinstance(estimator, UNet) else _DIT_PROBES
     for name, is_masked in STREAMING_PARTS:
         for key, held in ((f"{name}.out", torch.ones_like(case["mask"])), (f"{name}.masked.out", case["mask"])):
             lengths = held.sum((1, 2)).long()
             mask = chunk_plan(none, 0, lengths, frames, _block(flow, is_masked)).mask
-            with probed(probes) as inner:
+            with probed(estimator, probes) as inner:
                 out, _ = estimator(*case.take("x", "mu", "spks", "cond", "t"), mask, lengths, valid=held[:, 0] > 0)
             case.close(key, out)
             if key == "offline.out":
@@ -177,34 +177,30 @@ def _estimator(flow: BlockFlow, case: GoldenCase) -> None:
                     case.close(probe, inner[probe.removeprefix("inner.")])
 
 
-def _time_probes(estimator: nn.Module, time: Tensor) -> dict[str, Tensor]:
-    if isinstance(estimator, UNet):
-        return {"sinusoid": time_features(time, estimator.config.in_channels), "time_emb": estimator.time_mlp(time)}
-    assert isinstance(estimator, RotaryDiT)
-    return {"sinusoid": time_features(time, TIME_FEATURES), "time_emb": estimator.time_embed(time)}
+def _time_probes(estimator: Any, time: Tensor) -> dict[str, Tensor]:
+    is_unet = isinstance(estimator, UNet)
+    size = estimator.config.in_channels if is_unet else TIME_FEATURES
+    return {
+        "sinusoid": time_features(time, size),
+        "time_emb": (estimator.time_mlp if is_unet else estimator.time_embed)(time),
+    }
 
 
-def _unet_probes(unet: Any) -> list[Probe]:
-    down, up = unet.down_blocks[0], unet.up_blocks[0]
-    stages = {"down0": down, "mid0": unet.mid_blocks[0], "up0": up}
-    return [
-        *((f"{name}.resnet", stage.layers[0], lambda inputs, _: inputs[0].mT) for name, stage in stages.items()),
-        ("down0.tf0", down.layers[0], lambda _, output: output[0]),
-        ("down0.conv", down.conv, lambda _, output: output),
-        ("up0.conv", up.conv, lambda _, output: output),
-        ("final_block", unet.final_proj, lambda inputs, _: inputs[0]),
-    ]
-
-
-def _dit_probes(dit: Any) -> list[Probe]:
-    block = dit.transformer_blocks[0]
-    return [
-        ("input_proj", dit.input_embed.proj, lambda _, output: output),
-        ("input_embed", dit.input_embed, lambda _, output: output[0]),
-        ("block0", block, lambda _, output: output[0]),
-        ("block0.attn", block.attn, lambda _, output: output[0]),
-        ("norm_out", dit.norm_out, lambda _, output: output),
-    ]
+_UNET_STAGES = {"down0": "down_blocks.0", "mid0": "mid_blocks.0", "up0": "up_blocks.0"}
+_UNET_PROBES: dict[str, Probe] = {
+    **{f"{name}.resnet": (f"{path}.layers.0", lambda inputs, _: inputs[0].mT) for name, path in _UNET_STAGES.items()},
+    "down0.tf0": ("down_blocks.0.layers.0", made),
+    "down0.conv": ("down_blocks.0.conv", made),
+    "up0.conv": ("up_blocks.0.conv", made),
+    "final_block": ("final_proj", given),
+}
+_DIT_PROBES: dict[str, Probe] = {
+    "input_proj": ("input_embed.proj", made),
+    "input_embed": ("input_embed", made),
+    "block0": ("transformer_blocks.0", made),
+    "block0.attn": ("transformer_blocks.0.attn", made),
+    "norm_out": ("norm_out", made),
+}
 
 
 def _solver(flow: BlockFlow, case: GoldenCase) -> None:
@@ -219,12 +215,12 @@ def _solver(flow: BlockFlow, case: GoldenCase) -> None:
 
 def _noise(folder: VectorFolder) -> None:
     """The noise that this service draws for the original's policy has the original's fingerprint."""
-    print_ = folder.optional_json("official_noise_fingerprint.json").get("rand_noise")
+    print_ = folder.json("official_noise_fingerprint.json").get("rand_noise")
     if print_ is not None:
         noise = upstream_noise(print_["shape"][1])
         got = [list(noise.shape), noise[0, :8].tolist(), noise[1, :4].tolist(), noise[-1, -4:].tolist()]
         expected = [print_["shape"][1:], print_["first8"], print_["row1_first4"], print_["last4"]]
-        folder.report.check_equal(f"{folder.path.name}/official_noise", got, expected)
+        GoldenCase({}, f"{folder.path.name}/official", folder.report).equal("noise", got, expected)
 
 
 def _stream(flow: BlockFlow, case: GoldenCase, plan: list[dict[str, Any]]) -> None:

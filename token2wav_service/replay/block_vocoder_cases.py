@@ -21,9 +21,14 @@ from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamV
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.replay.block_flow_cases import load_block_flow, whole_mel
-from token2wav_service.replay.report import F0_TOLERANCE_HZ, INJECTED_TOLERANCE, SOURCE_TOLERANCE
 from token2wav_service.replay.stream_cases import UPSTREAM_POLICY, check_vocoder_caches
-from token2wav_service.replay.vectors import GoldenCase, VectorFolder
+from token2wav_service.replay.vectors import (
+    F0_TOLERANCE_HZ,
+    INJECTED_TOLERANCE,
+    SOURCE_TOLERANCE,
+    GoldenCase,
+    VectorFolder,
+)
 
 PARITY = SourcePhase.UPSTREAM
 
@@ -51,7 +56,7 @@ def load_family_vocoder(folder: VectorFolder) -> HiFT | CausalHiFT:
 def replay_family_vocoder(folder: VectorFolder) -> None:
     """Everything of a folder that needs the vocoder."""
     hift, flow = load_family_vocoder(folder), load_block_flow(folder)
-    case, noise = folder.case("hift"), _noise_of(folder)
+    case, noise = folder.case("hift"), folder.tensors("source_noise_block.safetensors")["block"]
     if isinstance(hift, CausalHiFT):
         _causal_alone(hift, case, noise)
     else:
@@ -62,18 +67,10 @@ def replay_family_vocoder(folder: VectorFolder) -> None:
             mask = STREAMING if call["streaming"] else UNMASKED
             mel = whole_mel(flow, case, call["tokens_given"], is_final=call["finalize"], mask=mask)
             mels.append(mel[:, :, flow.stride * call["token_offset"] :])
-        _stream(hift, case, mels, noise)
-
-
-def _noise_of(folder: VectorFolder) -> Tensor:
-    return folder.tensors("source_noise_block.safetensors")["block"]
-
-
-def _stream(hift: HiFT | CausalHiFT, case: GoldenCase, mels: Sequence[Tensor], noise: Tensor) -> None:
-    if isinstance(hift, CausalHiFT):
-        _causal_stream(hift, case, mels, noise)
-    else:
-        _overlapped_stream(hift, case, mels, noise)
+        if isinstance(hift, CausalHiFT):
+            _causal_stream(hift, case, mels, noise)
+        else:
+            _overlapped_stream(hift, case, mels, noise)
 
 
 def _drawn(noise: Tensor, offset: Tensor | int, samples: int) -> Tensor:

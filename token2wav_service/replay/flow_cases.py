@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from token2wav_service.config import SourcePhase
 from token2wav_service.models.causal import chunk_plan, relative_sinusoids
@@ -14,9 +14,17 @@ from token2wav_service.models.flow.cfm import ConditionalFlowMatching, Estimator
 from token2wav_service.models.flow.dit import DiT, time_features
 from token2wav_service.models.flow.encoder import ConformerEncoder, EncoderHistory
 from token2wav_service.models.vocoder.hift import HiFT
-from token2wav_service.replay.report import DECODE_TOLERANCE, F0_TOLERANCE_HZ, SOURCE_TOLERANCE
 from token2wav_service.replay.stream_cases import check_ends, load_hift_vectors
-from token2wav_service.replay.vectors import GoldenCase, Probe, VectorFolder, probed
+from token2wav_service.replay.vectors import (
+    DECODE_TOLERANCE,
+    F0_TOLERANCE_HZ,
+    SOURCE_TOLERANCE,
+    GoldenCase,
+    Probe,
+    VectorFolder,
+    made,
+    probed,
+)
 
 
 def replay_dit(folder: VectorFolder) -> None:
@@ -151,7 +159,7 @@ def replay_hift(folder: VectorFolder) -> None:
 
 
 def _decode(hift: HiFT, case: GoldenCase) -> None:
-    with probed(_stages(hift)) as stages:
+    with probed(hift, _stages(hift)) as stages:
         case.close("wav", hift(case["mel"], case["source"]), DECODE_TOLERANCE)
     spectrum = hift.stft(case["source"].squeeze(1)).chunk(2, 1)
     for key, got in zip(("stft_real", "stft_imag"), spectrum, strict=True):
@@ -162,12 +170,11 @@ def _decode(hift: HiFT, case: GoldenCase) -> None:
             case.close(key, stages[key.removeprefix("stage.")][:1, : expected.shape[1]], DECODE_TOLERANCE)
 
 
-def _stages(hift: HiFT) -> list[Probe]:
+def _stages(hift: HiFT) -> dict[str, Probe]:
     per_stage = len(hift.config.resblock_kernel_sizes)
-    modules: dict[str, nn.Module] = {"conv_pre": hift.conv_pre, "conv_post": hift.conv_post}
+    paths = {"conv_pre": "conv_pre", "conv_post": "conv_post"}
     for stage in range(len(hift.ups)):
-        modules[f"ups{stage}"] = hift.ups[stage]
-        modules[f"source_branch{stage}"] = hift.source_resblocks[stage]
+        paths |= {f"ups{stage}": f"ups.{stage}", f"source_branch{stage}": f"source_resblocks.{stage}"}
         for block in range(per_stage):
-            modules[f"stage{stage}_resblock{block}"] = hift.resblocks[stage * per_stage + block]
-    return [(name, module, lambda _, output: output) for name, module in modules.items()]
+            paths[f"stage{stage}_resblock{block}"] = f"resblocks.{stage * per_stage + block}"
+    return {name: (path, made) for name, path in paths.items()}

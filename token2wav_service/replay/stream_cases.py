@@ -18,8 +18,13 @@ from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput, VocoderInput
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderState, total_frames
-from token2wav_service.replay.report import FLOW_TOLERANCE, INJECTED_TOLERANCE, SOURCE_TOLERANCE
-from token2wav_service.replay.vectors import GoldenCase, VectorFolder
+from token2wav_service.replay.vectors import (
+    FLOW_TOLERANCE,
+    INJECTED_TOLERANCE,
+    SOURCE_TOLERANCE,
+    GoldenCase,
+    VectorFolder,
+)
 
 INJECTED = " (source injected)"
 """End of the names of the waves that were made from the golden source."""
@@ -69,8 +74,8 @@ def replay_flow_streams(folder: VectorFolder, flow: Flow) -> None:
     speaker = setup["spk"][0]
     voice = streamed.prepare_voice(setup["prompt_token"][0], setup["prompt_mel"][0], speaker)
     _check_caches(setup.part("cache.", ""), voice)
-    labels = folder.optional_json("truncation_labels.json").get("labels", {})
-    plans = folder.optional_json("streams.json").get("streams", {})
+    labels = folder.json("truncation_labels.json").get("labels", {})
+    plans = folder.json("streams.json").get("streams", {})
     for case in folder.cases("stream_*"):
         states, stream = [voice], case.name.removeprefix("stream_")
         for (start, end, last), call in zip(case["schedule"].tolist(), case.calls(), strict=True):

@@ -23,18 +23,18 @@ from servicekit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_f
 from servicekit.process import run_and_leave
 from servicekit.tracing import ENDPOINT_VARIABLE, endpoint_of
 from token2wav_service.serving.assemble import assemble, format_table, parse_pairs
-from token2wav_service.serving.process.command import (
+from token2wav_service.serving.process.health import HealthWatch, drain
+from token2wav_service.serving.process.installation import (
     DEFAULT_DRAIN_TIMEOUT_S,
     DEFAULT_EXIT_TIMEOUT_S,
     DEFAULT_GRPC_PORT,
     DEFAULT_HTTP_PORT,
     DEFAULT_METRICS_PORT,
     ServerOptions,
+    TritonNotFoundError,
+    find_installation,
     server_command,
 )
-from token2wav_service.serving.process.drain import drain
-from token2wav_service.serving.process.health import HealthWatch
-from token2wav_service.serving.process.installation import TritonNotFoundError, find_installation
 from token2wav_service.serving.process.server import TritonProcess, TritonStartError
 from token2wav_service.serving.settings import RepositorySettingsError
 

@@ -82,7 +82,7 @@ def assemble(output: Path, given: Mapping[str, str], templates: Path = TEMPLATES
             s.name,
             values[s.name],
             s.name in given,
-            tuple(f"{names[target.model]}: {target.describe()}" for target in s.targets if target.model in names),
+            tuple(f"{names[target.model]}: {target.place}" for target in s.targets if target.model in names),
         )
         for s in SETTINGS
         if s.name in values

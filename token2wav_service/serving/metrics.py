@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from token2wav_service.contract import ErrorCode
-from token2wav_service.engine.meter import Measurements
 from token2wav_service.engine.voices import STOP_TIMEOUT_S
 from token2wav_service.python_backend.responder import PbUtils
+from token2wav_service.types import ServingStats
+
+if TYPE_CHECKING:
+    from token2wav_service.engine.loop import ServingLoop
 
 logger = logging.getLogger(__name__)
 
@@ -24,77 +25,11 @@ QUEUE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 STEP_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 
 
-class StatsLike(Protocol):
-    """A snapshot of the engine's counters; totals only grow."""
-
-    @property
-    def open_streams(self) -> int: ...
-    @property
-    def voices(self) -> int: ...
-    @property
-    def voice_bytes(self) -> int: ...
-    @property
-    def state_bytes(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def batch_size_histogram(self) -> Mapping[int, int]:
-        """Streams in a step -> number of such steps."""
-        ...
-
-    @property
-    def chunks(self) -> int: ...
-    @property
-    def audio_seconds(self) -> float: ...
-    @property
-    def aborted(self) -> int: ...
-    @property
-    def finished(self) -> int: ...
-    @property
-    def slots(self) -> int: ...
-    @property
-    def queued_chunks(self) -> int: ...
-    @property
-    def deadline_misses(self) -> int: ...
-    @property
-    def voice_hits(self) -> int: ...
-    @property
-    def voice_misses(self) -> int: ...
-    @property
-    def voice_evictions(self) -> int: ...
-
-
-class MeasuredEngine(Protocol):
-    """What is published of an engine."""
-
-    def stats(self) -> StatsLike: ...
-    def take_measurements(self) -> Measurements: ...
-
-
-class FailureCounts:
-    """Errors that were sent, by code; thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: Counter[ErrorCode] = Counter()
-
-    def add(self, code: ErrorCode) -> None:
-        """Count one."""
-        with self._lock:
-            self._counts[code] += 1
-
-    def total(self, code: ErrorCode) -> int:
-        """Return how many there were."""
-        with self._lock:
-            return self._counts[code]
-
-
 class EngineMetrics:
     """Copies an engine's counters into Triton's registry every `interval_s`, from a thread of its own."""
 
-    def __init__(self, pb_utils: PbUtils, engine: MeasuredEngine, failures: FailureCounts, interval_s: float) -> None:
+    def __init__(self, pb_utils: PbUtils, engine: ServingLoop, interval_s: float) -> None:
         self._engine = engine
-        self._failures = failures
         self._interval_s = interval_s
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
@@ -107,7 +42,10 @@ class EngineMetrics:
             name: self._metric(name, text, kinds.HISTOGRAM, buckets=list(buckets))
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
-        self._add_failures()
+        failures = self._family("failures_total", "Errors sent, by cause", kinds.COUNTER)
+        self._counters |= {code: failures.Metric(labels={"cause": code.value.lower()}) for code in ErrorCode}
+        self._failures = dict.fromkeys(ErrorCode, 0)
+        self._lock = threading.Lock()
         self._published: dict[str, float] = {}
         self._published_sizes: dict[int, int] = {}
 
@@ -120,13 +58,18 @@ class EngineMetrics:
         self._stopping.set()
         self._thread.join(STOP_TIMEOUT_S)
 
+    def count_failure(self, code: ErrorCode) -> None:
+        """Count an error that was sent; thread-safe."""
+        with self._lock:
+            self._failures[code] += 1
+
     def refresh(self) -> None:
         """Publish the current values once; only what changed crosses to the server."""
         stats = self._engine.stats()
-        for name, read in _READERS.items():
-            self._publish(name, float(read(stats)))
-        for code in ErrorCode:
-            self._publish(_failure_key(code), float(self._failures.total(code)))
+        for name in (*_GAUGES, *_COUNTERS):
+            self._publish(name, _value(stats, name))
+        for code, total in self._failures.items():
+            self._publish(code, float(total))
         for size, total in stats.batch_size_histogram.items():
             for _ in range(total - self._published_sizes.get(size, 0)):
                 self._histograms["step_batch_size"].observe(float(size))
@@ -143,11 +86,6 @@ class EngineMetrics:
         family = self._pb_utils.MetricFamily(name=f"{PREFIX}_{name}", description=description, kind=kind)
         self._families.append(family)
         return family
-
-    def _add_failures(self) -> None:
-        family = self._family("failures_total", "Errors sent, by cause", self._pb_utils.MetricFamily.COUNTER)
-        for code in ErrorCode:
-            self._counters[_failure_key(code)] = family.Metric(labels={"cause": code.value.lower()})
 
     def _publish(self, name: str, value: float) -> None:
         before = self._published.get(name)
@@ -168,10 +106,6 @@ class EngineMetrics:
             except Exception:
                 # NOTE: a metric that can't be written must not end the ones that can.
                 logger.exception("could not publish the engine's metrics")
-
-
-def _failure_key(code: ErrorCode) -> str:
-    return f"failures_total:{code.value}"
 
 
 _GAUGES = {
@@ -199,21 +133,8 @@ _HISTOGRAMS = {
     "queue_seconds": ("From a chunk's acceptance to its step", QUEUE_BUCKETS_S),
     "step_seconds": ("Duration of a step", STEP_BUCKETS_S),
 }
-_READERS: Mapping[str, Callable[[StatsLike], float]] = {
-    "open_streams": lambda stats: stats.open_streams,
-    "slots": lambda stats: stats.slots,
-    "slots_in_use": lambda stats: stats.open_streams,
-    "queued_chunks": lambda stats: stats.queued_chunks,
-    "voices": lambda stats: stats.voices,
-    "voice_bytes": lambda stats: stats.voice_bytes,
-    "state_bytes": lambda stats: stats.state_bytes,
-    "steps_total": lambda stats: stats.steps,
-    "chunks_total": lambda stats: stats.chunks,
-    "audio_seconds_total": lambda stats: stats.audio_seconds,
-    "aborted_total": lambda stats: stats.aborted,
-    "finished_total": lambda stats: stats.finished,
-    "deadline_misses_total": lambda stats: stats.deadline_misses,
-    "voice_hits_total": lambda stats: stats.voice_hits,
-    "voice_misses_total": lambda stats: stats.voice_misses,
-    "voice_evictions_total": lambda stats: stats.voice_evictions,
-}
+
+
+def _value(stats: ServingStats, name: str) -> float:
+    """Return a gauge's or a counter's value: the field of its name, but that every open stream holds a slot."""
+    return float(getattr(stats, "open_streams" if name == "slots_in_use" else name.removesuffix("_total")))

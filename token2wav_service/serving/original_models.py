@@ -10,7 +10,6 @@ Source: specification of the flows, section 11; differs in that CosyVoice2's voc
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from token2wav_service.checkpoint.loader import LoadedModels, load_models
 from token2wav_service.checkpoint.spk2info import OriginalVoice, read_spk2info
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
-from token2wav_service.errors import CheckpointError, InvalidRequestError, StreamAbortedError
+from token2wav_service.errors import CheckpointError, InvalidRequestError
 from token2wav_service.models.flow.block_flow import STREAMING, UNMASKED, BlockFlow
 from token2wav_service.models.flow.block_stream import upstream_noise
 from token2wav_service.models.streaming import VocoderInput
@@ -32,8 +31,8 @@ from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder, VocoderState
-from token2wav_service.python_backend.inputs import RequestInputs
-from token2wav_service.python_backend.responder import PbUtils, error_response, error_text, make_response
+from token2wav_service.python_backend.inputs import OneByOneModel, RequestInputs
+from token2wav_service.python_backend.responder import PbUtils
 from token2wav_service.python_backend.server_process import read_parameters
 from token2wav_service.types import FloatArray
 
@@ -121,91 +120,63 @@ class WholePass:
         return torch.as_tensor(mel[0, :, :frames]).float()
 
 
-class _OriginalModel:
-    """Answers requests one by one, an error included."""
-
-    def __init__(self, pb_utils: PbUtils, answer: Callable[[RequestInputs, str], tuple[str, Tensor]]) -> None:
-        self._pb_utils, self._answer = pb_utils, answer
-
-    def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer each request of a batch."""
-        return [self._respond(request) for request in requests]
-
-    def finalize(self) -> None:
-        """End: nothing is open."""
-
-    def _respond(self, request: Any) -> Any:
-        try:
-            if request.is_cancelled():
-                raise StreamAbortedError("the request was cancelled before it was served")
-            name, value = self._answer(RequestInputs(self._pb_utils, request), request.request_id())
-            return make_response(self._pb_utils, {name: value.float().cpu().numpy()[None]})
-        except Exception as err:
-            return error_response(self._pb_utils, error_text(err))
+def load_mel_model(pb_utils: PbUtils, model_config_json: str) -> OneByOneModel:
+    """Make CosyVoice3's `token2wav`: tokens and a voice to mel FP32 [1, 80, F]; keeps nothing."""
+    config, models = _load(model_config_json)
+    whole = WholePass(_flow_of(models, config), config)
+    return OneByOneModel(pb_utils, lambda inputs, _: {"mel": _batch_of_one(whole.run(inputs, 0)[0])})
 
 
-class MelModel(_OriginalModel):
-    """CosyVoice3's `token2wav`: tokens and a voice to mel FP32 [1, 80, F]; keeps nothing."""
-
-    @classmethod
-    def load(cls, pb_utils: PbUtils, model_config_json: str) -> MelModel:
-        """Load the flow of the model's `model_dir`."""
-        config, models = _load(model_config_json)
-        return cls(pb_utils, WholePass(_flow_of(models, config), config))
-
-    def __init__(self, pb_utils: PbUtils, whole: WholePass) -> None:
-        super().__init__(pb_utils, lambda inputs, _: ("mel", whole.run(inputs, 0)[0]))
+def load_vocoder_model(pb_utils: PbUtils, model_config_json: str) -> OneByOneModel:
+    """Make CosyVoice3's `vocoder`: all mel of a stream so far to all its audio FP32 [1, N]; keeps nothing."""
+    config, models = _load(model_config_json)
+    assert isinstance(models.vocoder, CausalHiFT)
+    vocoder = CausalStreamVocoder(_folded(models.vocoder, config), config.synthesis)
+    return OneByOneModel(pb_utils, lambda inputs, _: vocode(vocoder, inputs))
 
 
-class VocoderModel(_OriginalModel):
-    """CosyVoice3's `vocoder`: all mel of a stream so far to all its audio FP32 [1, N]; keeps nothing."""
-
-    @classmethod
-    def load(cls, pb_utils: PbUtils, model_config_json: str) -> VocoderModel:
-        """Load the vocoder of the model's `model_dir`."""
-        config, models = _load(model_config_json)
-        assert isinstance(models.vocoder, CausalHiFT)
-        return cls(pb_utils, CausalStreamVocoder(_folded(models.vocoder, config), config.synthesis))
-
-    def __init__(self, pb_utils: PbUtils, vocoder: CausalStreamVocoder) -> None:
-        super().__init__(pb_utils, self._vocode)
-        self._vocoder = vocoder
-
-    @torch.inference_mode()
-    def _vocode(self, inputs: RequestInputs, _: str) -> tuple[str, Tensor]:
-        hift = self._vocoder.hift
-        channels = hift.config.in_channels
-        mel = torch.from_numpy(inputs.floats("mel").copy()).view(channels, -1).to(hift.window.device)
-        is_last = inputs.boolean("finalize")
-        frames = mel.shape[1] - (0 if is_last else HELD_BACK_FRAMES)
-        if frames < 1:
-            raise InvalidRequestError(
-                f"got {mel.shape[1]} mel frames, expected at least 1 in a last request, {HELD_BACK_FRAMES + 1} before"
-            )
-        row = VocoderInput(self._vocoder.initial_state(), mel, SEED, is_last)
-        (wave,), _states = self._vocoder.vocode([row])
-        return "tts_speech", wave[: frames * hift.config.frame_samples]
+def load_wave_model(pb_utils: PbUtils, model_config_json: str) -> OneByOneModel:
+    """Make CosyVoice2's `token2wav`; see `WaveStreams`."""
+    config, models = _load(model_config_json)
+    assert isinstance(models.vocoder, HiFT)
+    vocoder = StreamVocoder(_folded(models.vocoder, config), config.synthesis)
+    whole = WholePass(_flow_of(models, config), config, find_default_voice(Path(config.model_dir)))
+    return OneByOneModel(pb_utils, WaveStreams(whole, vocoder).speak)
 
 
-class WaveModel(_OriginalModel):
+@torch.inference_mode()
+def vocode(vocoder: CausalStreamVocoder, inputs: RequestInputs) -> dict[str, FloatArray]:
+    """Map `mel` FP32 [1, 80, F] and `finalize` to `tts_speech` FP32 [1, N].
+
+    Raises:
+        InvalidRequestError: a tensor is missing or wrong, or there are too few frames.
+    """
+    hift = vocoder.hift
+    mel = torch.from_numpy(inputs.floats("mel").copy()).view(hift.config.in_channels, -1).to(hift.window.device)
+    is_last = inputs.boolean("finalize")
+    frames = mel.shape[1] - (0 if is_last else HELD_BACK_FRAMES)
+    if frames < 1:
+        raise InvalidRequestError(
+            f"got {mel.shape[1]} mel frames, expected at least 1 in a last request, {HELD_BACK_FRAMES + 1} before"
+        )
+    (wave,), _ = vocoder.vocode([VocoderInput(vocoder.initial_state(), mel, SEED, is_last)])
+    return {"tts_speech": _batch_of_one(wave[: frames * hift.config.frame_samples])}
+
+
+class WaveStreams:
     """CosyVoice2's `token2wav`: tokens and a voice to audio FP32 [1, N]; a stream's state goes by request id."""
 
-    @classmethod
-    def load(cls, pb_utils: PbUtils, model_config_json: str) -> WaveModel:
-        """Load the flow and the vocoder of the model's `model_dir`."""
-        config, models = _load(model_config_json)
-        assert isinstance(models.vocoder, HiFT)
-        vocoder = StreamVocoder(_folded(models.vocoder, config), config.synthesis)
-        whole = WholePass(_flow_of(models, config), config, find_default_voice(Path(config.model_dir)))
-        return cls(pb_utils, whole, vocoder)
-
-    def __init__(self, pb_utils: PbUtils, whole: WholePass, vocoder: StreamVocoder) -> None:
-        super().__init__(pb_utils, self._speak)
+    def __init__(self, whole: WholePass, vocoder: StreamVocoder) -> None:
         self._whole, self._vocoder = whole, vocoder
         self._states: OrderedDict[str, VocoderState] = OrderedDict()
 
     @torch.inference_mode()
-    def _speak(self, inputs: RequestInputs, request_id: str) -> tuple[str, Tensor]:
+    def speak(self, inputs: RequestInputs, request_id: str) -> dict[str, FloatArray]:
+        """Return the audio of one request.
+
+        Raises:
+            InvalidRequestError: a tensor is missing or wrong, or its stream's beginning is not known.
+        """
         if inputs.has("token_offset") and not request_id:
             raise InvalidRequestError("a request with token_offset needs a request id: its stream's state goes by it")
         mel, is_last = self._whole.run(inputs, TOKEN_OFFSET)
@@ -219,7 +190,11 @@ class WaveModel(_OriginalModel):
             self._states[request_id] = state
             while len(self._states) > MAX_STATES:
                 self._states.popitem(last=False)
-        return "waveform", wave
+        return {"waveform": _batch_of_one(wave)}
+
+
+def _batch_of_one(made: Tensor) -> FloatArray:
+    return made.float().cpu().numpy()[None]
 
 
 def _tokens(inputs: RequestInputs, name: str, offset: int) -> Tensor:

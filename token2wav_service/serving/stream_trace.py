@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from servicekit.clock import Clock, SystemClock
+from servicekit.clock import SystemClock
 from servicekit.tracing import NULL_SPAN, NULL_TRACER, Span, Tracer
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.errors import Token2WavError
@@ -21,23 +21,13 @@ SERVICE = "cosydit-token2wav"
 _NS = 1_000_000_000
 
 
-class WallClock:
-    """Tells the time of day, in nanoseconds since 1970, of moments of a clock that counts from anywhere."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._offset_ns = time.time_ns() - int(clock.now() * _NS)
-
-    def ns(self, moment_s: float) -> int:
-        """Return the time of day of a moment."""
-        return self._offset_ns + int(moment_s * _NS)
-
-
 class StreamTrace:
     """The spans of one stream; without a span it does nothing."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
-        self._wall = WallClock(SystemClock()) if span is not NULL_SPAN else None
+        self._offset_ns = time.time_ns() - int(SystemClock().now() * _NS)
+        """Time of day, in nanoseconds since 1970, when the engine's clock was at 0."""
 
     @property
     def trace_id(self) -> str | None:
@@ -55,14 +45,14 @@ class StreamTrace:
 
     def chunk(self, chunk: TokenChunk, result: AudioChunk | Token2WavError) -> None:
         """Note a chunk that was answered."""
-        if self._wall is None:
+        if self._span is NULL_SPAN:
             return
         if isinstance(result, Token2WavError):
             failed = self._span.child("chunk")
             failed.note(index=chunk.index, tokens=len(chunk.token_ids))
             failed.end(result)
         elif result.timing is not None:
-            self._made(chunk, result, result.timing, self._wall)
+            self._made(chunk, result, result.timing)
 
     def end(self, summary: StreamSummary) -> None:
         """Note the stream's end."""
@@ -76,8 +66,9 @@ class StreamTrace:
             self._span.event("aborted")
         self._span.end()
 
-    def _made(self, chunk: TokenChunk, audio: AudioChunk, timing: ChunkTiming, wall: WallClock) -> None:
-        began, started, ended = (wall.ns(s) for s in (timing.accepted_s, timing.started_s, timing.ended_s))
+    def _made(self, chunk: TokenChunk, audio: AudioChunk, timing: ChunkTiming) -> None:
+        moments_s = (timing.accepted_s, timing.started_s, timing.ended_s)
+        began, started, ended = (self._offset_ns + int(moment_s * _NS) for moment_s in moments_s)
         span = self._span.child("chunk", start_ns=began)
         span.note(index=chunk.index, tokens=len(chunk.token_ids), audio_s=len(audio.samples) / SAMPLE_RATE_HZ)
         span.child("queue", start_ns=began).end(end_ns=started)

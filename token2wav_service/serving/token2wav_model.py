@@ -15,21 +15,20 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from servicekit.clock import SystemClock
 from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer, endpoint_of, open_tracer
 from token2wav_service.config import Token2WavConfig
-from token2wav_service.contract import CALLER_HAS_SHARE, DEFAULT_PRIORITY, Operation, ServerStatus
-from token2wav_service.engine.meter import Measurements
+from token2wav_service.contract import CALLER_HAS_SHARE, DEFAULT_PRIORITY, Operation
 from token2wav_service.engine.voices import STOP_TIMEOUT_S, BoundedPool
 from token2wav_service.errors import EngineStoppedError, InvalidRequestError, StreamAbortedError, Token2WavError
 from token2wav_service.python_backend.inputs import RequestInputs
 from token2wav_service.python_backend.responder import PbUtils, Responder, text_tensor
 from token2wav_service.python_backend.server_process import note_end, read_drain_flag, read_parameters, server_ender
-from token2wav_service.serving.metrics import EngineMetrics, FailureCounts, StatsLike
+from token2wav_service.serving.metrics import EngineMetrics
 from token2wav_service.serving.stream_trace import NO_TRACE, SERVICE, StreamTrace, begin_trace
 from token2wav_service.types import (
     AudioChunk,
@@ -41,6 +40,9 @@ from token2wav_service.types import (
     VoicePrompt,
 )
 
+if TYPE_CHECKING:
+    from token2wav_service.engine.loop import ServingLoop
+
 logger = logging.getLogger(__name__)
 
 LEASE_POLL_INTERVAL_S = 0.05
@@ -51,22 +53,6 @@ METRICS_INTERVAL_S = 0.25
 _DECODER_THREADS = 2
 _MAX_PENDING_DECODINGS = 32
 """Most prompt files that are being decoded or wait for it, as many as the engine takes voices; one more is refused."""
-
-
-class StreamEngine(Protocol):
-    """What the adapter needs of the engine; all methods are thread-safe."""
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def register_voice(self, prompt: VoicePrompt, is_wanted: Callable[[], bool]) -> Future[VoiceFeatures]: ...
-    def export_voice(self, voice_id: str) -> Future[bytes]: ...
-    def import_voice(self, data: bytes) -> Future[VoiceFeatures]: ...
-    def open_stream(self, voice_id: str, options: StreamOptions, on_end: Callable[[StreamSummary], None]) -> str: ...
-    def push(self, chunk: TokenChunk, on_result: Callable[[AudioChunk | Token2WavError], None]) -> None: ...
-    def abort(self, stream_id: str) -> None: ...
-    def stats(self) -> StatsLike: ...
-    def status(self) -> ServerStatus: ...
-    def take_measurements(self) -> Measurements: ...
 
 
 @dataclass
@@ -85,7 +71,7 @@ class Token2WavModel:
     def __init__(
         self,
         pb_utils: PbUtils,
-        engine: StreamEngine,
+        engine: ServingLoop,
         decode_audio: Callable[[bytes], FloatArray],
         *,
         is_draining: Callable[[], bool] = lambda: False,
@@ -126,8 +112,7 @@ class Token2WavModel:
             Operation.STATUS: self._status,
         }
         engine.start()
-        self._failures = FailureCounts()
-        self._metrics = EngineMetrics(pb_utils, engine, self._failures, metrics_interval_s)
+        self._metrics = EngineMetrics(pb_utils, engine, metrics_interval_s)
         self._metrics.start()
         self._watcher = threading.Thread(target=self._watch_leases, name="lease-watcher", daemon=True)
         self._watcher.start()
@@ -166,7 +151,7 @@ class Token2WavModel:
                 logger.exception("a request could not be answered")
 
     def _serve(self, request: Any) -> None:
-        responder = Responder(self._pb_utils, request, self._failures.add)
+        responder = Responder(self._pb_utils, request, self._metrics.count_failure)
         try:
             self._dispatch(RequestInputs(self._pb_utils, request), responder)
         except Exception as err:

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
 
 from servicekit.extras import install_command, own_command
 from servicekit.file_sums import write_sums
@@ -46,26 +45,6 @@ class DownloadError(Exception):
     """A part can't be fetched; the message says what to do."""
 
 
-class ModelHub(Protocol):
-    """What we need of a hub."""
-
-    def newest_revision(self, repository: str) -> str:
-        """Return the commit hash that the repository's main branch has now.
-
-        Raises:
-            HubError: there is no answer.
-        """
-        ...
-
-    def fetch(self, repository: str, revision: str, patterns: Sequence[str], directory: Path) -> None:
-        """Fetch the matching files of one commit into `directory`; files that are there and whole are kept.
-
-        Raises:
-            HubError: not everything arrived; calling it again resumes.
-        """
-        ...
-
-
 @contextmanager
 def _asking(module: str) -> Iterator[None]:
     """Turn whatever a hub's client raises, its own errors and its HTTP library's, into `HubError`."""
@@ -86,14 +65,22 @@ class HuggingFaceHub:
         self._endpoint = endpoint
 
     def newest_revision(self, repository: str) -> str:
-        """See `ModelHub`."""
+        """Return the commit hash that the repository's main branch has now.
+
+        Raises:
+            HubError: there is no answer.
+        """
         with _asking("huggingface_hub"):
             from huggingface_hub import HfApi
 
             return str(HfApi(endpoint=self._endpoint).model_info(repository, timeout=ASK_TIMEOUT_S).sha)
 
     def fetch(self, repository: str, revision: str, patterns: Sequence[str], directory: Path) -> None:
-        """See `ModelHub`."""
+        """Fetch the matching files of one commit into `directory`; files that are there and whole are kept.
+
+        Raises:
+            HubError: not everything arrived; calling it again resumes.
+        """
         with _asking("huggingface_hub"):
             from huggingface_hub import snapshot_download
 
@@ -114,7 +101,7 @@ class ModelScopeHub:
         self._url = url
 
     def newest_revision(self, repository: str) -> str:
-        """See `ModelHub`. Asks git, because ModelScope's own client does not tell commit hashes."""
+        """See `HuggingFaceHub`. Asks git, because ModelScope's own client does not tell commit hashes."""
         command = ["git", "ls-remote", f"{self._url}/{repository}.git", "HEAD"]
         with _asking("git"):
             done = subprocess.run(
@@ -125,14 +112,14 @@ class ModelScopeHub:
             return done.stdout.partition("\t")[0]
 
     def fetch(self, repository: str, revision: str, patterns: Sequence[str], directory: Path) -> None:
-        """See `ModelHub`."""
+        """See `HuggingFaceHub`."""
         with _asking("modelscope"):
             from modelscope import snapshot_download
 
             snapshot_download(repository, revision=revision, local_dir=str(directory), allow_patterns=list(patterns))
 
 
-Hubs = Mapping[HubName, ModelHub]
+Hubs = Mapping[HubName, HuggingFaceHub | ModelScopeHub]
 
 
 def public_hubs() -> Hubs:

@@ -20,9 +20,8 @@ from token2wav_service.checkpoint.family import (
     SPEAKER_ENCODER,
     Family,
     find_family,
-    ignored_files,
 )
-from token2wav_service.checkpoint.loader import load_flow_of, load_vocoder_of
+from token2wav_service.checkpoint.loader import load_flow, load_vocoder
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ
 from token2wav_service.errors import CheckpointError, Token2WavError
 from token2wav_service.features.audio import load_prompt_audio, validate_prompt
@@ -52,11 +51,6 @@ def verify_checkpoint(directory: Path, family: Family | None = None) -> list[Par
         family: what it must be of; None takes what its description file says.
     """
     return [PartReport(name, _problem(check)) for name, check in _checks(directory, family)]
-
-
-def unused_files(directory: Path) -> list[str]:
-    """Return the names of the original's compiled graphs in a checkpoint, which are not used."""
-    return ignored_files(_token2wav_dir(directory))
 
 
 def _token2wav_dir(directory: Path) -> Path:
@@ -118,8 +112,8 @@ def _token2wav_checks(model_dir: Path, expected: Family | None) -> Iterator[_Che
         wrong = f"{model_dir} holds {found.files.description}, expected {files.description} of {expected.value}"
         yield "token2wav/", partial(_fail, CheckpointError(wrong))
         return
-    yield f"token2wav/{files.description} and {FLOW_WEIGHTS}", partial(load_flow_of, model_dir)
-    yield f"token2wav/{HIFT_WEIGHTS}", partial(load_vocoder_of, model_dir)
+    yield f"token2wav/{files.description} and {FLOW_WEIGHTS}", partial(load_flow, model_dir)
+    yield f"token2wav/{HIFT_WEIGHTS}", partial(load_vocoder, model_dir)
     yield f"token2wav/{SPEAKER_ENCODER}", partial(_check_speaker_encoder, model_dir / SPEAKER_ENCODER)
     yield f"token2wav/{files.speech_tokenizer}", partial(_check_speech_tokenizer, model_dir / files.speech_tokenizer)
 

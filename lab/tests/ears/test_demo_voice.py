@@ -31,7 +31,7 @@ from lab.train.listen import SENTENCES, Listener, SamplingChoice
 from llm_service.huggingface_layout import WEIGHTS_FILE
 from servicekit.file_sums import write_sums
 from tests.workers import demo_checkpoint, free_ports, is_whole
-from token2wav_service.checkpoint.loader import FLOW_WEIGHTS, HIFT_WEIGHTS
+from token2wav_service.checkpoint.family import FLOW_WEIGHTS, HIFT_WEIGHTS
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.features.audio import resample_poly
 from token2wav_service.features.prompt_models import SPEAKER_ENCODER_FILE, SpeakerEncoder

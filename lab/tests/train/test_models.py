@@ -42,8 +42,8 @@ from lab.train.sizes import DEMO, TINY, DemoSizes
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.prompt import build_prompt
 from llm_service.text_encoder import load_text_encoder
-from token2wav_service.checkpoint.loader import read_flow_config
-from token2wav_service.checkpoint.write_description import flow_yaml
+from token2wav_service.checkpoint.loader import read_config
+from token2wav_service.checkpoint.make_random import write_description
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.features.mel import flow_mel_24k
 from token2wav_service.features.prompt_models import OnnxSpeechTokenizer, SpeakerEncoder
@@ -322,6 +322,6 @@ def test_the_llm_s_packed_tables_are_those_of_the_digits() -> None:
 
 @pytest.mark.parametrize("sizes", [pytest.param(DEMO, id="demo"), pytest.param(TINY, id="tiny")])
 def test_the_flow_s_sizes_are_read_back_from_flow_yaml(sizes: DemoSizes, tmp_path: Path) -> None:
-    (tmp_path / "flow.yaml").write_text(flow_yaml(sizes.flow), encoding="utf-8")
+    write_description(tmp_path, sizes.flow, sizes.hift)
 
-    assert read_flow_config(tmp_path / "flow.yaml") == sizes.flow
+    assert read_config(tmp_path).flow == sizes.flow

@@ -23,9 +23,11 @@ from lab.train.data import SpeechStreams
 from lab.train.models.speaker import SPREAD_FLOOR, ConvUnit, ResidualBlock, SpeakerNet
 from lab.train.models.tokenizer import CODE_SIZE, INSIDE, LEVELS, SpeechTokenizerNet, token_ids
 from lab.train.packing import quantised
-from token2wav_service.checkpoint.make_onnx import IR_VERSION, OPSET
 from token2wav_service.features.mel import FBANK_MEL_BINS, S3_MEL_BINS
 from token2wav_service.features.prompt_models import EMBEDDING_SIZE
+
+OPSET, IR_VERSION = 13, 8
+"""ONNX versions, old enough for every ONNX Runtime from 1.18 on."""
 
 _Array = npt.NDArray[np.generic]
 

@@ -14,6 +14,7 @@ from cosydit.stack.gpu_presets import (
     BLOCK_STREAM_BYTES,
     BLOCK_VOICE_BYTES,
     CONTEXT_BYTES,
+    LONGEST_VOICE_BYTES,
     PRESETS,
     STREAM_BYTES,
     TOKEN2WAV_BYTES,
@@ -135,7 +136,9 @@ def test_each_kind_of_gpu_has_its_preset_and_the_preset_fits() -> None:
     for preset in PRESETS:
         memory_bytes = preset.least_mib * MIB
         for backend in preset.llm:
-            assert preset.needed_bytes(backend, memory_bytes, preset.voice_cache_bytes) < memory_bytes
+            pool = (preset.max_streams + 1) * STREAM_BYTES + LONGEST_VOICE_BYTES  # the buffers in which a prompt is run
+            services = 2 * CONTEXT_BYTES + TOKEN2WAV_BYTES + preset.llm_bytes(backend, memory_bytes)
+            assert services + pool + preset.voice_cache_bytes < memory_bytes
     assert preset_for(8_000) is PRESETS[0]
 
 

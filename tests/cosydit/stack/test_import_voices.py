@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 from cosydit.cli.main import main
 from gateway.voices.directory import VoiceDirectory
 from token2wav_service.checkpoint.family import Family, voice_model_version
-from token2wav_service.checkpoint.spk2info import UnusableVoice, read_spk2info
+from token2wav_service.checkpoint.spk2info import read_spk2info
 from token2wav_service.errors import CheckpointError
 
 TOKENS = 20
@@ -150,9 +150,3 @@ def test_a_file_of_another_kind_is_refused(folders: Path) -> None:
     torch.save({"weights": torch.zeros(3)}, folders / "flow.pt")
     with pytest.raises(CheckpointError, match="mapping of names to voices"):
         read_spk2info(folders / "flow.pt")
-
-
-def test_entries_keep_the_files_order(folders: Path) -> None:
-    torch.save({"b": triton_entry(), "a": {}}, folders / "spk2info.pt")
-    first, second = read_spk2info(folders / "spk2info.pt")
-    assert (first.name, second.name, isinstance(second, UnusableVoice)) == ("b", "a", True)

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from cosydit.cli.main import main
 from gateway.voices.registry import load_voices
-from llm_service.checkpoint import NEVER_LOGIT, OFFICIAL_LLM, LLMShape, make_random_llm
+from llm_service.checkpoint import NEVER_LOGIT, LLMShape, make_random_llm
 from tests.file_modes import assert_all_have_the_usual_mode
 from token2wav_service.checkpoint.make_voices import make_numbered_voices
 
@@ -48,11 +48,6 @@ def test_an_index_names_every_weight_so_that_no_server_reads_the_speech_head_as_
     with safe_open(tmp_path / "model.safetensors", "pt") as weights:
         assert set(index) == set(weights.keys())
     assert set(index.values()) == {"model.safetensors"}
-
-
-def test_the_official_sizes_are_those_of_the_specification() -> None:
-    assert (OFFICIAL_LLM.hidden, OFFICIAL_LLM.layers, OFFICIAL_LLM.feed_forward) == (896, 24, 4864)
-    assert (OFFICIAL_LLM.heads, OFFICIAL_LLM.key_value_heads) == (14, 2)
 
 
 @pytest.mark.slow

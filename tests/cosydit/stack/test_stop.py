@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -167,25 +168,10 @@ def is_running(pid: int) -> bool:
     return False
 
 
-def guardian_of(pid: int) -> int | None:
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        with suppress(OSError):
-            if b"cosydit.stack.guardian" in Path(f"/proc/{child}/cmdline").read_bytes() and is_running(int(child)):
-                return int(child)
-    return None
-
-
-@pytest.mark.parametrize("ending_s", [SHORT_S, LONG_S])
-def test_the_services_of_a_killed_serve_end_too_and_a_killed_guardian_is_replaced(
-    tmp_path: Path, ending_s: str
-) -> None:
-    with running("serve", tmp_path, ending_s, "speak:") as started:
+def test_the_services_of_a_killed_serve_end_as_at_any_stop(tmp_path: Path) -> None:
+    with running("serve", tmp_path, "0.5", "speak:") as started:
         services = started.services
         assert len(services) == 3 and all(map(is_running, services))
-        killed = guardian_of(started.process.pid)
-        assert killed is not None
-        os.kill(killed, signal.SIGKILL)
-        started.until(lambda: guardian_of(started.process.pid) not in (None, killed))
         started.process.kill()
         started.end()
         started.until(lambda: not any(map(is_running, services)))
@@ -243,3 +229,16 @@ def test_a_gateway_whose_stop_fails_keeps_no_backend_from_being_stopped(tmp_path
     with pytest.raises(KeyboardInterrupt):
         stack.stop()
     assert sorted(stopped) == ["gateway", "llm_service", "token2wav_service"]
+
+
+def test_a_service_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
+    service = ServiceProcess(ServiceSpec("sleeper", ["sleep", "60"], "", tmp_path / "log"))
+    thread = threading.Thread(target=service.start)
+    thread.start()
+    thread.join()
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            service._process.wait(0.5)  # type: ignore[union-attr]
+        assert service.returncode is None
+    finally:
+        service.stop()

@@ -27,7 +27,7 @@ from token2wav_service.errors import (
     Token2WavError,
     VoiceNotCachedError,
 )
-from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
+from token2wav_service.replay.vectors import WAVE_SNR_DB, snr_db
 from token2wav_service.types import StreamOptions, StreamStatus, TokenChunk
 
 

@@ -25,7 +25,7 @@ from tests.token2wav_service.streaming.family_factory import (
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import SourcePhase
 from token2wav_service.models.flow.block_flow import STREAMING, UNMASKED, UNMASKED_ESTIMATOR, BlockMask
-from token2wav_service.replay.report import FLOW_TOLERANCE, INJECTED_TOLERANCE
+from token2wav_service.replay.vectors import FLOW_TOLERANCE, INJECTED_TOLERANCE
 
 PINNED = json.loads((ASSETS / "family_numerics.json").read_text("utf-8"))
 MASKS = {"streaming": STREAMING, "unmasked": UNMASKED, "unmasked_estimator": UNMASKED_ESTIMATOR}

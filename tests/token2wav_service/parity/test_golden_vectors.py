@@ -12,8 +12,8 @@ from safetensors.torch import load, load_file, save_file
 from cosydit.cli.main import main
 from tests import ASSETS
 from token2wav_service.errors import CheckpointError
-from token2wav_service.replay.report import format_rows
 from token2wav_service.replay.run import replay_directory
+from token2wav_service.replay.vectors import format_rows
 
 pytestmark = pytest.mark.slow
 

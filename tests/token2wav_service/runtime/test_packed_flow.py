@@ -19,7 +19,7 @@ from token2wav_service.models.flow import flow_state
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput
 from token2wav_service.models.vocoder.hift import fold_weight_norm
-from token2wav_service.replay.report import FLOW_TOLERANCE
+from token2wav_service.replay.vectors import FLOW_TOLERANCE
 from token2wav_service.runtime.cpu.column_hift import ColumnHiFT
 from token2wav_service.runtime.cpu.packed_flow import PackedFlow, PackedState
 

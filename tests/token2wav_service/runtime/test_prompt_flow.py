@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.token2wav_service.streaming.flow_factory import make_flow, random_speaker, random_tokens
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.models.flow.flow_stream import StreamFlow
-from token2wav_service.replay.report import snr_db
+from token2wav_service.replay.vectors import snr_db
 from token2wav_service.runtime.slots import prompt_flow
 from token2wav_service.runtime.slots.dit_solver import DiTSolver
 from token2wav_service.runtime.slots.prompt_flow import PromptFlow, prompt_buckets

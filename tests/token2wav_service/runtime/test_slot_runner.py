@@ -36,7 +36,7 @@ from token2wav_service.models.noise import NoiseDomain, counter_normal, counter_
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.vocoder.hift import fold_weight_norm
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
-from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
+from token2wav_service.replay.vectors import WAVE_SNR_DB, snr_db
 from token2wav_service.runtime.kernels import ops, vocoder_ops
 from token2wav_service.runtime.slots import slot_vocoder
 from token2wav_service.runtime.slots.bucket_program import BucketProgram

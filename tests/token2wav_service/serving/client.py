@@ -104,9 +104,9 @@ def connected(server: TritonProcess) -> Iterator[StreamClient]:
         client.close(cancel=True)
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> None:
     """Poll until `condition` holds; fail naming `what` if it never does."""
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + wait_s
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen"
         time.sleep(POLL_S)

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.token2wav_service.serving.client import wait_until
 from tests.token2wav_service.serving.fake_llm import FakeLLMServer
 from tests.workers import free_ports, random_checkpoint
 from token2wav_service.serving.assemble import TEMPLATES, assemble
-from token2wav_service.serving.process.server import ServerOptions, TritonProcess, triton_server
+from token2wav_service.serving.process.installation import ServerOptions
+from token2wav_service.serving.process.server import TritonProcess
 
-READY_TIMEOUT_S = 60.0
 EXIT_TIMEOUT_S = 5
 FAKE_ENGINE_MODEL = """
 import triton_python_backend_utils as pb_utils
@@ -37,6 +38,13 @@ class TritonPythonModel:
 """
 
 
+def wait_ready(process: TritonProcess) -> None:
+    """Wait until every model is loaded."""
+    wait_until(lambda: process.is_ready() or process.returncode is not None, "readiness", 60.0)
+    assert process.is_ready(), f"the server ended with status {process.returncode}"
+    process.hide_shared_memory()
+
+
 @pytest.fixture(scope="module")
 def fake_engine_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonProcess]:
     """A real tritonserver that serves token2wav_dit's own configuration and adapter on a fake engine."""
@@ -47,9 +55,11 @@ def fake_engine_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tri
     (model / "1" / "model.py").write_text(FAKE_ENGINE_MODEL)
     http_port, grpc_port, metrics_port = free_ports(3)
     options = ServerOptions(folder / "repository", "127.0.0.1", http_port, grpc_port, metrics_port, EXIT_TIMEOUT_S)
-    env = {"PYTHONPATH": str(ROOT)}
-    with triton_server(options, log_path=folder / "log", ready_timeout_s=READY_TIMEOUT_S, extra_env=env) as process:
-        yield process
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        with TritonProcess(options) as process:
+            wait_ready(process)
+            yield process
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,8 @@ def assembled_server(folder: Path, settings: Mapping[str, str], llm: FakeLLMServ
     options = ServerOptions(folder / "repository", "127.0.0.1", http_port, grpc_port, metrics_port, EXIT_TIMEOUT_S)
     own = {"llm_api_base": llm.url, "triton_grpc_address": options.grpc_address, "num_threads": "1"}
     assemble(options.model_repository, {**settings, **own})
-    with triton_server(options, log_path=folder / "log", ready_timeout_s=READY_TIMEOUT_S) as process:
+    with TritonProcess(options) as process:
+        wait_ready(process)
         yield process
 
 

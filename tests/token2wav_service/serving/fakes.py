@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,12 @@ from token2wav_service.errors import (
     StreamAbortedError,
     StreamNotFoundError,
     Token2WavError,
-    VoiceModelMismatchError,
     VoiceNotCachedError,
 )
 from token2wav_service.types import (
     AudioChunk,
     FloatArray,
+    ServingStats,
     StreamOptions,
     StreamStatus,
     StreamSummary,
@@ -35,7 +36,6 @@ from token2wav_service.types import (
     VoiceFeatures,
     VoicePrompt,
 )
-from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
 
 FINAL = 1
 
@@ -179,26 +179,6 @@ class FakePbUtils:
 
 
 @dataclass
-class FakeStats:
-    open_streams: int = 0
-    voices: int = 0
-    voice_bytes: int = 0
-    state_bytes: int = 0
-    steps: int = 0
-    batch_size_histogram: dict[int, int] = field(default_factory=dict)
-    chunks: int = 0
-    audio_seconds: float = 0.0
-    aborted: int = 0
-    finished: int = 0
-    slots: int = 64
-    queued_chunks: int = 0
-    deadline_misses: int = 0
-    voice_hits: int = 0
-    voice_misses: int = 0
-    voice_evictions: int = 0
-
-
-@dataclass
 class _FakeStream:
     voice_id: str
     options: StreamOptions
@@ -216,12 +196,13 @@ class FakeEngineLoop:
     """
 
     FAILING_TOKEN = 666
-    MODEL_VERSION = "fake-1"
 
     def __init__(self) -> None:
         self.streams: dict[str, _FakeStream] = {}
         self.voices: dict[str, VoiceFeatures] = {}
-        self.counters = FakeStats()
+        self._exported: dict[bytes, VoiceFeatures] = {}
+        self.counters = SimpleNamespace(**dict.fromkeys((each.name for each in fields(ServingStats)), 0))
+        self.counters.batch_size_histogram, self.counters.slots = {}, 64
         self.hold_voices = False
         self.wanted: list[Callable[[], bool]] = []
         self.is_stopped = False
@@ -277,28 +258,20 @@ class FakeEngineLoop:
 
     def export_voice(self, voice_id: str) -> Future[bytes]:
         future: Future[bytes] = Future()
-        features = self.voices.get(voice_id)
-        if features is None:
+        if voice_id in self.voices:
+            file = b"\xff\0" + voice_id.encode()
+            self._exported[file] = self.voices[voice_id]
+            future.set_result(file)
+        else:
             future.set_exception(VoiceNotCachedError(f"no voice {voice_id!r}: register it"))
-            return future
-        tokens = features.prompt_tokens.astype(np.int32)
-        file = VoiceFile(self.MODEL_VERSION, tokens, features.prompt_mel, features.speaker_embedding)
-        future.set_result(encode_voice_file(file))
         return future
 
     def import_voice(self, data: bytes) -> Future[VoiceFeatures]:
         future: Future[VoiceFeatures] = Future()
-        try:
-            file = decode_voice_file(data)
-        except VoiceFormatError as err:
-            future.set_exception(InvalidVoiceFileError(str(err)))
-            return future
-        if file.model_version != self.MODEL_VERSION:
-            future.set_exception(VoiceModelMismatchError(f"made with {file.model_version}: make it again"))
-            return future
-        tokens = file.prompt_tokens.astype(np.int64)
-        features = VoiceFeatures(f"imported-{len(tokens)}", tokens, file.prompt_mel, file.speaker_embedding)
-        future.set_result(self._keep(features))
+        if data in self._exported:
+            future.set_result(self._keep(self._exported[data]))
+        else:
+            future.set_exception(InvalidVoiceFileError("no voice file"))
         return future
 
     def _keep(self, features: VoiceFeatures) -> VoiceFeatures:
@@ -324,8 +297,8 @@ class FakeEngineLoop:
     def abort(self, stream_id: str) -> None:
         self._end(stream_id, StreamStatus.ABORTED)
 
-    def stats(self) -> FakeStats:
-        return self.counters
+    def stats(self) -> ServingStats:
+        return ServingStats(**vars(self.counters))
 
     def status(self) -> ServerStatus:
         return ServerStatus(4, len(self.streams), 0, 2, self.counters.steps, 0.01, 20.0, self.is_stopped)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import queue
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,16 +12,11 @@ import numpy as np
 import pytest
 import soundfile
 import tritonclient.grpc as grpc_client
-import tritonclient.http as http_client
 
 from cosydit.cli.main import main as cosydit
-from tests import ROOT
 from tests.token2wav_service.serving.client import (
-    StreamClient,
-    connected,
     infer_input,
     read_metrics,
-    text,
     token2wav_metric,
     wait_until,
 )
@@ -46,14 +36,14 @@ def fresh_llm(fake_llm: FakeLLMServer) -> None:
     fake_llm.is_failing = False
 
 
-def voice_samples(seconds: float = 1.0) -> Any:
-    time = np.arange(int(16000 * seconds)) / 16000
+def voice_samples() -> Any:
+    time = np.arange(16000) / 16000
     return (0.3 * np.sin(2 * np.pi * 150 * time)).astype(np.float32)
 
 
-def original_inputs(target_text: str = "hello there", samples: Any = None) -> list[Any]:
+def original_inputs(target_text: str = "hello there") -> list[Any]:
     """The tensors that a client of the original runtime sends."""
-    wave = (voice_samples() if samples is None else samples)[None]
+    wave = voice_samples()[None]
     return [
         infer_input("reference_wav", wave),
         infer_input("reference_wav_len", np.array([[wave.shape[1]]], np.int32)),
@@ -104,46 +94,10 @@ def original_client(server: TritonProcess) -> Iterator[OriginalClient]:
         client.close(cancel=True)
 
 
-def test_a_client_of_the_original_gets_chunks_and_the_final_flag(streaming_server: TritonProcess) -> None:
-    with original_client(streaming_server) as client:
-        client.send(original_inputs(), request_id="some-id")
-        chunks = list(client.hear_chunks())
-    assert len(chunks) >= 2
-    assert sum(map(len, chunks)) == SPOKEN_TOKENS * SAMPLES_PER_TOKEN
-    assert np.isfinite(np.concatenate(chunks)).all()
-    wait_until(lambda: token2wav_metric(streaming_server, "open_streams") == 0, "the stream's release")
-
-
 def test_a_request_without_reference_speaks_in_the_default_voice(streaming_server: TritonProcess) -> None:
     with original_client(streaming_server) as client:
         client.send([infer_input("target_text", np.array([[b"hello"]], np.object_))])
         assert sum(map(len, client.hear_chunks())) == SPOKEN_TOKENS * SAMPLES_PER_TOKEN
-
-
-def test_killing_a_client_in_mid_stream_frees_its_state(
-    streaming_server: TritonProcess, fake_llm: FakeLLMServer
-) -> None:
-    fake_llm.hold(5)
-    program = (
-        "import sys, time\nfrom pathlib import Path\n"
-        "from tests.token2wav_service.serving.test_assembled_repository import *\n"
-        "from token2wav_service.serving.process.server import ServerOptions\n"
-        "class Server: options = ServerOptions(Path('.'), '127.0.0.1', 1, int(sys.argv[1]), 2)\n"
-        "client = OriginalClient(Server)\n"
-        "client.send(original_inputs(), parameters={'seed': 5})\n"
-        "next(client.hear_chunks())\nprint('chunk', flush=True)\ntime.sleep(600)"
-    )
-    command = [sys.executable, "-c", program, str(streaming_server.options.grpc_port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "chunk\n"
-            wait_until(lambda: token2wav_metric(streaming_server, "open_streams") == 1, "the stream in the metric")
-            wait_until(lambda: token2wav_metric(streaming_server, "state_bytes") > 0, "its state in the metric")
-        finally:
-            process.kill()
-    wait_until(lambda: token2wav_metric(streaming_server, "open_streams") == 0, "the stream's release")
-    wait_until(lambda: token2wav_metric(streaming_server, "state_bytes") == 0, "the state's release")
 
 
 def test_triton_priority_orders_the_requests_that_wait(
@@ -167,31 +121,6 @@ def pending_requests(server: TritonProcess) -> float:
     return metrics[f'nv_inference_pending_request_count{{model="{DROP_IN_MODEL}",version="1"}}']
 
 
-def silent() -> list[Any]:
-    return original_inputs(samples=np.zeros(16000, np.float32))
-
-
-@pytest.mark.parametrize(
-    ("inputs", "code"),
-    [
-        pytest.param(silent(), "INVALID_PROMPT", id="silent prompt"),
-        pytest.param(original_inputs(samples=voice_samples(0.02)), "INVALID_PROMPT", id="prompt of 20 ms"),
-        pytest.param(original_inputs(samples=voice_samples(30)), "INVALID_PROMPT", id="prompt of 30 s"),
-        pytest.param(original_inputs(""), "INVALID_REQUEST", id="empty text"),
-        pytest.param(original_inputs("a" * 100_001), "INVALID_REQUEST", id="100 kB of text"),
-        pytest.param(
-            [infer_input("target_text", np.array([[b"\xff\xfe"]], np.object_))], "INVALID_REQUEST", id="not UTF-8"
-        ),
-    ],
-)
-def test_bad_input_is_a_typed_error(streaming_server: TritonProcess, inputs: list[Any], code: str) -> None:
-    with original_client(streaming_server) as client:
-        client.send(inputs)
-        with pytest.raises(Exception, match=f"{code}: "):
-            list(client.hear_chunks())
-    wait_until(lambda: token2wav_metric(streaming_server, "open_streams") == 0, "no stream left")
-
-
 def test_an_llm_that_fails_is_a_typed_error(streaming_server: TritonProcess, fake_llm: FakeLLMServer) -> None:
     fake_llm.is_failing = True
     with original_client(streaming_server) as client:
@@ -199,43 +128,6 @@ def test_an_llm_that_fails_is_a_typed_error(streaming_server: TritonProcess, fak
         with pytest.raises(Exception, match="UNAVAILABLE: "):
             list(client.hear_chunks())
     wait_until(lambda: token2wav_metric(streaming_server, "open_streams") == 0, "the stream's release")
-
-
-def test_eight_streams_on_the_real_engine_share_steps(streaming_server: TritonProcess) -> None:
-    def speak(seed: int) -> int:
-        with connected(streaming_server) as client:
-            stream_id = open_real_stream(client)
-            for index, is_last in enumerate((False, False, True)):
-                client.send("push", f"push-{index}", **push_tensors(stream_id, index, is_last))
-            answers = [client.next() for _ in range(4)]
-        return sum(a.tensors["waveform"].size for a in answers if "waveform" in a.tensors)
-
-    with ThreadPoolExecutor(8) as threads:
-        lengths = list(threads.map(speak, range(8)))
-    assert lengths == [(15 + 15 + 18) * SAMPLES_PER_TOKEN] * 8
-    wait_until(lambda: token2wav_metric(streaming_server, "open_streams") == 0, "the streams' release")
-    metrics = read_metrics(streaming_server.options.metrics_address)
-    alone = metrics['cosydit_token2wav_step_batch_size_bucket{le="1"}']
-    assert metrics["cosydit_token2wav_step_batch_size_count"] > alone
-    assert (
-        metrics['cosydit_token2wav_step_batch_size_bucket{le="4"}']
-        == metrics["cosydit_token2wav_step_batch_size_count"]
-    )
-
-
-def open_real_stream(client: StreamClient) -> Any:
-    voice = client.ask("register_voice", reference_wav=voice_samples())[0].tensors["voice_id"]
-    client.send("open", "lease", voice_id=text(voice[0].decode()))
-    return text(client.next().tensors["stream_id"][0].decode())
-
-
-def push_tensors(stream_id: Any, index: int, is_last: bool) -> dict[str, Any]:
-    return {
-        "stream_id": stream_id,
-        "chunk_index": np.array([index], np.int32),
-        "token_ids": np.arange(18, dtype=np.int32),
-        "is_last": np.array([is_last]),
-    }
 
 
 def test_audio_tokenizer_and_speaker_embedding_keep_the_originals_tensors(streaming_server: TritonProcess) -> None:
@@ -248,32 +140,6 @@ def test_audio_tokenizer_and_speaker_embedding_keep_the_originals_tensors(stream
     assert (tokens.dtype, tokens.shape[0]) == (np.int32, 1)
     assert 12 <= tokens.shape[1] <= 13
     assert (embedding.dtype, embedding.shape) == (np.float16, (1, 192))
-
-
-def test_the_running_server_shows_the_assembled_settings(streaming_server: TritonProcess) -> None:
-    def config(model: str) -> Any:
-        url = f"http://{streaming_server.options.http_address}/v2/models/{model}/config"
-        with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
-            return json.load(answer)
-
-    assert config(DROP_IN_MODEL)["instance_group"][0]["count"] == 1
-    assert config("audio_tokenizer")["max_batch_size"] == 4
-    assert config("speaker_embedding")["dynamic_batching"]["max_queue_delay_microseconds"] == 20000
-
-
-def test_decoupled_mode_false_answers_plain_http_with_one_waveform(whole_server: TritonProcess) -> None:
-    client = http_client.InferenceServerClient(whole_server.options.http_address, network_timeout=WAIT_S)
-    inputs = [as_http(tensor) for tensor in (("reference_wav", voice_samples()[None]), ("target_text", b"hello"))]
-    waveform = client.infer(DROP_IN_MODEL, inputs).as_numpy("waveform")
-    client.close()
-    assert waveform.shape == (1, SPOKEN_TOKENS * SAMPLES_PER_TOKEN)
-
-
-def test_decoupled_mode_false_answers_errors_with_a_code(whole_server: TritonProcess) -> None:
-    client = http_client.InferenceServerClient(whole_server.options.http_address, network_timeout=WAIT_S)
-    with pytest.raises(Exception, match="INVALID_REQUEST: the text is empty"):
-        client.infer(DROP_IN_MODEL, [as_http(("target_text", b""))])
-    client.close()
 
 
 def test_the_originals_http_client_gets_its_waveform_or_the_reason_why_not(
@@ -290,11 +156,3 @@ def test_the_originals_http_client_gets_its_waveform_or_the_reason_why_not(
     assert "INVALID_REQUEST: the text is empty" in capsys.readouterr().err
     assert cosydit(["client", "triton-http", "--server-url", streaming_server.options.http_address, *options]) == 1
     assert "decoupled" in capsys.readouterr().err
-
-
-def as_http(tensor: tuple[str, Any]) -> Any:
-    name, value = tensor
-    array = np.array([[value]], np.object_) if isinstance(value, bytes) else value
-    made = http_client.InferInput(name, list(array.shape), "BYTES" if array.dtype == np.object_ else "FP32")
-    made.set_data_from_numpy(array)
-    return made

@@ -12,7 +12,8 @@ import pytest
 from tests.token2wav_service.serving.fakes import FakePbUtils, FakeRequest
 from tests.workers import random_checkpoint
 from token2wav_service.checkpoint.family import open_features
-from token2wav_service.serving.feature_models import AudioTokenizerModel, SpeakerEmbeddingModel
+from token2wav_service.python_backend.inputs import OneByOneModel
+from token2wav_service.serving.feature_models import embed, tokenize
 from token2wav_service.types import FloatArray, IntArray
 
 
@@ -26,6 +27,14 @@ class FakeExtractor:
         return np.full(192, samples.mean(), np.float32)
 
 
+def audio_tokenizer(extractor: Any) -> OneByOneModel:
+    return OneByOneModel(FakePbUtils(), lambda inputs, _: tokenize(extractor, inputs))
+
+
+def speaker_embedding(extractor: Any) -> OneByOneModel:
+    return OneByOneModel(FakePbUtils(), lambda inputs, _: embed(extractor, inputs))
+
+
 def tokenizer_request(rows: list[float], lengths: list[int], width: int = 6400) -> FakeRequest:
     waves = np.repeat(np.array(rows, np.float32)[:, None], width, axis=1)
     return FakeRequest({"reference_wav": waves, "reference_wav_len": np.array(lengths, np.int32)[:, None]})
@@ -33,14 +42,14 @@ def tokenizer_request(rows: list[float], lengths: list[int], width: int = 6400) 
 
 def test_audio_tokenizer_trims_the_padding_and_answers_each_request_of_a_batch() -> None:
     requests = [tokenizer_request([3.0], [6400]), tokenizer_request([7.0], [1280])]
-    first, second = AudioTokenizerModel(FakePbUtils(), FakeExtractor()).execute(requests)
+    first, second = audio_tokenizer(FakeExtractor()).execute(requests)
     assert first.named()["prompt_speech_tokens"].tolist() == [[3] * 10]
     assert second.named()["prompt_speech_tokens"].tolist() == [[7] * 2]
     assert second.named()["prompt_speech_tokens"].dtype == np.int32
 
 
 def test_audio_tokenizer_keeps_the_rows_of_one_request_apart() -> None:
-    (answer,) = AudioTokenizerModel(FakePbUtils(), FakeExtractor()).execute([tokenizer_request([1.0, 2.0], [640, 640])])
+    (answer,) = audio_tokenizer(FakeExtractor()).execute([tokenizer_request([1.0, 2.0], [640, 640])])
     assert answer.named()["prompt_speech_tokens"].tolist() == [[1], [2]]
 
 
@@ -56,7 +65,7 @@ def test_audio_tokenizer_keeps_the_rows_of_one_request_apart() -> None:
     ],
 )
 def test_a_bad_request_is_an_error_and_the_others_are_answered(request_: FakeRequest) -> None:
-    bad, good = AudioTokenizerModel(FakePbUtils(), FakeExtractor()).execute([request_, tokenizer_request([1.0], [640])])
+    bad, good = audio_tokenizer(FakeExtractor()).execute([request_, tokenizer_request([1.0], [640])])
     assert bad.error.message().startswith("INVALID_REQUEST: ")
     assert good.error is None
 
@@ -65,8 +74,8 @@ def test_a_bad_request_is_an_error_and_the_others_are_answered(request_: FakeReq
 def test_a_prompt_that_is_too_short_or_too_long_is_its_callers_fault(samples: int) -> None:
     wave = np.full((1, samples), 0.25, np.float32)
     tokens = FakeRequest({"reference_wav": wave, "reference_wav_len": np.array([[samples]], np.int32)})
-    (answer,) = AudioTokenizerModel(FakePbUtils(), FakeExtractor()).execute([tokens])
-    (embedding,) = SpeakerEmbeddingModel(FakePbUtils(), FakeExtractor()).execute([FakeRequest({"reference_wav": wave})])
+    (answer,) = audio_tokenizer(FakeExtractor()).execute([tokens])
+    (embedding,) = speaker_embedding(FakeExtractor()).execute([FakeRequest({"reference_wav": wave})])
     for each in (answer, embedding):
         assert each.error.message().startswith(f"INVALID_PROMPT: the prompt has {samples} samples at 16000 Hz")
 
@@ -78,22 +87,22 @@ def test_the_shortest_and_the_longest_prompt_give_features(
     extractor = open_features(random_checkpoint(tmp_path_factory) / "token2wav")
     wave = (0.1 * np.random.default_rng(0).standard_normal((1, samples))).astype(np.float32)
     tokens = FakeRequest({"reference_wav": wave, "reference_wav_len": np.array([[samples]], np.int32)})
-    (answer,) = AudioTokenizerModel(FakePbUtils(), extractor).execute([tokens])
+    (answer,) = audio_tokenizer(extractor).execute([tokens])
     assert answer.named()["prompt_speech_tokens"].shape == (1, -(-(samples // 160) // 4))
-    (answer,) = SpeakerEmbeddingModel(FakePbUtils(), extractor).execute([FakeRequest({"reference_wav": wave})])
+    (answer,) = speaker_embedding(extractor).execute([FakeRequest({"reference_wav": wave})])
     assert np.isfinite(answer.named()["prompt_spk_embedding"]).all()
 
 
 def test_a_cancelled_request_is_not_computed() -> None:
     request = tokenizer_request([1.0], [640])
     request.sender.cancelled = True
-    (answer,) = AudioTokenizerModel(FakePbUtils(), FakeExtractor()).execute([request])
+    (answer,) = audio_tokenizer(FakeExtractor()).execute([request])
     assert answer.error.message().startswith("CANCELLED: ")
 
 
 def test_speaker_embedding_is_half_precision() -> None:
     request = FakeRequest({"reference_wav": np.full((2, 800), 0.25, np.float32)})
-    (answer,) = SpeakerEmbeddingModel(FakePbUtils(), FakeExtractor()).execute([request])
+    (answer,) = speaker_embedding(FakeExtractor()).execute([request])
     embedding: Any = answer.named()["prompt_spk_embedding"]
     assert (embedding.dtype, embedding.shape) == (np.float16, (2, 192))
     assert (embedding == np.float16(0.25)).all()

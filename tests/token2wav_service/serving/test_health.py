@@ -14,8 +14,8 @@ import pytest
 from tests.token2wav_service.serving.client import wait_until
 from tests.token2wav_service.serving.conftest import FAKE_ENGINE_MODEL
 from tests.token2wav_service.serving.test_status_and_drain import SERVER_WAIT_S, launched
-from token2wav_service.serving.process.command import ServerOptions
 from token2wav_service.serving.process.health import FAILURES_TO_END, HealthWatch, ask_model, main, model_processes
+from token2wav_service.serving.process.installation import ServerOptions
 from token2wav_service.serving.process.server import TritonProcess
 
 EXIT_TIMEOUT_S = 2

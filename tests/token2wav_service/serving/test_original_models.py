@@ -25,8 +25,9 @@ from token2wav_service.errors import CheckpointError
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.vocoder.hift import fold_weight_norm
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
+from token2wav_service.python_backend.inputs import OneByOneModel
 from token2wav_service.serving import original_models
-from token2wav_service.serving.original_models import TOKEN_OFFSET, MelModel, VocoderModel, WaveModel, WholePass
+from token2wav_service.serving.original_models import TOKEN_OFFSET, WaveStreams, WholePass, vocode
 
 POLICY = SynthesisPolicy(ode_steps=2)
 PROMPT = 2 * BLOCK
@@ -59,8 +60,9 @@ def answer(model: Any, *requests: FakeRequest) -> list[Any]:
 
 def mel_of(policy: SynthesisPolicy) -> list[Any]:
     """A first chunk, the last one, both at once, and the whole utterance."""
+    whole = make_whole(Family.COSYVOICE3, policy)
     return answer(
-        MelModel(FakePbUtils(), make_whole(Family.COSYVOICE3, policy)),
+        OneByOneModel(FakePbUtils(), lambda inputs, _: {"mel": whole.run(inputs, 0)[0].numpy()[None]}),
         request(TOKENS[: BLOCK + 3], 0, token_offset=0, finalize=False),
         request(TOKENS, 0, token_offset=BLOCK, finalize=True),
         request(TOKENS, 0, token_offset=0, finalize=True),
@@ -76,7 +78,8 @@ def test_mel_of_chunks_that_end_blocks_is_that_of_one_pass() -> None:
 
 
 def test_the_vocoder_gives_all_audio_but_that_of_the_last_eight_frames() -> None:
-    vocoder = VocoderModel(FakePbUtils(), CausalStreamVocoder(fold_weight_norm(make_causal_hift()), SynthesisPolicy()))
+    causal = CausalStreamVocoder(fold_weight_norm(make_causal_hift()), SynthesisPolicy())
+    vocoder = OneByOneModel(FakePbUtils(), lambda inputs, _: vocode(causal, inputs))
     mel = np.random.default_rng(2).standard_normal((1, 80, 30)).astype(np.float32)
     requests = [
         FakeRequest({"mel": np.ascontiguousarray(mel[:, :, :end]), "finalize": np.array([[is_last]])})
@@ -89,9 +92,9 @@ def test_the_vocoder_gives_all_audio_but_that_of_the_last_eight_frames() -> None
     assert "got 8 mel frames, expected" in short.error.message()
 
 
-def make_wave_model() -> WaveModel:
+def make_wave_model(whole: WholePass | None = None) -> OneByOneModel:
     vocoder = StreamVocoder(fold_weight_norm(make_hift()), SynthesisPolicy())
-    return WaveModel(FakePbUtils(), make_whole(Family.COSYVOICE2), vocoder)
+    return OneByOneModel(FakePbUtils(), WaveStreams(whole or make_whole(Family.COSYVOICE2), vocoder).speak)
 
 
 def test_a_stream_s_audio_goes_by_its_request_id_and_is_as_long_as_its_tokens() -> None:
@@ -132,8 +135,8 @@ def test_a_request_without_a_voice_is_spoken_in_the_one_of_spk2info(tmp_path: Pa
     mel, tokens, embedding = voice[0].astype(np.float32), voice[1], voice[2].astype(np.float32)
     torch.save({"001": entry(tokens - TOKEN_OFFSET, mel, embedding)}, tmp_path / "spk2info.pt")
     config = Token2WavConfig(Path("unused"), synthesis=POLICY)
-    model = make_wave_model()
-    model._whole = WholePass(make_block_flow(Family.COSYVOICE2), config, original_models.find_default_voice(tmp_path))
+    default = original_models.find_default_voice(tmp_path)
+    model = make_wave_model(WholePass(make_block_flow(Family.COSYVOICE2), config, default))
     with_voice, without = answer(model, request(TOKENS, TOKEN_OFFSET), whole)
     np.testing.assert_allclose(with_voice, without, atol=1e-5)
 

@@ -17,15 +17,17 @@ from typing import IO
 import pytest
 
 from tests.token2wav_service.serving.client import wait_until
+from tests.token2wav_service.serving.conftest import wait_ready
 from tests.workers import free_ports
 from token2wav_service.serving.__main__ import main
 from token2wav_service.serving.process import installation as installation_module
-from token2wav_service.serving.process.command import ServerOptions, server_command
 from token2wav_service.serving.process.installation import (
+    ServerOptions,
     TritonNotFoundError,
     find_installation,
     find_shared_libpython,
     lay_out_backends,
+    server_command,
     server_environment,
 )
 from token2wav_service.serving.process.server import (
@@ -121,12 +123,11 @@ def test_too_little_shared_memory_is_refused_with_what_is_needed(
 
 
 @pytest.mark.servers
-def test_a_model_that_does_not_load_is_a_start_error_with_the_log(tmp_path: Path) -> None:
-    process = TritonProcess(options(broken_repository(tmp_path / "repo")), log_path=tmp_path / "log")
-    with process, pytest.raises(TritonStartError, match="exited with status"):
-        process.wait_ready(WAIT_S)
+def test_a_server_whose_model_does_not_load_ends_with_its_log(tmp_path: Path) -> None:
+    given = options(broken_repository(tmp_path / "repo"))
+    with (tmp_path / "log").open("wb") as log, start_foreground(given, log) as process:
+        assert process.wait(WAIT_S) == 1
     assert "no such luck" in (tmp_path / "log").read_text()
-    assert process.returncode is not None
 
 
 SLOW_TO_END = """
@@ -149,10 +150,10 @@ def test_a_server_that_has_answered_everything_is_not_waited_for(
 ) -> None:
     repository = broken_repository(tmp_path / "repo")
     (repository / "broken" / "1" / "model.py").write_text(SLOW_TO_END)
-    with TritonProcess(options(repository), log_path=tmp_path / "log") as process:
-        process.wait_ready(WAIT_S)
+    with TritonProcess(options(repository)) as process:
+        wait_ready(process)
     assert process.returncode == -signal.SIGKILL
-    assert "did not stop" not in caplog.text + (tmp_path / "log").read_text()
+    assert "did not stop" not in caplog.text
 
 
 @pytest.mark.servers
@@ -160,10 +161,10 @@ def test_shared_memory_is_private_and_a_killed_servers_leftovers_are_swept(tmp_p
     repository = broken_repository(tmp_path / "repo")
     model = repository / "broken" / "1" / "model.py"
     model.write_text("class TritonPythonModel:\n    def execute(self, requests):\n        return []\n")
-    process = TritonProcess(options(repository), log_path=tmp_path / "log")
+    process = TritonProcess(options(repository))
     process.start()
     try:
-        process.wait_ready(WAIT_S)
+        wait_ready(process)
         regions = list(Path("/dev/shm").glob(f"{process.shm_prefix}*"))
         assert regions and {stat.S_IMODE(each.stat().st_mode) for each in regions} == {0o600}
         sweep_leftovers()
@@ -222,7 +223,6 @@ def test_the_command_line_assembles_the_repository_that_its_settings_describe(
 
 
 def start_foreground(given: ServerOptions, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    given.model_repository.mkdir()
     command = [sys.executable, "-m", "token2wav_service.serving", "--model-repository", str(given.model_repository)]
     command += ["--http-port", str(given.http_port), "--grpc-port", str(given.grpc_port)]
     command += ["--metrics-port", str(given.metrics_port)]
@@ -233,10 +233,11 @@ def start_foreground(given: ServerOptions, log: IO[bytes]) -> subprocess.Popen[b
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -9)])
 def test_the_server_ends_with_its_foreground_command(tmp_path: Path, number: int, status: int) -> None:
     given = options(tmp_path / "repo")
-    probe = TritonProcess(given, log_path=tmp_path / "log")
+    given.model_repository.mkdir()
+    probe = TritonProcess(given)
     with (tmp_path / "log").open("wb") as log, start_foreground(given, log) as process:
         try:
-            probe.wait_ready(WAIT_S)
+            wait_ready(probe)
             process.send_signal(number)
             assert process.wait(WAIT_S) == status
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import shutil
 import signal
@@ -29,9 +30,9 @@ from tests.workers import free_ports
 from token2wav_service.contract import ErrorCode, ServerStatus, decode_error
 from token2wav_service.python_backend.server_process import DRAIN_FLAG_VARIABLE, read_drain_flag
 from token2wav_service.serving.assemble import TEMPLATES
-from token2wav_service.serving.process import drain as drain_module
-from token2wav_service.serving.process.command import ServerOptions
-from token2wav_service.serving.process.drain import drain, open_streams
+from token2wav_service.serving.process import health
+from token2wav_service.serving.process.health import drain, open_streams
+from token2wav_service.serving.process.installation import ServerOptions
 from token2wav_service.serving.process.server import TritonProcess
 from token2wav_service.serving.token2wav_model import Token2WavModel
 
@@ -156,12 +157,12 @@ TIMEOUT_S = 0.2
 
 @dataclass
 class FakeServer:
-    """Answers each reading of its metrics as scripted, the last one for good; None: too late."""
+    """Answers each question for its status as scripted, the last one for good; None: too late."""
 
     script: list[tuple[int, str] | None]
     reads: int = 0
     returncode: int | None = None
-    options: ServerOptions = field(default_factory=lambda: ServerOptions(Path("unused"), metrics_port=1))
+    options: ServerOptions = field(default_factory=lambda: ServerOptions(Path("unused"), http_port=1))
 
     def raise_drain_flag(self) -> None:
         pass
@@ -172,13 +173,13 @@ class FakeServer:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
-    monkeypatch.setattr(drain_module, "_PROBE_TIMEOUT_S", TIMEOUT_S)
-    monkeypatch.setattr(drain_module, "SETTLE_S", 0.0)
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    monkeypatch.setattr(health, "_PROBE_TIMEOUT_S", TIMEOUT_S)
+    (tmp_path / "token2wav_dit").mkdir()
     fake = FakeServer([OPEN])
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def do_POST(self) -> None:
             answer = fake.answer()
             if answer is None:
                 time.sleep(2 * TIMEOUT_S)
@@ -193,14 +194,16 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
         thread = threading.Thread(target=listening.serve_forever)
         thread.start()
-        fake.options = ServerOptions(Path("unused"), metrics_port=listening.server_port)
+        fake.options = ServerOptions(tmp_path, http_port=listening.server_port)
         yield fake
         listening.shutdown()
         thread.join()
 
 
-OPEN = (200, "cosydit_token2wav_open_streams 5\n")
-NONE_OPEN = (200, "cosydit_token2wav_open_streams 0\n")
+OPEN, NONE_OPEN = (
+    (200, json.dumps({"status": ServerStatus(4, streams, 0, 2, 0, 0.01, 20.0, is_draining=True).to_json()}))
+    for streams in (5, 0)
+)
 
 
 def _drain(server: Any, timeout_s: float = 20.0) -> bool:
@@ -208,7 +211,7 @@ def _drain(server: Any, timeout_s: float = 20.0) -> bool:
 
 
 @pytest.mark.parametrize(
-    "unknown", [pytest.param(None, id="too late"), pytest.param((503, "busy"), id="an error instead")]
+    "unknown", [pytest.param(None, id="too late"), pytest.param((503, '{"error": "busy"}'), id="an error instead")]
 )
 def test_a_reading_that_fails_does_not_count_as_no_streams(server: FakeServer, unknown: tuple[int, str] | None) -> None:
     server.script = [OPEN, unknown, OPEN, NONE_OPEN]
@@ -228,8 +231,7 @@ def test_a_server_that_has_exited_is_not_waited_for(server: FakeServer) -> None:
     assert server.reads == 0
 
 
-def test_where_nobody_listens_no_stream_is_open(server: FakeServer) -> None:
+def test_where_nobody_listens_no_stream_is_open() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    server.options = ServerOptions(Path("unused"), metrics_port=port)
-    assert open_streams(server) == 0  # type: ignore[arg-type]
+    assert open_streams(f"127.0.0.1:{port}") == 0

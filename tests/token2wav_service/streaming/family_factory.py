@@ -9,8 +9,7 @@ from torch import Tensor
 
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.loader import build_flow
-from token2wav_service.checkpoint.make_random import SMALL_SIZES
-from token2wav_service.checkpoint.make_weights import random_flow_state, random_hift_state
+from token2wav_service.checkpoint.make_random import SMALL_SIZES, random_flow_state, random_hift_state
 from token2wav_service.models.config import CosyVoice2FlowConfig, CosyVoice3FlowConfig
 from token2wav_service.models.flow.block_flow import BlockFlow
 from token2wav_service.models.flow.block_stream import BlockState, BlockStreamFlow

@@ -16,7 +16,7 @@ from tests.token2wav_service.streaming.flow_factory import (
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput
-from token2wav_service.replay.report import FLOW_TOLERANCE
+from token2wav_service.replay.vectors import FLOW_TOLERANCE
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from token2wav_service.models.flow.block_flow import STREAMING, UNMASKED, BlockM
 from token2wav_service.models.flow.block_stream import PROMPT_SEED, BlockState, BlockStreamFlow, BlockVoice
 from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.models.streaming import FlowInput
-from token2wav_service.replay.report import FLOW_TOLERANCE
+from token2wav_service.replay.vectors import FLOW_TOLERANCE
 
 STEPS = 3
 POLICY = SynthesisPolicy(ode_steps=STEPS)

@@ -17,7 +17,7 @@ from token2wav_service.config import Crossfade, HistoryPolicy, SourcePhase, Synt
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput, VocoderInput
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder, crossfade_window, is_ready
-from token2wav_service.replay.report import snr_db
+from token2wav_service.replay.vectors import snr_db
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from token2wav_service.models.flow.flow import FlowPlans
 from token2wav_service.models.flow.flow_state import FlowState, Labels, collate, prompt_and_tail
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal
-from token2wav_service.replay.report import FLOW_TOLERANCE
+from token2wav_service.replay.vectors import FLOW_TOLERANCE
 
 PROMPT_TOKENS = 20
 SCHEDULES = {"equal": [15] * 50, "exponential": [15, 25, 50, 100], "time_based": [15, 15, 45, 30, 60, 15]}

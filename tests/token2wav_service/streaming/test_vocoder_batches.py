@@ -17,7 +17,7 @@ from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderState, total_frames
-from token2wav_service.replay.report import DECODE_TOLERANCE, F0_TOLERANCE_HZ, WAVE_SNR_DB, snr_db
+from token2wav_service.replay.vectors import DECODE_TOLERANCE, F0_TOLERANCE_HZ, WAVE_SNR_DB, snr_db
 from token2wav_service.runtime.torch_runner import ModelRunner
 
 FRAME = 480

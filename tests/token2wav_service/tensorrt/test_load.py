@@ -27,7 +27,7 @@ from token2wav_service.models.flow.block_flow import BlockFlow
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
-from token2wav_service.replay.report import snr_db
+from token2wav_service.replay.vectors import snr_db
 from token2wav_service.runtime.slots.pool import PoolSizes
 from token2wav_service.runtime.slots.step_shapes import StepShapes
 from token2wav_service.runtime.tensorrt import load

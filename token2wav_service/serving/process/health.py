@@ -1,7 +1,8 @@
-"""Tells whether a tritonserver can still work: asks its token2wav model, and counts its model processes.
+"""Tells whether a tritonserver can still work, and lets its streams end: asks its token2wav model for its status.
 
 Triton itself does not tell. After a model process was killed, its health, its readiness and the model's readiness stay
-good, and the process never comes back (seen with 2.51).
+good, and the process never comes back (seen with 2.51). Nor does it let streams end: from its SIGTERM on it refuses
+every request, also a stream's next chunk; `--exit-timeout-secs` only waits for the chunks under way.
 
 Run as a program it asks the model once, for the health checks of containers: exit status 0 if the model answers.
 """
@@ -14,12 +15,16 @@ import json
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from token2wav_service.contract import TOKEN2WAV_MODEL, Operation
-from token2wav_service.serving.process.command import DEFAULT_HTTP_PORT, ServerOptions
+from token2wav_service.contract import TOKEN2WAV_MODEL, Operation, ServerStatus
+from token2wav_service.serving.process.installation import DEFAULT_HTTP_PORT
+
+if TYPE_CHECKING:
+    from token2wav_service.serving.process.server import TritonProcess
 
 logger = logging.getLogger(__name__)
 
@@ -28,23 +33,11 @@ FAILURES_TO_END = 3
 """Number of failed looks in a row after which the server is ended."""
 ANSWER_TIMEOUT_S = 10.0
 """Seconds for the model's status, which costs it next to nothing; more than a machine under full load needs."""
+DRAIN_INTERVAL_S = 0.2
+_PROBE_TIMEOUT_S = 2.0
 _PROC = Path("/proc")
 _STUB_NAME = "triton_python_backend_stub"
 _SHOWN_CHARACTERS = 200
-
-
-class WatchedServer(Protocol):
-    """What is needed of `TritonProcess`."""
-
-    options: ServerOptions
-
-    @property
-    def pid(self) -> int | None: ...
-
-    @property
-    def returncode(self) -> int | None: ...
-
-    def is_ready(self) -> bool: ...
 
 
 def ask_model(address: str, timeout_s: float = ANSWER_TIMEOUT_S) -> str | None:
@@ -57,17 +50,55 @@ def ask_model(address: str, timeout_s: float = ANSWER_TIMEOUT_S) -> str | None:
     Returns:
         None if it answered, else what is wrong.
     """
+    try:
+        status, text = _ask(address, timeout_s)
+    except (OSError, http.client.HTTPException) as error:
+        return f"{TOKEN2WAV_MODEL} does not answer ({error!r})"
+    return None if status == http.client.OK else f"{TOKEN2WAV_MODEL} answers {text[:_SHOWN_CHARACTERS]}"
+
+
+def open_streams(address: str) -> int | None:
+    """Return how many streams token2wav_dit has open; 0 if nobody listens, None if it did not answer in time."""
+    try:
+        _, text = _ask(address, _PROBE_TIMEOUT_S)
+        return ServerStatus.from_json(json.loads(text)["status"]).open_streams
+    except ConnectionRefusedError:
+        return 0
+    except (OSError, http.client.HTTPException, ValueError, KeyError):
+        return None
+
+
+def drain(process: TritonProcess, timeout_s: float, hurry: threading.Event) -> bool:
+    """Refuse new streams and wait for the open ones, `timeout_s` at most and until `hurry` is set.
+
+    Returns:
+        Whether none is left; True as well for a server that has no such model or has exited. A server that is too
+        busy to say is asked again.
+    """
+    process.raise_drain_flag()
+    ends_s = time.monotonic() + timeout_s
+    has_model = _has_model(process)
+    while has_model and process.returncode is None and open_streams(process.options.http_address) != 0:
+        if hurry.is_set() or time.monotonic() >= ends_s:
+            return False
+        hurry.wait(DRAIN_INTERVAL_S)
+    return True
+
+
+def _has_model(server: TritonProcess) -> bool:
+    return (server.options.model_repository / TOKEN2WAV_MODEL).is_dir()
+
+
+def _ask(address: str, timeout_s: float) -> tuple[int, str]:
+    """Return the HTTP status and the body of the answer to a question for the model's status."""
     connection = http.client.HTTPConnection(address, timeout=timeout_s)
     try:
         body = json.dumps({"operation": Operation.STATUS.value})
         connection.request("POST", f"/v2/models/{TOKEN2WAV_MODEL}/generate", body)
         answer = connection.getresponse()
-        text = answer.read().decode(errors="replace")
-    except (OSError, http.client.HTTPException) as error:
-        return f"{TOKEN2WAV_MODEL} does not answer ({error!r})"
+        return answer.status, answer.read().decode(errors="replace")
     finally:
         connection.close()
-    return None if answer.status == http.client.OK else f"{TOKEN2WAV_MODEL} answers {text[:_SHOWN_CHARACTERS]}"
 
 
 def model_processes(server_pid: int) -> set[int]:
@@ -80,7 +111,7 @@ class HealthWatch:
 
     def __init__(
         self,
-        server: WatchedServer,
+        server: TritonProcess,
         ask: Callable[[str], str | None] = ask_model,
         processes: Callable[[int], set[int]] = model_processes,
     ) -> None:
@@ -94,7 +125,7 @@ class HealthWatch:
         self._server = server
         self._ask = ask
         self._processes = processes
-        self._has_model = (server.options.model_repository / TOKEN2WAV_MODEL).is_dir()
+        self._has_model = _has_model(server)
         self._known: set[int] | None = None
         self._failures = 0
 

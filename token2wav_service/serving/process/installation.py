@@ -1,7 +1,7 @@
-"""Finds a tritonserver on this machine and lays out what its python backend needs.
+"""Finds a tritonserver on this machine, lays out what its python backend needs, and writes its command line.
 
 Two kinds are known: the binary inside the `nvidia-pytriton` wheel (runs anywhere, GPU or not) and a complete
-installation such as the NGC image (`tritonserver` on PATH). Knows nothing of our models or ports.
+installation such as the NGC image (`tritonserver` on PATH). Knows nothing of our models.
 """
 
 from __future__ import annotations
@@ -18,6 +18,20 @@ from pathlib import Path
 
 from servicekit.extras import install_command
 
+DEFAULT_HTTP_PORT = 18000
+DEFAULT_GRPC_PORT = 8001
+DEFAULT_METRICS_PORT = 8002
+
+MIB = 1024 * 1024
+SHM_REGION_BYTES = MIB
+"""First size of a model process's shared memory, and its growth step: the least the python backend takes."""
+DEFAULT_DRAIN_TIMEOUT_S = 20.0
+"""Seconds for open streams before the server is told to stop."""
+DEFAULT_EXIT_TIMEOUT_S = 10
+_STUB_TIMEOUT_S = 120
+_KEEPALIVE_TIME_MS = 30_000
+"""Milliseconds of silence after which a client is pinged: a vanished host must not hold a stream."""
+_KEEPALIVE_TIMEOUT_MS = 10_000
 SUPPORTED_PYTHONS = ("3.10", "3.11", "3.12")
 _COMMAND_TIMEOUT_S = 10.0
 _STUB_NAME = "triton_python_backend_stub"
@@ -41,6 +55,33 @@ class TritonInstallation:
     """The python backend's stub for `python_version`; None with `python_backend` None."""
     python_version: str
     """Version of the interpreter that runs the models, such as 3.11."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where the server finds its models and where it listens."""
+
+    model_repository: Path
+    host: str = "127.0.0.1"
+    http_port: int = DEFAULT_HTTP_PORT
+    grpc_port: int = DEFAULT_GRPC_PORT
+    metrics_port: int = DEFAULT_METRICS_PORT
+    exit_timeout_s: int = DEFAULT_EXIT_TIMEOUT_S
+    """Seconds that a stopping server waits for requests under way."""
+    otlp_endpoint: str | None = None
+    """Base URL of an OTLP/HTTP receiver, for Triton's own spans of requests that come with a traceparent."""
+
+    @property
+    def http_address(self) -> str:
+        return f"{self.host}:{self.http_port}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"{self.host}:{self.grpc_port}"
+
+    @property
+    def metrics_address(self) -> str:
+        return f"{self.host}:{self.metrics_port}"
 
 
 def find_installation() -> TritonInstallation:
@@ -76,6 +117,56 @@ def lay_out_backends(installation: TritonInstallation, directory: Path) -> Path 
             _link(source, backend / source.name)
     _link(installation.stub, backend / _STUB_NAME)
     return backend.parent
+
+
+def server_command(
+    installation: TritonInstallation, options: ServerOptions, backends: Path | None, shm_prefix: str
+) -> list[str]:
+    """Return the argument list that starts the server in the foreground.
+
+    Args:
+        backends: folder from `lay_out_backends`, None for the server's own.
+        shm_prefix: names this server's shared-memory regions, so that they can be told from others'.
+    """
+    command = [
+        str(installation.binary),
+        f"--model-repository={options.model_repository}",
+        "--model-control-mode=none",
+        "--exit-on-error=true",
+        "--disable-auto-complete-config",
+        f"--exit-timeout-secs={options.exit_timeout_s}",
+        "--log-verbose=0",
+        f"--http-address={options.host}",
+        f"--http-port={options.http_port}",
+        f"--grpc-address={options.host}",
+        f"--grpc-port={options.grpc_port}",
+        f"--grpc-keepalive-time={_KEEPALIVE_TIME_MS}",
+        f"--grpc-keepalive-timeout={_KEEPALIVE_TIMEOUT_MS}",
+        f"--metrics-address={options.host}",
+        f"--metrics-port={options.metrics_port}",
+        f"--allow-gpu-metrics={str(has_gpu()).lower()}",
+        f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+        f"--backend-config=python,shm-default-byte-size={SHM_REGION_BYTES}",
+        f"--backend-config=python,shm-growth-byte-size={SHM_REGION_BYTES}",
+        f"--backend-config=python,stub-timeout-seconds={_STUB_TIMEOUT_S}",
+    ]
+    command += _trace_options(options.otlp_endpoint)
+    return command if backends is None else [*command, f"--backend-directory={backends}"]
+
+
+def _trace_options(otlp_endpoint: str | None) -> list[str]:
+    """Have requests traced whose callers ask for it, and no others (rate 0)."""
+    if otlp_endpoint is None:
+        return []
+    settings = (
+        "mode=opentelemetry",
+        f"opentelemetry,url={otlp_endpoint.rstrip('/')}/v1/traces",
+        "opentelemetry,resource=service.name=triton",
+        "rate=0",
+        "count=-1",
+        "level=TIMESTAMPS",
+    )
+    return [f"--trace-config={setting}" for setting in settings]
 
 
 def server_environment(installation: TritonInstallation) -> dict[str, str]:

@@ -6,7 +6,6 @@ Knows processes, readiness and shared memory; knows nothing of what the models d
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import http.client
 import logging
@@ -17,30 +16,22 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from servicekit.clock import Clock, SystemClock
+from servicekit.process import ended_with_parent
 from token2wav_service.python_backend.server_process import DRAIN_FLAG_VARIABLE, END_FLAG
 from token2wav_service.serving.assemble import count_instances
-from token2wav_service.serving.process.command import MIB, SHM_REGION_BYTES, ServerOptions, server_command
 from token2wav_service.serving.process.installation import (
-    TritonInstallation,
+    MIB,
+    SHM_REGION_BYTES,
+    ServerOptions,
     find_installation,
     lay_out_backends,
+    server_command,
     server_environment,
 )
-
-__all__ = [
-    "ServerOptions",
-    "TritonProcess",
-    "TritonStartError",
-    "check_shared_memory",
-    "free_ports",
-    "sweep_leftovers",
-    "triton_server",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -55,48 +46,27 @@ says."""
 _STOP_MARGIN_S = 5.0
 """Seconds beyond the server's own exit timeout after which it is killed."""
 _DRAIN_FLAG = "draining"
-_PR_SET_PDEATHSIG = 1
-"""Option of prctl, from linux/prctl.h."""
-_POLL_INTERVAL_S = 0.1
 _STOP_POLL_INTERVAL_S = 0.02
 _PROBE_TIMEOUT_S = 2.0
-_LOG_TAIL_LINES = 25
 
 
 class TritonStartError(Exception):
-    """The server did not become ready; the message ends with its last log lines."""
+    """The server can't be started here."""
 
 
 class TritonProcess:
-    """One tritonserver and its model processes.
+    """One tritonserver and its model processes; a context manager that starts and stops it."""
 
-    `start`, `wait_ready` and `stop` in this order; also a context manager that does all three's start and stop.
-    """
-
-    def __init__(
-        self,
-        options: ServerOptions,
-        *,
-        log_path: Path | None = None,
-        installation: TritonInstallation | None = None,
-        extra_env: Mapping[str, str] | None = None,
-        clock: Clock | None = None,
-        ends_with_caller: bool = False,
-    ) -> None:
+    def __init__(self, options: ServerOptions, *, ends_with_caller: bool = False) -> None:
         """Prepare; nothing runs yet.
 
         Args:
-            log_path: the server's output goes here; None lets it flow to our own stdout and stderr.
-            installation: None searches for one.
-            extra_env: added to the environment of the server and its models.
+            options: where it finds its models and listens.
             ends_with_caller: the server stops when the thread that calls `start` is gone, even if it was killed.
         """
         self.options = options
-        self.log_path = log_path
-        self._installation = installation or find_installation()
-        self._extra_env = dict(extra_env or {})
-        self._clock = clock or SystemClock()
-        self._preexec = _stop_with_parent if ends_with_caller else None
+        self._installation = find_installation()
+        self._ends_with_caller = ends_with_caller
         self._process: subprocess.Popen[bytes] | None = None
         self._work_dir: Path | None = None
         self.shm_prefix = ""
@@ -128,30 +98,13 @@ class TritonProcess:
         self.shm_prefix = self._work_dir.name
         backends = lay_out_backends(self._installation, self._work_dir)
         command = server_command(self._installation, self.options, backends, self.shm_prefix)
-        env = server_environment(self._installation) | self._extra_env
-        env |= {DRAIN_FLAG_VARIABLE: str(self._work_dir / _DRAIN_FLAG)}
+        env = server_environment(self._installation) | {DRAIN_FLAG_VARIABLE: str(self._work_dir / _DRAIN_FLAG)}
         logger.info("starting tritonserver: %s", " ".join(command))
         try:
             self._process = self._spawn(command, env)
         except OSError:
             self._clean_up()
             raise
-
-    def wait_ready(self, timeout_s: float) -> None:
-        """Return when every model is loaded.
-
-        Raises:
-            TritonStartError: the server exited or took longer than `timeout_s`.
-        """
-        deadline = self._clock.now() + timeout_s
-        while not self.is_ready():
-            self.hide_shared_memory()
-            if self.returncode is not None:
-                raise TritonStartError(f"tritonserver exited with status {self.returncode}{self._log_tail()}")
-            if self._clock.now() >= deadline:
-                raise TritonStartError(f"tritonserver is not ready after {timeout_s:.0f} s{self._log_tail()}")
-            time.sleep(_POLL_INTERVAL_S)
-        self.hide_shared_memory()
 
     def hide_shared_memory(self) -> None:
         """Make the shared memory of the server's models readable by their user alone; to be called again and again."""
@@ -165,9 +118,7 @@ class TritonProcess:
         try:
             connection.request("GET", "/v2/health/ready")
             return connection.getresponse().status == http.client.OK
-        except OSError:
-            return False
-        except http.client.HTTPException:
+        except (OSError, http.client.HTTPException):
             return False
         finally:
             connection.close()
@@ -186,10 +137,10 @@ class TritonProcess:
         if self._process is None:
             return
         timeout_s = self.options.exit_timeout_s + _STOP_MARGIN_S
-        deadline = self._clock.now() + timeout_s
+        deadline = time.monotonic() + timeout_s
         self._process.send_signal(signal.SIGTERM)
         while self._process.poll() is None and not self._has_answered_all():
-            if self._clock.now() >= deadline:
+            if time.monotonic() >= deadline:
                 logger.warning("tritonserver did not stop within %.0f s; killing it", timeout_s)
                 break
             time.sleep(_STOP_POLL_INTERVAL_S)
@@ -213,21 +164,13 @@ class TritonProcess:
         self.stop()
 
     def _spawn(self, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        with contextlib.ExitStack() as stack:
-            log = None
-            if self.log_path is not None:
-                self.log_path.parent.mkdir(parents=True, exist_ok=True)
-                log = stack.enter_context(self.log_path.open("ab"))
-            return subprocess.Popen(
-                command,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=() if self._lock is None else (self._lock,),
-                preexec_fn=self._preexec,
-            )
+        return subprocess.Popen(
+            ended_with_parent(command) if self._ends_with_caller else command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=() if self._lock is None else (self._lock,),
+        )
 
     def _kill_session(self) -> None:
         if self._process is not None:
@@ -240,27 +183,6 @@ class TritonProcess:
             self._lock = None
         if self._work_dir is not None:
             _remove(self._work_dir)
-
-    def _log_tail(self) -> str:
-        if self.log_path is None or not self.log_path.exists():
-            return ""
-        lines = self.log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-        return f"; the end of {self.log_path}:\n" + "\n".join(lines)
-
-
-@contextlib.contextmanager
-def triton_server(
-    options: ServerOptions, *, log_path: Path, ready_timeout_s: float, extra_env: Mapping[str, str] | None = None
-) -> Iterator[TritonProcess]:
-    """Run a server for the length of a `with` block; it is ready on entry.
-
-    Raises:
-        TritonStartError: it did not become ready within `ready_timeout_s`.
-        TritonNotFoundError: there is no server to run.
-    """
-    with TritonProcess(options, log_path=log_path, extra_env=extra_env) as process:
-        process.wait_ready(ready_timeout_s)
-        yield process
 
 
 def sweep_leftovers() -> list[str]:
@@ -319,8 +241,3 @@ def free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [int(each.getsockname()[1]) for each in sockets]
-
-
-def _stop_with_parent() -> None:
-    """Runs in the child before it becomes the server: have Linux send SIGTERM when the parent is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
