@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.tests.web.conftest import Visit, visited
 from tests.gateway.fakes import FakeLLM, speech_deltas
-from tests.gateway.web.conftest import Visit, visited
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 
