@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
-from cosydit.bench.types import DEFAULT_SPLIT, BenchmarkError, InputRow, SpeechInput, count, zero_or_more
+from cosydit.bench.types import DEFAULT_SPLIT, BenchmarkError, InputRow, SpeechInput, count, pair, zero_or_more
 from servicekit.gpu_host import DEVICE_VARIABLE, DEVICES, default_device
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--token2wav-batch-size", type=count, help=f"utterances in token2wav at once ({_BY_MEMORY})")
     setting = "setting of token2wav's engine, e.g. device=cuda; may be repeated"
-    add("--token2wav-set", type=_pair, action="append", default=[], metavar="NAME=VALUE", help=setting)
+    add("--token2wav-set", type=pair, action="append", default=[], metavar="NAME=VALUE", help=setting)
     chunk = "tokens (25 Hz) of the pieces of longer utterances (default: 500 on a CPU; 100 on a GPU and in a service)"
     add("--chunk-tokens", type=count, help=chunk)
     add = parser.add_argument_group("output").add_argument
@@ -104,7 +104,7 @@ def _add_llm_options(group: argparse._ArgumentGroup) -> None:
     share = "share of free memory for keys and values of a service started here (default: the service's)"
     add("--kv-cache-free-gpu-memory-fraction", type=float, help=share)
     setting = "setting of an LLM service started here; may be repeated"
-    add("--llm-set", type=_pair, action="append", default=[], metavar="NAME=VALUE", help=setting)
+    add("--llm-set", type=pair, action="append", default=[], metavar="NAME=VALUE", help=setting)
     most = "most speech tokens of one answer, 25 a second (default %(default)s)"
     add("--llm-max-speech-tokens", type=count, default=2048, help=most)
     add("--temperature", type=float, default=0.8, help="sampling temperature (default %(default)s)")
@@ -312,13 +312,6 @@ def _base_url(text: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected something like http://127.0.0.1:8000")
     return f"{parts.scheme}://{parts.netloc}"
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"got setting {text!r}, expected NAME=VALUE")
-    return name, value
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cosydit.certify.recognition import heldout_sentences
+from benchmarks.lib.word_errors import heldout_sentences
 from lab.train.teachers.choices import TEACHERS, Teachers
 from lab.train.text.generated import generated_sentence, varied_sentence
 from lab.train.text.make_heldout import (

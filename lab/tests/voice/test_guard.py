@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cosydit.certify.recognition import WordErrors
+from benchmarks.lib.word_errors import WordErrors
 from gateway.text import load_text_front_end
 from lab.ears.moonshine import END_ID
 from lab.ears.study import Heard
