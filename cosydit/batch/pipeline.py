@@ -15,16 +15,16 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cosydit.batch.ledger import Ledger
 from cosydit.batch.types import (
     BatchPlan,
     BatchReport,
     BatchVoice,
+    Complete,
     Failure,
-    Token2WavStage,
     TokenisedUtterance,
-    WholeAnswerLM,
 )
 from cosydit.bench.types import BenchmarkError, SpeechInput
 from gateway.core import FloatArray, Utterance
@@ -32,6 +32,9 @@ from servicekit.clock import Clock
 from servicekit.tasks import stop
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.features.audio import load_prompt_audio
+
+if TYPE_CHECKING:
+    from cosydit.batch.services import EngineStage
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +49,7 @@ OnRow = Callable[[BatchReport], None]
 class BatchPipeline:
     """One batch on its way."""
 
-    def __init__(
-        self, llm: WholeAnswerLM, token2wav: Token2WavStage, ledger: Ledger, plan: BatchPlan, clock: Clock
-    ) -> None:
+    def __init__(self, llm: Complete, token2wav: EngineStage, ledger: Ledger, plan: BatchPlan, clock: Clock) -> None:
         """Keep the parts; their owner opens and closes them."""
         self._llm = llm
         self._token2wav = token2wav
@@ -142,7 +143,7 @@ class BatchPipeline:
             stage = "llm"
             utterance = Utterance(row.text, row.prompt_text or "", voice.prompt_tokens if row.prompt_text else ())
             with self._timed(stage) as (began_s, took_s):
-                answer = await self._llm.complete(utterance, self._plan.sampling, seed)
+                answer = await self._llm(utterance, self._plan.sampling, seed)
             if not answer.token_ids:
                 raise BenchmarkError("the LLM ended without a single speech token; try another text, --seed or prompt")
         except Exception as error:  # the row's failure, whatever it was
