@@ -10,6 +10,7 @@ import pytest
 from cosydit.certify.certificate import CERTIFICATE_FILE, PAGE_FILE, CheckpointCertificate
 from cosydit.certify.check import Findings, Result
 from cosydit.cli.main import main
+from tests.workers import random_checkpoint
 
 
 def certificate_of(*found: Findings) -> CheckpointCertificate:
@@ -55,10 +56,11 @@ def test_a_wrong_option_is_told_with_what_is_possible(tmp_path: Path, capsys: py
 
 
 @pytest.mark.slow
-def test_where_nothing_can_run_the_status_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unpacks the demo voice."""
+def test_where_nothing_can_run_the_status_says_so(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    work = ["--work-dir", str(tmp_path), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    work = ["--checkpoint", str(random_checkpoint(tmp_path_factory)), "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert main(["certify", "--only", "host/gpu", "--only", "host/docker", *work]) == 3
     told = json.loads((tmp_path / "out" / "certificate.json").read_text("utf-8"))
     assert told["result"] == "not run" and [entry["check"] for entry in told["checks"]] == ["host/gpu", "host/docker"]
