@@ -26,12 +26,12 @@ from cosydit.batch.types import (
     Failure,
     TokenisedUtterance,
 )
+from cosydit.bench.inputs import read_prompt
 from cosydit.bench.types import BenchmarkError, SpeechInput
 from gateway.core import FloatArray, Utterance
 from servicekit.clock import Clock
 from servicekit.tasks import stop
 from token2wav_service.contract import SAMPLE_RATE_HZ
-from token2wav_service.features.audio import load_prompt_audio
 
 if TYPE_CHECKING:
     from cosydit.batch.services import EngineStage
@@ -320,15 +320,6 @@ def take_alike(lengths: Sequence[int], size: int) -> dict[int, int]:
 def utterance_seed(seed: int, utt: str) -> int:
     """Return the seed of one utterance: the same whatever is spoken before it."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{utt}".encode()).digest()[:_SEED_BYTES], "big")
-
-
-def read_prompt(prompt: Path | bytes) -> FloatArray:
-    """Return a prompt's samples, [N] mono float32 in +-1 at 16 kHz.
-
-    Raises:
-        OSError, InvalidPromptError: it can't be read.
-    """
-    return load_prompt_audio(prompt.read_bytes() if isinstance(prompt, Path) else prompt)
 
 
 def fail(report: BatchReport, failure: Failure) -> None:

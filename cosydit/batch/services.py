@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from cosydit.batch.llm import SegmentedLM, WholeAnswerClient
-from cosydit.batch.pipeline import read_prompt
 from cosydit.batch.types import (
     BatchPlan,
     BatchSettings,
@@ -19,6 +18,7 @@ from cosydit.batch.types import (
     LLMSettings,
     TokenisedUtterance,
 )
+from cosydit.bench.inputs import read_prompt
 from cosydit.bench.types import BenchmarkError
 from cosydit.stack.host import served_form
 from cosydit.stack.process import ServiceProcess, ServiceSpec, read_json

@@ -22,6 +22,7 @@ from cosydit.bench.doors import (
     PreparedRequest,
     TritonDoor,
 )
+from cosydit.bench.inputs import read_prompt
 from cosydit.bench.load import DoorUnderTest, LoadGenerator, LoadPlan
 from cosydit.bench.metrics import summarize
 from cosydit.bench.report import (
@@ -42,7 +43,6 @@ from gateway.core import FloatArray
 from servicekit.clock import SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.errors import InvalidPromptError
-from token2wav_service.features.audio import load_prompt_audio
 
 AUDIO_DIR = "audio"
 
@@ -190,8 +190,7 @@ def _reference(each: SpeechInput, cache: dict[Path | bytes, FloatArray]) -> Floa
     assert each.prompt is not None
     if each.prompt not in cache:
         try:
-            data = each.prompt.read_bytes() if isinstance(each.prompt, Path) else each.prompt
-            cache[each.prompt] = load_prompt_audio(data)
+            cache[each.prompt] = read_prompt(each.prompt)
         except (OSError, InvalidPromptError) as error:
             raise BenchmarkError(f"{each.utt}: its prompt can't be used: {error}") from error
     return cache[each.prompt]
