@@ -22,7 +22,8 @@ from typing import Any
 import httpx
 
 from benchmarks.failover import stack_options
-from cosydit.bench.report import SIZE_INCHES, aligned_table, describe_environment, figure_class, save_figure, write_json
+from benchmarks.lib.plot import SIZE_INCHES, figure_class, save_figure
+from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError
 from cosydit.cli.stack_options import gpu_shared
 from cosydit.stack.host import Machine, find_host, for_host, gateway_processes
