@@ -34,7 +34,7 @@ test:  ## all checks and all tests, as CI runs them
 test-fast:  ## the tests without the slow ones and without real servers
 	$(PYTHON) -m pytest $(FAST)
 
-test-lab:  ## the laboratory's own tests: studies, campaigns, training
+test-lab:  ## the laboratory's own tests: studies, campaigns, training, the page in a browser
 	$(PYTHON) -m pytest -c lab/pyproject.toml lab/tests
 
 test-tensorrt:  ## an engine of every graph that a runner serves, by TensorRT for RTX on the CPU; takes minutes

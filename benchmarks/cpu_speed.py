@@ -26,9 +26,10 @@ from statistics import median
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.lib.word_errors import WordErrors, heldout_sentences, word_errors
 from cosydit.bench.report import describe_environment, write_json
 from cosydit.bench.types import count
-from cosydit.certify.recognition import RATE_HZ, SphinxRecogniser, WordErrors, heldout_sentences, word_errors
+from cosydit.certify.recognition import RATE_HZ, SphinxRecogniser
 from cosydit.stack.process import ServiceProcess, ServiceSpec, ServiceStartError, stopped_by_signals
 from gateway.audio.codecs import PCM16_BYTES
 from gateway.client import ClientError, speak_over_http

@@ -20,7 +20,8 @@ from cosydit.batch.command import find_checkpoint, read_rows, read_settings
 from cosydit.bench.types import count
 
 if TYPE_CHECKING:
-    from cosydit.batch.types import BatchPlan, BatchReport, BatchServices, BatchSettings
+    from cosydit.batch.services import EngineStage
+    from cosydit.batch.types import BatchPlan, BatchReport, BatchSettings, Complete
     from cosydit.bench.types import SpeechInput
 
 DEFAULT_TURNS = 3
@@ -80,7 +81,7 @@ def compute_figures(raw: dict[str, list[float]]) -> dict[str, float]:
 
 
 async def _speak(
-    services: BatchServices,
+    services: tuple[Complete, EngineStage],
     settings: BatchSettings,
     plan: BatchPlan,
     directory: Path,
@@ -98,7 +99,7 @@ async def _speak(
     report = BatchReport(sum(map(len, parts)))
     with Ledger(directory, settings.audio_format, {row.utt for part in parts for row in part}) as ledger:
         for rows in parts:
-            pipeline = BatchPipeline(services.llm, services.token2wav, ledger, plan, SystemClock())
+            pipeline = BatchPipeline(*services, ledger, plan, SystemClock())
             await pipeline.run(rows, report, lambda _: None)
     if report.failures:
         raise BenchmarkError(f"{len(report.failures)} rows failed, the first with {report.failures[0].reason}")

@@ -25,6 +25,7 @@ from aiohttp import web
 from cosydit.batch.ledger import FORMATS, Ledger
 from cosydit.batch.llm import WholeAnswerClient
 from cosydit.batch.pipeline import BatchPipeline
+from cosydit.batch.services import EngineStage
 from cosydit.batch.types import BatchPlan, BatchReport, TokenisedUtterance
 from cosydit.bench.types import SpeechInput, count
 from gateway.core import FloatArray, RegisteredVoice
@@ -46,19 +47,19 @@ READY_TIMEOUT_S = 30.0
 _PROFILE_LINES = 25
 
 
-class FreeToken2Wav:
-    """Gives the same noise for all; a `Token2WavStage`."""
+class FreeToken2Wav(EngineStage):
+    """Gives the same noise for all."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
         self._samples = NOISE_PEAK * rng.standard_normal(ANSWER_TOKENS * SAMPLES_A_TOKEN, dtype=np.float32)
 
     async def make_voice(self, samples: FloatArray) -> RegisteredVoice:
-        """See `Token2WavStage.make_voice`."""
+        """See `EngineStage.make_voice`."""
         return RegisteredVoice("voice", tuple(range(PROMPT_TOKENS)))
 
     async def speak(self, utterances: Sequence[TokenisedUtterance]) -> list[FloatArray | Exception]:
-        """See `Token2WavStage.speak`."""
+        """See `EngineStage.speak`."""
         return [self._samples] * len(utterances)
 
     async def close(self) -> None:
@@ -96,13 +97,13 @@ async def speak(args: argparse.Namespace, url: str) -> BatchReport:
     """Work the batch into a directory that is thrown away."""
     clock = SystemClock()
     wire = LLMWire(load_text_encoder(args.llm_model_name_or_path), LLMBackend.VLLM)
-    client = WholeAnswerClient(url, wire, None, READY_TIMEOUT_S, clock)
+    client = WholeAnswerClient(url, wire, "free", READY_TIMEOUT_S, clock)
     rows = [SpeechInput(f"utterance-{i:05d}", TEXT, TEXT, args.voice) for i in range(args.utterances)]
     report = BatchReport(len(rows))
     plan = BatchPlan(args.batch_size, args.token2wav_batch_size)
     try:
         with tempfile.TemporaryDirectory() as scratch, Ledger(Path(scratch), args.format, set()) as ledger:
-            pipeline = BatchPipeline(client, FreeToken2Wav(), ledger, plan, clock)
+            pipeline = BatchPipeline(client.complete, FreeToken2Wav(), ledger, plan, clock)
             await pipeline.run(rows, report, lambda report: None)
     finally:
         await client.close()
@@ -120,11 +121,8 @@ def serve_llm(ready: Connection) -> None:
         await request.read()
         return web.Response(body=answer, content_type="application/json")
 
-    async def models(request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "free"}]})
-
     app = web.Application()
-    app.add_routes([web.post("/v1/completions", complete), web.get("/v1/models", models)])
+    app.add_routes([web.post("/v1/completions", complete)])
     asyncio.run(_serve(app, ready.send))
 
 

@@ -22,7 +22,7 @@ APART = ("tests/e2e/test_failures.py",)
 """Files of them that do not."""
 LONGEST = (
     *("tests/token2wav_service/export", "tests/production", "tests/e2e", "tests/package"),
-    *("tests/benchmarks/test_", "tests/observability", "tests/token2wav_service/runtime", "tests/gateway/web"),
+    *("tests/benchmarks/test_", "tests/observability", "tests/token2wav_service/runtime"),
 )
 FIRST = ("servers", "slow")
 """Folders and marks of the tests that start first, so that no worker is left alone with them at the end."""

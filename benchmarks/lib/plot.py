@@ -1,15 +1,50 @@
-"""Draws sweeps of load. Needs matplotlib."""
+"""Draws figures, and sweeps of load. Needs matplotlib."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.sweep import FinishedRun
-from cosydit.bench.report import SIZE_INCHES, figure_class, save_figure
+from cosydit.bench.types import BenchmarkError
+from servicekit.extras import install_command
 
+SIZE_INCHES = (11, 8)
 _MS = 1000
+_WEBP = {"quality": 60, "method": 6}
+"""Settings for pictures that are kept in the repository: a quarter of a PNG's size."""
+
+
+def figure_class() -> Any:
+    """Return a maker of matplotlib figures that need no display.
+
+    Raises:
+        BenchmarkError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise BenchmarkError(f"the plot needs: {install_command('bench')} ({error})") from error
+
+    def make(**options: Any) -> Any:
+        figure = Figure(**options)
+        FigureCanvasAgg(figure)
+        return figure
+
+    return make
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as PNG or, where the path ends so, as WebP: whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    if path.suffix == ".webp":
+        figure.savefig(partial, format="webp", pil_kwargs=_WEBP)
+    else:
+        figure.savefig(partial, format="png")
+    os.replace(partial, path)
 
 
 def draw_sweep(path: Path, runs: Sequence[FinishedRun]) -> None:

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
-from cosydit.bench.types import DEFAULT_SPLIT, BenchmarkError, InputRow, SpeechInput, count, zero_or_more
+from cosydit.bench.types import DEFAULT_SPLIT, BenchmarkError, InputRow, SpeechInput, count, pair, zero_or_more
 from servicekit.gpu_host import DEVICE_VARIABLE, DEVICES, default_device
 
 if TYPE_CHECKING:
@@ -43,18 +43,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_input_options(parser)
     _add_llm_options(parser.add_argument_group("LLM service"))
     group = parser.add_argument_group("token2wav")
-    where = group.add_mutually_exclusive_group()
-    path = "directory token2wav of a checkpoint of any family, to run it in this process (default: of --checkpoint)"
-    where.add_argument("--token2wav-path", type=Path, help=path)
-    where.add_argument("--token2wav-url", help="host:port of a running Triton's gRPC service")
     add = group.add_argument
+    path = "directory token2wav of a checkpoint of any family (default: of --checkpoint)"
+    add("--token2wav-path", type=Path, help=path)
     add("--token2wav-batch-size", type=count, help=f"utterances in token2wav at once ({_BY_MEMORY})")
     setting = "setting of token2wav's engine, e.g. device=cuda; may be repeated"
-    add("--token2wav-set", type=_pair, action="append", default=[], metavar="NAME=VALUE", help=setting)
-    chunk = "tokens (25 Hz) of the pieces of longer utterances (default: 500 on a CPU; 100 on a GPU and in a service)"
+    add("--token2wav-set", type=pair, action="append", default=[], metavar="NAME=VALUE", help=setting)
+    chunk = "tokens (25 Hz) of the pieces of longer utterances (default: 500 on a CPU, 100 on a GPU)"
     add("--chunk-tokens", type=count, help=chunk)
     add = parser.add_argument_group("output").add_argument
-    out = "directory for audio, results.jsonl, summary.json and batch.log (default %(default)s)"
+    out = "directory for audio, results.jsonl and summary.json (default %(default)s)"
     add("--output-dir", type=Path, default=Path("batch-results"), help=out)
     form = "format of the audio files, 16-bit PCM, 24 kHz (default wav)"
     add("--format", choices=("wav", "flac"), default="wav", help=form)
@@ -104,7 +102,7 @@ def _add_llm_options(group: argparse._ArgumentGroup) -> None:
     share = "share of free memory for keys and values of a service started here (default: the service's)"
     add("--kv-cache-free-gpu-memory-fraction", type=float, help=share)
     setting = "setting of an LLM service started here; may be repeated"
-    add("--llm-set", type=_pair, action="append", default=[], metavar="NAME=VALUE", help=setting)
+    add("--llm-set", type=pair, action="append", default=[], metavar="NAME=VALUE", help=setting)
     most = "most speech tokens of one answer, 25 a second (default %(default)s)"
     add("--llm-max-speech-tokens", type=count, default=2048, help=most)
     add("--temperature", type=float, default=0.8, help="sampling temperature (default %(default)s)")
@@ -153,17 +151,15 @@ def find_checkpoint(args: argparse.Namespace) -> None:
     from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
     from cosydit.stack.stack import default_work_dir
 
-    has_token2wav = args.token2wav_path is not None or args.token2wav_url is not None
     args.voices_dir = None
-    if args.checkpoint is None and args.llm_model_name_or_path is not None and has_token2wav:
+    if args.checkpoint is None and args.llm_model_name_or_path is not None and args.token2wav_path is not None:
         if args.voice is not None:
             raise BenchmarkError("--voice is a voice of a checkpoint: add --checkpoint, or give --prompt-speech-path")
         return
     layout = resolve_checkpoint(args.checkpoint, default_work_dir())
     args.voices_dir = layout.voices_dir
     args.llm_model_name_or_path = args.llm_model_name_or_path or layout.llm_dir
-    if not has_token2wav:
-        args.token2wav_path = layout.token2wav_dir
+    args.token2wav_path = args.token2wav_path or layout.token2wav_dir
 
 
 def read_rows(args: argparse.Namespace) -> list[InputRow]:
@@ -225,7 +221,7 @@ def read_settings(args: argparse.Namespace, host: Machine) -> BatchSettings:
         is_normalized=not args.as_written,
     )
     engine = dict(args.token2wav_set)
-    token2wav = Token2WavSettings(args.token2wav_path, args.token2wav_url, args.chunk_tokens, engine)
+    token2wav = Token2WavSettings(args.token2wav_path, args.chunk_tokens, engine)
     plan = BatchPlan(args.batch_size, args.token2wav_batch_size, sampling, args.seed, args.warm_up)
     return BatchSettings(args.output_dir, args.format, plan, llm, token2wav)
 
@@ -240,8 +236,6 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.engine_dir is not None and args.backend != "trtllm":
         raise BenchmarkError(f"--engine-dir is for --backend trtllm; {args.backend} loads --llm-model-name-or-path")
-    if args.token2wav_url is not None and args.token2wav_set:
-        raise BenchmarkError("--token2wav-set is for --token2wav-path; a served model has its own settings")
     if not args.llm_model_name_or_path.is_dir():
         got = f"--llm-model-name-or-path {args.llm_model_name_or_path} is no directory"
         raise BenchmarkError(f"{got}; download the checkpoint first")
@@ -266,9 +260,8 @@ def _choose_for_host(args: argparse.Namespace, host: Machine) -> None:
     if not is_served:
         args.llm_set = [*([("device", "cuda")] if args.backend == EMBEDDED else []), *args.llm_set]
         args.kv_cache_free_gpu_memory_fraction = args.kv_cache_free_gpu_memory_fraction or OFFLINE_LLM_SHARE
-    if args.token2wav_path is not None:
-        given = dict(args.token2wav_set)
-        args.token2wav_set = [*(engine_settings(preset, args.token2wav_path, given) | given).items()]
+    given = dict(args.token2wav_set)
+    args.token2wav_set = [*(engine_settings(preset, args.token2wav_path, given) | given).items()]
 
 
 @contextmanager
@@ -285,13 +278,13 @@ def _on_gpu(settings: BatchSettings, host: Machine) -> Iterator[None]:
     service = " ".join(f"{name}={value}" for name, value in llm.service.items())
     lines = [
         gpu_line(host),
-        f"token2wav {token2wav.url or engine}, batch {plan.token2wav_batch_size}    (change: --token2wav-set "
+        f"token2wav {engine}, batch {plan.token2wav_batch_size}    (change: --token2wav-set "
         "NAME=VALUE, --token2wav-batch-size)",
         f"LLM       {llm.backend.value} {llm.url or service}, batch {plan.batch_size}, memory share "
         f"{llm.kv_cache_free_gpu_memory_fraction}    (change: --backend, --llm-set NAME=VALUE, --batch-size)",
     ]
     with ExitStack() as stack:
-        if llm.url is None and token2wav.url is None:
+        if llm.url is None:
             lines.append(f"MPS       {stack.enter_context(mps_running(settings.output_dir, is_client=True)).note}")
         print("\n".join(lines), flush=True)
         yield
@@ -312,13 +305,6 @@ def _base_url(text: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected something like http://127.0.0.1:8000")
     return f"{parts.scheme}://{parts.netloc}"
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"got setting {text!r}, expected NAME=VALUE")
-    return name, value
 
 
 def _part(text: str) -> tuple[int, int]:

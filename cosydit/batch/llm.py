@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from cosydit.batch.types import WholeAnswerLM
+from cosydit.batch.types import Complete
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.client import KEEPALIVE_EXPIRY_S
@@ -27,7 +27,6 @@ from servicekit.clock import Clock
 
 logger = logging.getLogger(__name__)
 
-READY_TIMEOUT_S = 3.0
 RETRY_AFTER_S = 1.0
 """Seconds between two tries at a service that says that it is full."""
 _EXCERPT_CHARACTERS = 300
@@ -36,15 +35,15 @@ _BUSY = (429, 503)
 
 
 class WholeAnswerClient:
-    """A `WholeAnswerLM` over HTTP; closed by its owner."""
+    """Asks for one answer in one body; made in the event loop that it is used in, and closed by its owner."""
 
-    def __init__(self, base_url: str, wire: LLMWire, model: str | None, timeout_s: float, clock: Clock) -> None:
-        """Keep the settings; nothing is opened or sent yet.
+    def __init__(self, base_url: str, wire: LLMWire, model: str, timeout_s: float, clock: Clock) -> None:
+        """Open a pool of connections; nothing is sent yet.
 
         Args:
             base_url: scheme, host and port.
             wire: writes requests and reads answers for one backend.
-            model: the name to ask for; None asks the service for the first one it lists.
+            model: the name to ask for.
             timeout_s: longest wait for one answer, queueing in the service included.
             clock: for that wait.
         """
@@ -53,52 +52,38 @@ class WholeAnswerClient:
         self._model = model
         self._timeout_s = timeout_s
         self._clock = clock
-        self._session: aiohttp.ClientSession | None = None
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_EXPIRY_S),
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            trust_env=False,
+        )
 
     async def close(self) -> None:
         """Close the connections; answers under way fail."""
-        if self._session is not None:
-            await self._session.close()
-
-    async def is_ready(self) -> bool:
-        """Tell whether the service's health endpoint answers 200 now."""
-        timeout = aiohttp.ClientTimeout(total=READY_TIMEOUT_S)
-        try:
-            async with self._http().get(f"{self._base_url}/health", timeout=timeout) as response:
-                return response.status == _HTTP_OK
-        except (aiohttp.ClientError, asyncio.TimeoutError):
-            return False
+        await self._session.close()
 
     async def complete(self, utterance: Utterance, sampling: Sampling, seed: int) -> SpeechTokenDelta:
-        """See `WholeAnswerLM.complete`; waits while the service says that it is full."""
+        """Return all speech tokens of one text and why they ended; waits while the service says that it is full.
+
+        Raises:
+            GatewayError: anything the text or the service did wrong.
+        """
         ends_at = self._clock.now() + self._timeout_s
-        if self._model is None:
-            self._model = await self._first_model()
         request = self._wire.request(utterance, sampling, seed, self._model)
         body = {**request.body, "stream": False}
         while True:
-            status, answer = await self._send("POST", request.path, body)
+            status, answer = await self._post(request.path, body)
             if status not in _BUSY or self._clock.now() + RETRY_AFTER_S >= ends_at:
                 break
             await asyncio.sleep(RETRY_AFTER_S)
         self._check_status(status, answer)
         return self._read(answer)
 
-    def _http(self) -> aiohttp.ClientSession:
-        """Return the connection pool, made on first use because it belongs to the running event loop."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_EXPIRY_S),
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-                trust_env=False,
-            )
-        return self._session
-
-    async def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
+    async def _post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
         url = self._base_url + path
         for is_last in (False, True):
             try:
-                async with self._http().request(method, url, json=body, allow_redirects=False) as response:
+                async with self._session.post(url, json=body, allow_redirects=False) as response:
                     return response.status, await response.text(errors="replace")
             except (aiohttp.ClientError, asyncio.TimeoutError, ConnectionResetError) as error:
                 # NOTE: most likely a pooled connection that the server closed while it was idle.
@@ -108,15 +93,6 @@ class WholeAnswerClient:
                     )
                     raise errors.LLMUnavailableError(f"{got}; see its log, or correct its URL") from error
         raise AssertionError("not reached")
-
-    async def _first_model(self) -> str:
-        status, answer = await self._send("GET", "/v1/models")
-        self._check_status(status, answer)
-        try:
-            return str(json.loads(answer)["data"][0]["id"])
-        except (ValueError, LookupError, TypeError) as error:
-            got = f"LLM at {self._base_url} lists no models at /v1/models ({error!r})"
-            raise errors.LLMProtocolError(f"{got}; is it an OpenAI-compatible server?") from error
 
     def _check_status(self, status: int, answer: str) -> None:
         if status == _HTTP_OK:
@@ -136,12 +112,12 @@ class WholeAnswerClient:
 
 
 class SegmentedLM:
-    """A `WholeAnswerLM` that cleans a text, cuts it into segments that the LLM speaks well, and joins its answers.
+    """Cleans a text, cuts it into segments that the LLM speaks well, and joins the answers.
 
     The gateway's streams do the same: each segment goes on from the speech before it.
     """
 
-    def __init__(self, llm: WholeAnswerLM, front_end: TextFrontEnd, options: TextOptions, limits: CarryLimits) -> None:
+    def __init__(self, llm: Complete, front_end: TextFrontEnd, options: TextOptions, limits: CarryLimits) -> None:
         """Keep the parts; `limits` bound what a segment goes on from."""
         self._llm = llm
         self._front_end = front_end
@@ -149,10 +125,10 @@ class SegmentedLM:
         self._limits = limits
 
     async def complete(self, utterance: Utterance, sampling: Sampling, seed: int) -> SpeechTokenDelta:
-        """See `WholeAnswerLM.complete`.
+        """Return all speech tokens of one text and why they ended.
 
         Raises:
-            InvalidTextError: the text holds nothing to say.
+            GatewayError: anything the text or the service did wrong.
         """
         token_ids: list[int] = []
         carry, finish_reason = ProsodyCarry(self._limits), STOP_FINISH
@@ -161,7 +137,7 @@ class SegmentedLM:
             raise errors.InvalidTextError("the text holds nothing to say; give at least one word")
         for number, text in enumerate(segments):
             part = carry.continued(replace(utterance, text=text))
-            answer = await self._llm.complete(part, sampling, (seed + number) % (MAX_SEED + 1))
+            answer = await self._llm(part, sampling, (seed + number) % (MAX_SEED + 1))
             token_ids += answer.token_ids
             if answer.finish_reason == STOP_FINISH:
                 carry = carry.after(text, answer.token_ids)

@@ -15,23 +15,26 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cosydit.batch.ledger import Ledger
 from cosydit.batch.types import (
     BatchPlan,
     BatchReport,
     BatchVoice,
+    Complete,
     Failure,
-    Token2WavStage,
     TokenisedUtterance,
-    WholeAnswerLM,
 )
+from cosydit.bench.inputs import read_prompt
 from cosydit.bench.types import BenchmarkError, SpeechInput
 from gateway.core import FloatArray, Utterance
 from servicekit.clock import Clock
 from servicekit.tasks import stop
 from token2wav_service.contract import SAMPLE_RATE_HZ
-from token2wav_service.features.audio import load_prompt_audio
+
+if TYPE_CHECKING:
+    from cosydit.batch.services import EngineStage
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +49,7 @@ OnRow = Callable[[BatchReport], None]
 class BatchPipeline:
     """One batch on its way."""
 
-    def __init__(
-        self, llm: WholeAnswerLM, token2wav: Token2WavStage, ledger: Ledger, plan: BatchPlan, clock: Clock
-    ) -> None:
+    def __init__(self, llm: Complete, token2wav: EngineStage, ledger: Ledger, plan: BatchPlan, clock: Clock) -> None:
         """Keep the parts; their owner opens and closes them."""
         self._llm = llm
         self._token2wav = token2wav
@@ -142,7 +143,7 @@ class BatchPipeline:
             stage = "llm"
             utterance = Utterance(row.text, row.prompt_text or "", voice.prompt_tokens if row.prompt_text else ())
             with self._timed(stage) as (began_s, took_s):
-                answer = await self._llm.complete(utterance, self._plan.sampling, seed)
+                answer = await self._llm(utterance, self._plan.sampling, seed)
             if not answer.token_ids:
                 raise BenchmarkError("the LLM ended without a single speech token; try another text, --seed or prompt")
         except Exception as error:  # the row's failure, whatever it was
@@ -319,15 +320,6 @@ def take_alike(lengths: Sequence[int], size: int) -> dict[int, int]:
 def utterance_seed(seed: int, utt: str) -> int:
     """Return the seed of one utterance: the same whatever is spoken before it."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{utt}".encode()).digest()[:_SEED_BYTES], "big")
-
-
-def read_prompt(prompt: Path | bytes) -> FloatArray:
-    """Return a prompt's samples, [N] mono float32 in +-1 at 16 kHz.
-
-    Raises:
-        OSError, InvalidPromptError: it can't be read.
-    """
-    return load_prompt_audio(prompt.read_bytes() if isinstance(prompt, Path) else prompt)
 
 
 def fail(report: BatchReport, failure: Failure) -> None:

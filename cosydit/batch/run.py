@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,15 +19,13 @@ from cosydit.bench.report import write_json, write_jsonl
 from cosydit.bench.types import BadRow, BenchmarkError, InputRow, SpeechInput
 from servicekit.clock import SystemClock
 
-LOG_FILE, SUMMARY_FILE, FAILURES_FILE = "batch.log", "summary.json", "failures.jsonl"
+SUMMARY_FILE, FAILURES_FILE = "summary.json", "failures.jsonl"
 WATCHED_PAUSE_S, LOGGED_PAUSE_S = 0.1, 30.0
 """Seconds between two updates of the progress line: on a terminal, and in a log."""
 
-logger = logging.getLogger(__name__)
-
 
 def run_batch(settings: BatchSettings, rows: Sequence[InputRow], environment: dict[str, Any]) -> BatchReport:
-    """Speak what is not done yet; results, failures, summary and log go to the output directory.
+    """Speak what is not done yet; results, failures and summary go to the output directory.
 
     Raises:
         BenchmarkError: another run works there, or a service is not ready.
@@ -44,12 +40,11 @@ def run_batch(settings: BatchSettings, rows: Sequence[InputRow], environment: di
         bar.set_postfix(failed=len(report.failures), audio_s=round(report.audio_s, 1), refresh=False)
         bar.update()
 
-    with bar, Ledger(out, settings.audio_format, utts) as ledger, _log_file(out / LOG_FILE):
+    with bar, Ledger(out, settings.audio_format, utts) as ledger:
         if todo := still_to_do(rows, ledger, report, on_row):
             asyncio.run(_speak(settings, ledger, todo, report, on_row))
         write_jsonl(out / FAILURES_FILE, map(asdict, report.failures))
         write_json(out / SUMMARY_FILE, {**asdict(report), "rtf": report.rtf, "environment": environment})
-        logger.info("%s", summary_text(report, out))
     return report
 
 
@@ -91,25 +86,5 @@ async def _speak(
 ) -> None:
     clock = SystemClock()
     async with open_services(settings, clock) as services:
-        pipeline = BatchPipeline(services.llm, services.token2wav, ledger, settings.plan, clock)
+        pipeline = BatchPipeline(*services, ledger, settings.plan, clock)
         await pipeline.run(todo, report, on_row)
-
-
-@contextmanager
-def _log_file(path: Path) -> Iterator[None]:
-    """Keep what the batch logs, whatever the command line shows."""
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    batch_logger = logging.getLogger("cosydit.batch")
-    level, propagate = batch_logger.level, batch_logger.propagate
-    batch_logger.addHandler(handler)
-    batch_logger.setLevel(logging.INFO)
-    # The progress line and the summary say enough, unless --verbose was given.
-    batch_logger.propagate = logging.getLogger().isEnabledFor(logging.INFO)
-    try:
-        yield
-    finally:
-        batch_logger.setLevel(level)
-        batch_logger.propagate = propagate
-        batch_logger.removeHandler(handler)
-        handler.close()

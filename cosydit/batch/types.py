@@ -1,17 +1,18 @@
-"""What travels between the stages of a batch, the seams to its services, and its settings. Pure data."""
+"""What travels between the stages of a batch, and its settings. Pure data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from cosydit.bench.types import SpeechInput
-from gateway.core import FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
+from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.wire import PromptForm
 from llm_service.config import LLMBackend
 
+Complete = Callable[[Utterance, Sampling, int], Awaitable[SpeechTokenDelta]]
+"""Asks for all speech tokens of one text with a seed; raises GatewayError."""
 LEAST_BATCHES_AHEAD = 4
 """Batches of the larger stage that the LLM may be ahead of token2wav, which chooses batches of like length from
 them."""
@@ -46,7 +47,7 @@ class BatchVoice:
     prompt_tokens: tuple[int, ...]
     """Speech tokens of the prompt, 0..6560, 25 Hz."""
     prompt: Path | bytes
-    """The audio file or its bytes, to make the voice again if token2wav has dropped it."""
+    """The audio file or its bytes, to make the voice again if the engine has dropped it."""
 
 
 @dataclass(frozen=True)
@@ -99,46 +100,6 @@ class BatchReport:
         return self.wall_s / self.audio_s if self.audio_s else None
 
 
-class WholeAnswerLM(Protocol):
-    """The LLM service, asked for whole answers."""
-
-    async def complete(self, utterance: Utterance, sampling: Sampling, seed: int) -> SpeechTokenDelta:
-        """Return all speech tokens of one text and why they ended.
-
-        Raises:
-            GatewayError: anything the text or the service did wrong.
-        """
-        ...
-
-
-class Token2WavStage(Protocol):
-    """Prompt features and speech tokens to audio."""
-
-    async def make_voice(self, samples: FloatArray) -> RegisteredVoice:
-        """Compute a prompt's features, or find them in the cache; `samples` [N] mono float32 in +-1 at 16 kHz.
-
-        Raises:
-            Exception: the prompt can't be used.
-        """
-        ...
-
-    async def speak(self, utterances: Sequence[TokenisedUtterance]) -> list[FloatArray | Exception]:
-        """Make the audio of each, [N] float32 in +-1 at 24 kHz, or say why not; in the order given."""
-        ...
-
-    async def close(self) -> None:
-        """Give back what the stage holds."""
-        ...
-
-
-@dataclass(frozen=True)
-class BatchServices:
-    """What a batch asks."""
-
-    llm: WholeAnswerLM
-    token2wav: Token2WavStage
-
-
 @dataclass(frozen=True)
 class LLMSettings:
     """Which LLM service is asked, or started."""
@@ -165,16 +126,14 @@ class LLMSettings:
 
 @dataclass(frozen=True)
 class Token2WavSettings:
-    """Where speech tokens become audio."""
+    """How speech tokens become audio, in this process."""
 
-    model_dir: Path | None
-    """Checkpoint of token2wav in this process; None: `url` is used."""
-    url: str | None
-    """host:port of a running Triton's gRPC service; None: `model_dir` is used."""
+    model_dir: Path
+    """Checkpoint of token2wav."""
     chunk_tokens: int | None = None
     """Tokens of an utterance spoken in one step; None takes what suits the runner best."""
     engine: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the engine in this process, by name."""
+    """Settings of the engine, by name."""
 
 
 @dataclass(frozen=True)

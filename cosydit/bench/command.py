@@ -40,8 +40,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--mode", choices=("streaming", "offline"), default="streaming", help=mode)
     metrics = "port of Triton's metrics; 0: no metrics (default %(default)s)"
     add("--metrics-port", type=int, default=_METRICS_PORT, help=metrics)
-    statistics = "with --door http: gRPC port of Triton's statistics; 0: no statistics (default %(default)s)"
-    add("--triton-port", type=int, default=_GRPC_PORT, help=statistics)
     silence = "longest silence of the server in seconds (default %(default)s)"
     add("--timeout-s", type=_POSITIVE, default=120.0, help=silence)
     group = parser.add_argument_group("what to say (default: bundled English sentences)")
@@ -69,7 +67,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     log_dir = "directory for the results (default %(default)s)"
     add("--log-dir", type=Path, default=Path("bench-results"), help=log_dir)
     add("--save-audio", action="store_true", help="write the audio under LOG_DIR/audio")
-    add("--no-plot", action="store_true", help="make no plot (it needs matplotlib)")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -111,7 +108,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse what can't be combined, before anything is read or sent."""
-    from cosydit.bench.report import figure_class
     from cosydit.bench.types import BenchmarkError
 
     has_prompts = args.manifest_path or args.huggingface_dataset or args.reference_audio or args.voices_dir
@@ -127,8 +123,6 @@ def _check(args: argparse.Namespace) -> None:
         raise BenchmarkError("--voice with the Triton door needs --voices-dir: a reference is sent, not a name")
     if args.use_spk2info_cache and (args.reference_audio or args.voices_dir):
         raise BenchmarkError("--use-spk2info-cache sends no reference; leave --reference-audio and --voices-dir out")
-    if not args.no_plot:
-        figure_class()
 
 
 def _read_inputs(args: argparse.Namespace) -> list[InputRow]:
@@ -160,7 +154,6 @@ def _settings(args: argparse.Namespace, inputs: int) -> BenchSettings:
 
     is_http, host = args.door == "http", args.server_addr
     port = args.server_port or (_HTTP_PORT if is_http else _GRPC_PORT)
-    statistics_port = args.triton_port if is_http else port
     warm_up = args.num_tasks if args.warm_up is None else args.warm_up
     return BenchSettings(
         door=DoorName(args.door),
@@ -170,11 +163,9 @@ def _settings(args: argparse.Namespace, inputs: int) -> BenchSettings:
         voice=args.voice or "default",
         plan=LoadPlan(args.num_tasks, args.num_requests or inputs, warm_up, args.request_rate, args.seed),
         timeout_s=args.timeout_s,
-        triton_url=f"{host}:{statistics_port}" if statistics_port else None,
         metrics_url=f"http://{host}:{args.metrics_port}/metrics" if args.metrics_port else None,
         log_dir=args.log_dir,
         is_audio_kept=args.save_audio,
-        is_plot_drawn=not args.no_plot,
     )
 
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from cosydit.bench.types import BadRow, BenchmarkError, InputRow, SpeechInput
+from gateway.core import FloatArray
 from servicekit.extras import install_command
+from token2wav_service.features.audio import load_prompt_audio
 
 MANIFEST_FIELDS = ("utt", "prompt_text", "prompt_wav", "text")
 _DATASET_FIELDS = ("id", "target_text", "prompt_text", "prompt_audio")
@@ -150,6 +152,15 @@ def require_all_good(rows: Iterable[InputRow]) -> list[SpeechInput]:
     if not rows:
         raise BenchmarkError("the input is empty; give at least one text")
     return [row for row in rows if isinstance(row, SpeechInput)]
+
+
+def read_prompt(prompt: Path | bytes) -> FloatArray:
+    """Return a prompt's samples, [N] mono float32 in +-1 at 16 kHz.
+
+    Raises:
+        OSError, InvalidPromptError: it can't be read.
+    """
+    return load_prompt_audio(prompt.read_bytes() if isinstance(prompt, Path) else prompt)
 
 
 def _manifest_entries(path: Path, lines: Iterable[str]) -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""Writes a run's results: a table and a plot for people, JSON with the environment, raw samples as JSONL.
+"""Writes a run's results: a table for people, JSON with the environment, raw samples as JSONL.
 
 The environment says where a figure was measured: machine, software, arguments. A number without it is not published.
 """
@@ -18,21 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from cosydit.bench.metrics import PERCENTILES, Distribution, Summary
-from cosydit.bench.types import BenchmarkError, LoadResult, RequestRecord
+from cosydit.bench.types import LoadResult, RequestRecord
 from servicekit import files
-from servicekit.extras import install_command
 
 RESULTS_FILE = "results.json"
 SAMPLES_FILE = "samples.jsonl"
 TABLE_FILE = "rtf.txt"
-PLOT_FILE = "latency.png"
 _MS = 1000
 _MAX_FAILURES_SHOWN = 10
-_MAX_TIMELINES = 60
-SIZE_INCHES = (11, 8)
-_WHOLE = 100
-_WEBP = {"quality": 60, "method": 6}
-"""Settings for pictures that are kept in the repository: a quarter of a PNG's size."""
 
 
 def summary_table(title: str, summary: Summary, result: LoadResult) -> str:
@@ -78,62 +71,6 @@ def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all, in a folder that is made if missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(path, text)
-
-
-def draw_latencies(path: Path, title: str, records: Sequence[RequestRecord]) -> None:
-    """Write a PNG: the cumulative share of the time to first audio, and every request's chunks in time.
-
-    Args:
-        path: where to write; replaced whole.
-        title: one line.
-        records: failed ones are left out.
-
-    Raises:
-        BenchmarkError: matplotlib is not installed.
-    """
-    good = [record for record in records if record.is_ok]
-    figure = figure_class()(figsize=SIZE_INCHES, layout="constrained")
-    figure.suptitle(f"{title} ({len(good)} requests)")
-    shares, timeline = figure.subplots(2, 1)
-    times_ms = sorted(1000 * record.arrivals[0].at_s for record in good)
-    shares.step(times_ms, [_WHOLE * (index + 1) / len(times_ms) for index in range(len(times_ms))], where="post")
-    shares.set(title="time to first audio", xlabel="ms", ylabel="% of requests", ylim=(0, _WHOLE))
-    shares.grid(True)
-    for row, record in enumerate(good[:_MAX_TIMELINES]):
-        timeline.hlines(row, 0, record.total_s, linewidth=0.5)
-        timeline.plot([arrival.at_s for arrival in record.arrivals], [row] * len(record.arrivals), "|", markersize=6)
-    timeline.set(title="arrival of each chunk", xlabel="s since the request", ylabel="request")
-    save_figure(figure, path)
-
-
-def figure_class() -> Any:
-    """Return a maker of matplotlib figures that need no display.
-
-    Raises:
-        BenchmarkError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise BenchmarkError(f"the plot needs: {install_command('bench')} ({error}); or give --no-plot") from error
-
-    def make(**options: Any) -> Any:
-        figure = Figure(**options)
-        FigureCanvasAgg(figure)
-        return figure
-
-    return make
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure as PNG or, where the path ends so, as WebP: whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    if path.suffix == ".webp":
-        figure.savefig(partial, format="webp", pil_kwargs=_WEBP)
-    else:
-        figure.savefig(partial, format="png")
-    os.replace(partial, path)
 
 
 def aligned_table(rows: Sequence[Sequence[str]]) -> str:

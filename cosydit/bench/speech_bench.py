@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -22,27 +23,25 @@ from cosydit.bench.doors import (
     PreparedRequest,
     TritonDoor,
 )
+from cosydit.bench.inputs import read_prompt
 from cosydit.bench.load import DoorUnderTest, LoadGenerator, LoadPlan
 from cosydit.bench.metrics import summarize
 from cosydit.bench.report import (
-    PLOT_FILE,
     RESULTS_FILE,
     SAMPLES_FILE,
     TABLE_FILE,
-    draw_latencies,
     summary_json,
     summary_table,
     write_json,
     write_records,
     write_text,
 )
-from cosydit.bench.server_stats import ServerProbe, difference
+from cosydit.bench.server_stats import difference, read_metrics
 from cosydit.bench.types import BenchmarkError, LoadResult, RequestRecord, SpeechInput
 from gateway.core import FloatArray
 from servicekit.clock import SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.errors import InvalidPromptError
-from token2wav_service.features.audio import load_prompt_audio
 
 AUDIO_DIR = "audio"
 
@@ -76,13 +75,10 @@ class BenchSettings:
     """Name of the voice for the HTTP door; the Triton door sends references."""
     plan: LoadPlan
     timeout_s: float
-    triton_url: str | None
-    """URL of Triton's statistics; None leaves them out."""
     metrics_url: str | None
     """URL of our metrics; None leaves them out."""
     log_dir: Path
     is_audio_kept: bool = False
-    is_plot_drawn: bool = True
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,7 @@ def prepare_jobs(inputs: Sequence[SpeechInput]) -> list[PreparedRequest]:
 async def run_bench(
     settings: BenchSettings, jobs: Sequence[PreparedRequest], environment: dict[str, Any]
 ) -> BenchOutcome:
-    """Measure, and write results, raw samples, table, plot and (if asked for) audio under the log directory.
+    """Measure, and write results, raw samples, table and (if asked for) audio under the log directory.
 
     Failed requests are counted, never raised.
     """
@@ -130,11 +126,10 @@ async def run_bench(
         load = LoadGenerator(door, lambda job: job.utt, SystemClock(), same_chunk_s)
         warm_up = await load.warm_up(jobs, settings.plan)
         pieces.clear()
-        probe = ServerProbe(settings.triton_url, settings.metrics_url)
-        before = await probe.snapshot()
+        before = await asyncio.to_thread(read_metrics, settings.metrics_url)
         with tqdm(total=settings.plan.requests, unit="request") as bar:
             ran = await load.run(jobs, settings.plan, advance)
-        servers = difference(before, await probe.snapshot())
+        servers = difference(before, await asyncio.to_thread(read_metrics, settings.metrics_url))
     result = LoadResult(ran.records, warm_up, ran.wall_s)
     _write_audio(settings.log_dir / AUDIO_DIR, pieces, result.records)
     return BenchOutcome(_write(settings, result, servers, environment), result)
@@ -149,8 +144,6 @@ def _write(settings: BenchSettings, result: LoadResult, servers: dict[str, Any],
     write_json(settings.log_dir / RESULTS_FILE, report)
     write_records(settings.log_dir / SAMPLES_FILE, [*result.warm_up, *result.records])
     write_text(settings.log_dir / TABLE_FILE, table)
-    if settings.is_plot_drawn:
-        draw_latencies(settings.log_dir / PLOT_FILE, title, result.records)
     return table
 
 
@@ -190,8 +183,7 @@ def _reference(each: SpeechInput, cache: dict[Path | bytes, FloatArray]) -> Floa
     assert each.prompt is not None
     if each.prompt not in cache:
         try:
-            data = each.prompt.read_bytes() if isinstance(each.prompt, Path) else each.prompt
-            cache[each.prompt] = load_prompt_audio(data)
+            cache[each.prompt] = read_prompt(each.prompt)
         except (OSError, InvalidPromptError) as error:
             raise BenchmarkError(f"{each.utt}: its prompt can't be used: {error}") from error
     return cache[each.prompt]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,3 +112,15 @@ class LoadResult:
 
 count, zero_or_more = argument(whole(1)), argument(whole(0))
 """Types of arguments."""
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Read an argument NAME=VALUE.
+
+    Raises:
+        ArgumentTypeError: it is something else.
+    """
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected NAME=VALUE")
+    return name, value

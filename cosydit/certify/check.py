@@ -1,4 +1,4 @@
-"""A check, its findings and its outcome, the run's settings, and the certificate of them all. Imports nothing heavy.
+"""A check, what it is given, what it finds, and the run's settings. Imports nothing heavy.
 
 A check is a function of a `CheckContext` and `Findings`. It passes when every bounded figure is within its bound; an
 error that it raises fails it, and `NotRunError` says that something it needs is not there.
@@ -6,28 +6,26 @@ error that it raises fails it, and `NotRunError` says that something it needs is
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
 from enum import Enum
-from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from servicekit.files import write_text
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from servicekit.gpu_host import CPU
 
-CERTIFICATE_FILE = "certificate.json"
-PAGE_FILE = "certificate.html"
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #1f2328 }
-table { border-collapse: collapse; width: 100% } td, th { border-bottom: 1px solid #d0d7de; padding: .3rem .5rem;
-text-align: left; vertical-align: top } pre { background: #f6f8fa; overflow: auto; padding: .6rem; font-size: 12px }
-.outside, .fail { color: #cf222e; font-weight: 600 } .pass { color: #1a7f37 } audio { height: 2rem }
-"""
-_SAME = ("gpu", "commit", "weights", "settings")
-"""Fields in which a run that is resumed must not differ."""
+T = TypeVar("T")
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "Please call me back this evening, if you can.",
+    "It rained all night, and the river rose by morning.",
+    "A small boat crossed the bay before the storm.",
+)
+"""Sentences that any English voice can say."""
+VOICE = "default"
 
 
 class Result(str, Enum):
@@ -48,13 +46,21 @@ class CheckFailedError(Exception):
 
 @dataclass
 class Findings:
-    """What one check has found so far."""
+    """What one check has found, and what became of it, as the certificate has it."""
 
+    check: str
+    """Path of the check."""
+    result: Result = Result.PASS
+    seconds: float = 0.0
+    reason: str = ""
+    """Reason why the check failed or was not run."""
+    page: str = ""
     figures: list[dict[str, Any]] = field(default_factory=list)
     """Each with name, value, unit, bound (such as `at most 3`; empty if it has none) and is_within."""
     notes: list[str] = field(default_factory=list)
     audio: list[str] = field(default_factory=list)
     """Names of files below the certificate's folder."""
+    log_tail: str = ""
 
     def tell(
         self, name: str, value: float, unit: str = "", least: float | None = None, most: float | None = None
@@ -68,13 +74,14 @@ class Findings:
         figure = {"name": name, "value": number, "unit": unit, "bound": bound, "is_within": bool(is_within)}
         self.figures.append(figure)
 
-    def note(self, text: str) -> None:
-        """Keep a sentence for the reader."""
-        self.notes.append(text)
-
     def outside(self) -> list[str]:
         """Return the figures beyond their bounds."""
         return [described(figure) for figure in self.figures if not figure["is_within"]]
+
+    def describe(self) -> str:
+        """Return one line for a person."""
+        told = self.reason or ", ".join([*map(described, self.figures), *self.notes][:3])
+        return f"{self.result.value:8} {self.check:30} {self.seconds:6.1f} s  {told.partition(chr(10))[0]}"
 
 
 def described(figure: dict[str, Any]) -> str:
@@ -93,45 +100,11 @@ class Check:
     """Function of a `CheckContext` and the `Findings` to write into."""
     page: str
     """File below docs/ that says what to do about a failure."""
-    timeout_s: float
-    group: str
-    """Name of the checks that use the same opened parts, in a process of their own."""
 
-    def is_under(self, prefix: str) -> bool:
-        """Tell whether `--only` with this value means it."""
-        return f"{self.path}/".startswith(prefix.rstrip("/") + "/")
-
-
-@dataclass(frozen=True)
-class CheckOutcome:
-    """The outcome of one check, as the certificate has it."""
-
-    check: str
-    """Path of the check."""
-    result: Result
-    seconds: float
-    reason: str = ""
-    """Reason why the check failed or was not run."""
-    page: str = ""
-    figures: list[dict[str, Any]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    audio: list[str] = field(default_factory=list)
-    log_tail: str = ""
-
-    @classmethod
-    def from_json(cls, entry: dict[str, Any]) -> CheckOutcome:
-        """Read an outcome of a certificate; fields of older ones are left out.
-
-        Raises:
-            ValueError, LookupError, TypeError: it is something else.
-        """
-        known = {name: entry[name] for name in cls.__dataclass_fields__}
-        return cls(**{**known, "result": Result(known["result"])})
-
-    def describe(self) -> str:
-        """Return one line for a person."""
-        told = self.reason or ", ".join([*map(described, self.figures), *self.notes][:3])
-        return f"{self.result.value:8} {self.check:30} {self.seconds:6.1f} s  {told.partition(chr(10))[0]}"
+    @property
+    def group(self) -> str:
+        """Name of the checks that use the same opened parts, in a process of their own."""
+        return self.path.rpartition("/")[0]
 
 
 @dataclass(frozen=True)
@@ -143,10 +116,6 @@ class Plan:
     work_dir: Path
     device: str
     """Device for token2wav and our own LLM engine: cpu or cuda."""
-    golden_dir: Path | None = None
-    """Folder of golden vectors; None: the repository's."""
-    manifest: Path | None = None
-    """Sentences to listen to; None: those kept from the demo voice's training."""
     load_s: float = 300.0
     load_streams: int = 4
     is_audible: bool = True
@@ -160,90 +129,36 @@ class Plan:
         return self.device != CPU
 
 
-@dataclass
-class CheckpointCertificate:
-    """One run and its outcomes, by the checks' paths."""
+class CheckContext:
+    """The plan, and what was opened for the checks of one group; a context manager that closes it."""
 
-    gpu: str
-    commit: str | None
-    weights: str
-    settings: dict[str, Any]
-    environment: dict[str, Any]
-    outcomes: dict[str, CheckOutcome] = field(default_factory=dict)
+    def __init__(self, plan: Plan) -> None:
+        """Open nothing yet."""
+        self.plan = plan
+        self.checkpoint = CheckpointLayout.under(plan.checkpoint_dir)
+        self.log_dir = plan.out_dir / "logs"
+        """Where services that are started here log to."""
+        self._opened = ExitStack()
+        self._resources: dict[str, Any] = {}
 
-    @property
-    def result(self) -> Result:
-        """Fail if any check failed, pass if any passed, else not run."""
-        results = {outcome.result for outcome in self.outcomes.values()}
-        return next((each for each in (Result.FAIL, Result.PASS) if each in results), Result.NOT_RUN)
+    def __enter__(self) -> CheckContext:
+        return self
 
-    def counts(self) -> str:
-        """Return how many checks passed, failed and were not run."""
-        results = [outcome.result for outcome in self.outcomes.values()]
-        return ", ".join(f"{results.count(each)} {each.value}" for each in Result)
+    def __exit__(self, *details: object) -> None:
+        self._resources.clear()
+        self._opened.close()
 
-    def add(self, outcome: CheckOutcome, paths: Sequence[str], out_dir: Path) -> None:
-        """Keep an outcome, all of them in the order of the checks' paths, and write the file, whole or not at all."""
-        told = {**self.outcomes, outcome.check: outcome}
-        self.outcomes = {path: told[path] for path in paths if path in told}
-        fields = {"schema": 1, **asdict(self), "result": self.result}
-        fields["checks"] = list(fields.pop("outcomes").values())
-        out_dir.mkdir(parents=True, exist_ok=True)
-        write_text(out_dir / CERTIFICATE_FILE, json.dumps(fields, indent=1, ensure_ascii=False) + "\n")
-
-    def resume(self, out_dir: Path) -> list[str]:
-        """Take over an earlier run of the same commit, weights and settings; returns the paths of what passed in it.
+    def shared(self, name: str, open_it: Callable[[], AbstractContextManager[T]]) -> T:
+        """Return what was opened under a name; it stays open until the group ends.
 
         Raises:
-            ValueError: the file there is of another run, or can't be read.
+            NotRunError: it was tried before and failed.
         """
-        path = out_dir / CERTIFICATE_FILE
-        if not path.is_file():
-            return []
-        advice = "leave --resume out, or give another --out"
-        try:
-            earlier = json.loads(path.read_text("utf-8"))
-            outcomes = [CheckOutcome.from_json(entry) for entry in earlier["checks"]]
-            differing = [name for name in _SAME if earlier[name] != getattr(self, name)]
-        except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{path} can't be read ({error!r}); {advice}") from error
-        if differing:
-            raise ValueError(f"{path} is of another {' and '.join(differing)}; {advice}")
-        self.outcomes = {outcome.check: outcome for outcome in outcomes}
-        return [outcome.check for outcome in outcomes if outcome.result is Result.PASS]
-
-
-def write_page(certificate: CheckpointCertificate, out_dir: Path) -> Path:
-    """Write the page whole."""
-    path = out_dir / PAGE_FILE
-    write_text(path, "\n".join(_page(certificate)))
-    return path
-
-
-def _page(certificate: CheckpointCertificate) -> Iterator[str]:
-    title = escape(f"cosydit on {certificate.gpu}, {certificate.weights}: {certificate.result.value}")
-    yield f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style>"
-    yield f"<h1>{title}</h1><p>{certificate.counts()}. Commit {escape(str(certificate.commit))}.</p>"
-    for name, values in (("Settings", certificate.settings), ("Environment", certificate.environment)):
-        rows = "".join(f"<tr><td>{escape(key)}<td>{escape(str(value))}</tr>" for key, value in values.items())
-        yield f"<details><summary>{name}</summary><table>{rows}</table></details>"
-    for outcome in certificate.outcomes.values():
-        yield from _check(outcome)
-    yield "</html>"
-
-
-def _check(outcome: CheckOutcome) -> Iterator[str]:
-    verdict = f"<span class='{outcome.result.value}'>{outcome.result.value}</span>"
-    yield f"<h3>{escape(outcome.check)}: {verdict}, {outcome.seconds:.1f} s</h3><p>{escape(outcome.reason)}</p>"
-    if outcome.result is Result.FAIL:
-        yield f"<p>How to repair it: docs/{escape(outcome.page)}</p>"
-    yield "<table>"
-    for each in outcome.figures:
-        style = "" if each["is_within"] else " class='outside'"
-        cells = (each["name"], f"{float(each['value']):.4g} {each['unit']}", each["bound"])
-        yield f"<tr{style}>{''.join(f'<td>{escape(cell)}' for cell in cells)}</tr>"
-    yield "</table>"
-    yield from (f"<p>{escape(name)}<br><audio controls src='{escape(name)}'></audio></p>" for name in outcome.audio)
-    yield from (f"<p>{escape(note)}</p>" for note in outcome.notes)
-    if outcome.log_tail:
-        yield f"<details><summary>log</summary><pre>{escape(outcome.log_tail)}</pre></details>"
+        found = self._resources.get(name)
+        if isinstance(found, NotRunError):
+            raise found
+        if found is None:
+            self._resources[name] = NotRunError(f"{name} could not be started; see the check that failed")
+            found = self._resources[name] = self._opened.enter_context(open_it())
+        opened: T = found
+        return opened

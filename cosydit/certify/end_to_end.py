@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import grpc
+import numpy as np
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 
 from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor, PreparedRequest
+from cosydit.bench.inputs import read_samples, require_all_good
 from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.metrics import summarize
 from cosydit.bench.types import LoadResult, SpeechInput
-from cosydit.certify.check import CheckFailedError, Findings
-from cosydit.certify.context import TEXTS, VOICE, CheckContext, FloatArray, keep_audio, samples_of
-from cosydit.certify.recognition import FRAME_SECONDS, SILENCE_LEVEL, loudness
+from cosydit.certify.check import TEXTS, VOICE, CheckContext, CheckFailedError, Findings, NotRunError
+from cosydit.certify.recognition import RATE_HZ, FloatArray, SphinxRecogniser, keep_audio, words_of
 from cosydit.cli.stack_options import choice_lines, gpu_shared
 from cosydit.stack.host import find_host, for_host, with_served_form
 from cosydit.stack.stack import PORT_COUNT, LocalStack, Ports, StackOptions
@@ -31,55 +32,40 @@ from llm_service.vocab import SPEECH_TOKENS_PER_SECOND
 from servicekit.clock import SystemClock
 from servicekit.gpu_host import AUTO
 from token2wav_service.contract import SAMPLE_RATE_HZ
+from token2wav_service.features.audio import resample_poly
 from token2wav_service.serving.process.server import free_ports
 
-READY_TIMEOUT_S, TIMEOUT_S = 600.0, 120.0
+READY_TIMEOUT_S, TIMEOUT_S, LEAST_SECONDS = 600.0, 120.0, 0.2
 LEAST_TOKENS_A_LETTER, MOST_TOKENS_A_LETTER = 0.5, 6.0
 """Bounds of 25 Hz speech tokens for each letter that no speech passes; English takes about 1.6."""
-LARGEST_SILENT_SHARE = 0.9
-LEAST_SECONDS = 0.2
 _tts_stub: Callable[[Any], Any] = tts_service_pb2_grpc.TextToSpeechServiceStub  # the stubs have no types
-
-
 ROUND = 4
 """Requests of each listener between two looks at the time."""
-PAUSE_S = 1.0
-"""Pause after a failure: services that are gone refuse at once."""
+KEPT_AUDIO = 5
+LEAST_WORDS = 0.5
+"""Share of the words that must be understood: the recogniser understands three quarters and more of the demo voice's
+words, and none of noise."""
 _JOBS = [PreparedRequest(SpeechInput(f"text-{number}", text), None) for number, text in enumerate(TEXTS)]
 
 
-@dataclass(frozen=True)
-class RunningStack:
-    """The services and where their doors are."""
-
-    stack: LocalStack
-    ready_s: float
-    chosen: list[str]
-    """Settings chosen for this host, a line each."""
-
-    @property
-    def options(self) -> StackOptions:
-        """What runs and where."""
-        return self.stack.options
-
-
-def running(context: CheckContext) -> RunningStack:
+def running(context: CheckContext) -> LocalStack:
     """Return the whole system, started by the first check that asks."""
     return context.shared("the whole system", partial(_started, context))
 
 
 def check_start(context: CheckContext, found: Findings) -> None:
     """All services become ready."""
-    started = running(context)
-    found.tell("ready after", started.ready_s, "s")
-    found.notes += [*started.chosen, *started.stack.describe()]
+    began_s = time.perf_counter()
+    stack = running(context)
+    found.tell("ready after", time.perf_counter() - began_s, "s")
+    found.notes += [*choice_lines(stack.options, find_host(context.plan.device), None), *stack.describe()]
 
 
 def check_door(context: CheckContext, found: Findings, name: str) -> None:
     """One sentence: when its first audio comes, how long it is, and whether it is speech."""
-    started = running(context)
-    _spoken(name, started)  # what the first request of a door loads is not its speed
-    ttfa_s, total_s, samples = _spoken(name, started)
+    options = running(context).options
+    _timed(name, options)  # what the first request of a door loads is not its speed
+    ttfa_s, total_s, samples = _timed(name, options)
     keep_audio(context, found, f"door-{name}", samples)
     seconds = len(samples) / SAMPLE_RATE_HZ
     found.tell("time to first audio", 1000 * ttfa_s, "ms")
@@ -88,11 +74,28 @@ def check_door(context: CheckContext, found: Findings, name: str) -> None:
     if context.plan.is_audible:
         rate = seconds * SPEECH_TOKENS_PER_SECOND / sum(map(str.isalnum, TEXTS[0]))
         found.tell("tokens a letter", rate, least=LEAST_TOKENS_A_LETTER, most=MOST_TOKENS_A_LETTER)
-        silent = loudness(samples, SAMPLE_RATE_HZ, FRAME_SECONDS) < SILENCE_LEVEL
-        found.tell("silent share", float(silent.mean()), most=LARGEST_SILENT_SHARE)
 
 
-def check_steady(context: CheckContext, found: Findings) -> None:
+def check_words(context: CheckContext, found: Findings) -> None:
+    """A recogniser understands the bundled sentences; only of weights that were trained."""
+    if not context.plan.is_audible:
+        raise NotRunError("the weights are random and speak noise; give the official ones with --checkpoint")
+    recogniser, options = SphinxRecogniser(), running(context).options
+    words, understood = 0, 0
+    for seed, row in enumerate(require_all_good(read_samples())):
+        pieces: list[bytes] = []
+        speak_over_http(options.gateway_url, row.text, VOICE, pieces.append, SystemClock(), TIMEOUT_S, seed)
+        samples = _samples_of(pieces)
+        heard = recogniser.transcribe(resample_poly(samples, SAMPLE_RATE_HZ, RATE_HZ))
+        said = Counter(words_of(row.text))
+        words, understood = words + said.total(), understood + (said & Counter(words_of(heard))).total()
+        found.notes.append(f"{row.text} -> {heard}")
+        if seed < KEPT_AUDIO:
+            keep_audio(context, found, f"sentence-{row.utt}", samples)
+    found.tell("share of words understood", understood / words, least=LEAST_WORDS)
+
+
+def check_load(context: CheckContext, found: Findings) -> None:
     """Listeners ask again and again, and nothing fails."""
     result = asyncio.run(_under_load(running(context).options.gateway_url, context))
     told = summarize(result)
@@ -107,26 +110,25 @@ def check_steady(context: CheckContext, found: Findings) -> None:
 
 
 async def _under_load(url: str, context: CheckContext) -> LoadResult:
+    """Ask until the time is over or a request has failed."""
     listeners, door = context.plan.load_streams, HttpDoor(DoorOptions(url, TIMEOUT_S), VOICE)
     load = LoadGenerator(door, lambda job: job.utt, SystemClock(), PIECES_OF_A_CHUNK_S)
     result, began_s = LoadResult([], [], 0.0), time.perf_counter()
     try:
-        while result.wall_s < context.plan.load_s:
+        while result.wall_s < context.plan.load_s and all(record.is_ok for record in result.records):
             records = (await load.run(_JOBS, LoadPlan(listeners, ROUND * listeners), lambda _: None)).records
             result = LoadResult(result.records + records, [], time.perf_counter() - began_s)
-            if not records[-1].is_ok:
-                await asyncio.sleep(PAUSE_S)
     finally:
         await door.close()
     return result
 
 
 @contextmanager
-def _started(context: CheckContext) -> Iterator[RunningStack]:
+def _started(context: CheckContext) -> Iterator[LocalStack]:
     host = find_host(context.plan.device)
     options = StackOptions(
         checkpoint=context.checkpoint,
-        work_dir=context.scratch("stack"),
+        work_dir=context.plan.work_dir / "certify",
         ports=Ports(*free_ports(PORT_COUNT)),
         settings=context.plan.settings,
         ready_timeout_s=READY_TIMEOUT_S,
@@ -135,17 +137,11 @@ def _started(context: CheckContext) -> Iterator[RunningStack]:
     )
     options = with_served_form(for_host(options, host))
     stack = LocalStack(options, with_gateway=True)
-    began = time.perf_counter()
-    try:
-        with gpu_shared(options, host) as mps, stack:
-            yield RunningStack(stack, time.perf_counter() - began, choice_lines(options, host, mps))
-    finally:  # the folder of the logs goes away
-        context.log_dir.mkdir(parents=True, exist_ok=True)
-        for path in options.log_dir.glob("*.log"):
-            (context.log_dir / f"stack_{path.name}").write_bytes(path.read_bytes())
+    with gpu_shared(options, host), stack:
+        yield stack
 
 
-def _spoken(name: str, started: RunningStack) -> tuple[float, float, FloatArray]:
+def _timed(name: str, options: StackOptions) -> tuple[float, float, FloatArray]:
     """Return seconds to the first audio, seconds to the last, and the samples [N]."""
     began = time.perf_counter()
     heard: list[tuple[float, bytes]] = []
@@ -154,28 +150,33 @@ def _spoken(name: str, started: RunningStack) -> tuple[float, float, FloatArray]
         if pcm:
             heard.append((time.perf_counter() - began, pcm))
 
-    DOORS[name](started, TEXTS[0], hear)
+    DOORS[name](options, hear)
     total_s = time.perf_counter() - began
     if not heard:
         raise CheckFailedError("the answer ended without any audio; see the services' logs")
-    return heard[0][0], total_s, samples_of([pcm for _, pcm in heard])
+    return heard[0][0], total_s, _samples_of([pcm for _, pcm in heard])
 
 
-def _openai(started: RunningStack, text: str, hear: OnAudio) -> None:
-    speak_over_http(started.options.gateway_url, text, VOICE, hear, SystemClock(), TIMEOUT_S, seed=1)
+def _samples_of(pieces: list[bytes]) -> FloatArray:
+    """Return 16-bit PCM as samples [N] in +-1."""
+    return np.frombuffer(b"".join(pieces), "<i2").astype(np.float32) / 32768
 
 
-def _grpc(started: RunningStack, text: str, hear: OnAudio) -> None:
+def _openai(options: StackOptions, hear: OnAudio) -> None:
+    speak_over_http(options.gateway_url, TEXTS[0], VOICE, hear, SystemClock(), TIMEOUT_S, seed=1)
+
+
+def _grpc(options: StackOptions, hear: OnAudio) -> None:
     config = speech_pb2.SpeechConfig(voice=speech_pb2.Voice(name=VOICE))
-    request = tts_service_pb2.SynthesizeRequest(text=text, config=config)
-    with grpc.insecure_channel(f"127.0.0.1:{started.options.ports.gateway_grpc}") as channel:
+    request = tts_service_pb2.SynthesizeRequest(text=TEXTS[0], config=config)
+    with grpc.insecure_channel(f"127.0.0.1:{options.ports.gateway_grpc}") as channel:
         for answer in _tts_stub(channel).Synthesize(request, timeout=TIMEOUT_S):
             hear(answer.audio.content)
 
 
-def _triton(started: RunningStack, text: str, hear: OnAudio) -> None:
-    speak_over_grpc(started.options.token2wav_url, text, None, None, hear, SystemClock(), TIMEOUT_S)
+def _triton(options: StackOptions, hear: OnAudio) -> None:
+    speak_over_grpc(options.token2wav_url, TEXTS[0], None, None, hear, SystemClock(), TIMEOUT_S)
 
 
-DOORS: dict[str, Callable[[RunningStack, str, OnAudio], None]] = {"openai": _openai, "grpc": _grpc, "triton": _triton}
+DOORS: dict[str, Callable[[StackOptions, OnAudio], None]] = {"openai": _openai, "grpc": _grpc, "triton": _triton}
 """The three protocols that the services and the drop-in model have; the other doors are the gateway's own code."""

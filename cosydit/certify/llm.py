@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,9 +19,8 @@ from typing import Any
 import httpx
 import numpy as np
 
-from cosydit.certify.check import CheckFailedError, Findings, NotRunError
-from cosydit.certify.context import TEXTS, VOICE, CheckContext, FloatArray
-from cosydit.certify.table import LLM_PROGRAMS
+from cosydit.certify.check import TEXTS, CheckContext, CheckFailedError, Findings, NotRunError
+from cosydit.certify.run import LLM_PROGRAMS
 from cosydit.stack.host import find_host, llm_settings, preset_of, served_form
 from cosydit.stack.process import ServiceProcess, ServiceSpec, read_json
 from gateway.core import Sampling, Utterance
@@ -32,15 +31,10 @@ from llm_service.export.check_server import Expectation, Question, gap_below_bes
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import SPEECH_TOKEN_COUNT, SPEECH_TOKENS_PER_SECOND, SpeechVocabulary
 from servicekit.settings import as_options
-from token2wav_service.checkpoint.family import open_features
-from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.serving.process.server import free_ports
 
 START_TIMEOUT_S, REQUEST_TIMEOUT_S = 600.0, 120.0
 CLOSE = Expectation(tokens_per_text=12)
-LEAST_MARGIN = 0.5
-"""Logits by which one of two tokens must win: more than half precision changes."""
-LITTLE_PENALTY, MUCH_PENALTY = 1.0, 5.0
 EXACT_TOKENS, AT_ONCE = 40, 64
 SERVICE = ["-m", "llm_service"]
 
@@ -50,17 +44,13 @@ class Server:
     """A running LLM service and how to ask it."""
 
     url: str
-    backend: LLMBackend
     wire: LLMWire
     vocabulary: SpeechVocabulary
     model: str
-    voice: Utterance
-    """An utterance with the voice's transcript and tokens; its text is replaced."""
 
     def body(self, text: str, **fields: Any) -> dict[str, Any]:
         """Return the gateway's own request for a text, some fields replaced."""
-        utterance = Utterance(text, self.voice.reference_text, self.voice.reference_tokens)
-        return {**self.wire.request(utterance, Sampling(), 0, self.model).body, **fields}
+        return {**self.wire.request(Utterance(text, "", ()), Sampling(), 0, self.model).body, **fields}
 
     def ids(self, body: dict[str, Any]) -> tuple[list[int], str]:
         """Ask for an answer in one piece; return its LLM ids, end tokens left out, and why it ended."""
@@ -72,15 +62,10 @@ class Server:
         ends = set(self.vocabulary.end_ids)
         return [int(each) for each in choice["token_ids"] if each not in ends], str(choice["finish_reason"])
 
-    def draw(self, question: Question, rows: Sequence[int] = (), count: int = 1, **fields: Any) -> list[int]:
-        """Return the ids that the server finds likeliest after a prompt, of these rows of the head if any are given."""
-        if rows and self.backend is LLMBackend.TRTLLM:
-            raise NotRunError("trtllm-serve takes no allowed_token_ids, so that two tokens can't be compared")
-        one: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": LITTLE_PENALTY}
-        one |= {"max_tokens": count, "min_tokens": count - 1}
-        if rows:
-            one["allowed_token_ids"] = [self.vocabulary.first_id + row for row in rows]
-        return self.ids(self.body(TEXTS[0], **{**one, **fields}) | {"prompt": list(question.prompt)})[0]
+    def draw(self, question: Question, count: int = 1, **fields: Any) -> list[int]:
+        """Return the ids that the server finds likeliest after a prompt."""
+        one = {"temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": count, "min_tokens": count - 1, **fields}
+        return self.ids(self.body(TEXTS[0], **one) | {"prompt": list(question.prompt)})[0]
 
 
 def server(context: CheckContext, backend: str) -> Server:
@@ -94,7 +79,7 @@ def check_start(context: CheckContext, found: Findings, backend: str) -> None:
     if program is not None and shutil.which(program) is None:
         raise NotRunError(f"{program} is not on PATH: {backend} is not installed in this environment")
     began = time.perf_counter()
-    found.note(f"model {server(context, backend).model}, backend {backend}")
+    found.notes.append(f"model {server(context, backend).model}, backend {backend}")
     found.tell("ready after", time.perf_counter() - began, "s")
 
 
@@ -126,33 +111,6 @@ def check_token_offset(context: CheckContext, found: Findings, backend: str) -> 
         raise CheckFailedError(f"every id is off by {shifts[0][0]:+d}: wrong token offset in the server or tokenizer")
 
 
-def check_penalty(context: CheckContext, found: Findings, backend: str) -> None:
-    """The repetition penalty is applied: of two possible tokens it decides against the one that was heard."""
-    asked = server(context, backend)
-    question = _questions(context, asked)[0]
-    logits, first_id = question.logits[:SPEECH_TOKEN_COUNT], asked.vocabulary.first_id
-    rows = sorted({i - first_id for i in question.prompt if asked.vocabulary.is_speech(i)})
-    if not rows:
-        raise NotRunError("the voice has no speech tokens that could come again")
-    heard = max(rows, key=lambda row: float(logits[row]))
-    best = float(logits[heard])
-    swing = np.full_like(logits, best - (best / MUCH_PENALTY if best > 0 else best * MUCH_PENALTY))
-    swing[rows] = -np.inf
-    other, margin = _clearest(best - logits, swing)
-    if margin < LEAST_MARGIN:
-        raise NotRunError("no token would come twice, so that a penalty has nothing to change")
-    drawn = [asked.draw(question, (heard, other), repetition_penalty=each) for each in (LITTLE_PENALTY, MUCH_PENALTY)]
-    if drawn != [[first_id + heard], [first_id + other]]:
-        raise CheckFailedError("repetition_penalty 1 and 5 give the same greedy answer: the sampler applies no penalty")
-
-
-def _clearest(lead: FloatArray, swing: FloatArray) -> tuple[int, float]:
-    """Return the row of which `lead` is above 0 and falls below it by `swing`, most clearly, and how clearly."""
-    margins = np.minimum(lead, swing - lead)
-    row = int(margins.argmax())
-    return row, float(margins[row])
-
-
 def check_repetition(context: CheckContext, found: Findings, backend: str) -> None:
     """Sampling is repetition-aware: of two possible tokens, the one just drawn is not drawn again."""
     if backend != LLMBackend.EMBEDDED.value:
@@ -162,9 +120,11 @@ def check_repetition(context: CheckContext, found: Findings, backend: str) -> No
     repeated = 0
     for question in questions:
         rows = [int(row) for row in np.argsort(question.logits[:SPEECH_TOKEN_COUNT])[-2:]]
-        ids = asked.draw(question, rows, 2, temperature=Sampling().temperature, top_k=1, min_tokens=2)
-        if len(ids) != 2 or not {i - asked.vocabulary.first_id for i in ids} <= set(rows):
-            raise CheckFailedError(f"asked for two of the rows {rows}, the server answered the ids {ids}")
+        allowed = [asked.vocabulary.first_id + row for row in rows]
+        sampled = {"temperature": Sampling().temperature, "top_k": 1, "min_tokens": 2, "allowed_token_ids": allowed}
+        ids = asked.draw(question, 2, **sampled)
+        if len(ids) != 2 or not set(ids) <= set(allowed):
+            raise CheckFailedError(f"asked for two of the ids {allowed}, the server answered {ids}")
         repeated += ids[0] == ids[1]
     found.tell("answers", len(questions))
     if repeated:
@@ -205,26 +165,16 @@ def _serving(context: CheckContext, backend: LLMBackend) -> Iterator[Server]:
         service.wait_ready(START_TIMEOUT_S)
         encoder = load_text_encoder(llm_dir)
         model = str(read_json(f"{url}/v1/models")["data"][0]["id"])
-        yield Server(url, backend, LLMWire(encoder, backend), encoder.vocabulary, model, _voice(context))
-
-
-def _voice(context: CheckContext) -> Utterance:
-    """Return the default voice's transcript and speech tokens."""
-    folder = context.checkpoint.voices_dir
-    transcript = (folder / f"{VOICE}.txt").read_text("utf-8").strip()
-    samples = load_prompt_audio((folder / f"{VOICE}.wav").read_bytes())
-    tokens = open_features(context.checkpoint.token2wav_dir, 1, "cpu").tokens(samples)
-    return Utterance("", transcript, tuple(int(token) for token in tokens))
+        yield Server(url, LLMWire(encoder, backend), encoder.vocabulary, model)
 
 
 def _ask(asked: Server, texts: Sequence[str], seed: int) -> list[tuple[list[int], str, float]]:
     """Send the gateway's streamed request for every text at once; return speech ids, reason, seconds to the first."""
 
     async def answer(client: SpeechLMClient, text: str, seed: int) -> tuple[list[int], str, float]:
-        utterance = Utterance(text, asked.voice.reference_text, asked.voice.reference_tokens)
         ids: list[int] = []
         reason, first_s, began = "", 0.0, time.perf_counter()
-        async for delta in client.generate(utterance, Sampling(), seed):
+        async for delta in client.generate(Utterance(text, "", ()), Sampling(), seed):
             first_s = first_s or time.perf_counter() - began
             ids += delta.token_ids
             reason = delta.finish_reason or reason
@@ -243,8 +193,6 @@ def _ask(asked: Server, texts: Sequence[str], seed: int) -> list[tuple[list[int]
 def _questions(context: CheckContext, asked: Server) -> list[Question]:
     """Return the gateway's prompts with the float32 model's logits, after each of its own next tokens too."""
 
-    def ask_the_model() -> list[Question]:
-        prompts = [asked.body(text)["prompt"] for text in TEXTS]
-        return list(source_questions(context.checkpoint.llm_dir, prompts, CLOSE.tokens_per_text))
-
-    return context.kept("llm/questions", ask_the_model)
+    prompts = [asked.body(text)["prompt"] for text in TEXTS]
+    asked_once = source_questions(context.checkpoint.llm_dir, prompts, CLOSE.tokens_per_text)
+    return context.shared("llm/questions", lambda: nullcontext(list(asked_once)))

@@ -190,15 +190,13 @@ stage_offline_batches() {
   for size in 16 8 4 2 1; do offline_batch "$size" "${TOKEN2WAV_BATCH_SIZE:-1}" "$LOG_DIR/offline_batch_$size"; done
 }
 
-# Uses the services of stage 3 if this script started them, else brings its own. Args: texts in the LLM at once, streams
-# in one token2wav step (either may be empty: by the GPU's memory), folder of the results.
+# Brings its own LLM service; those of stage 3 are stopped. Args: texts in the LLM at once, streams in one token2wav step
+# (either may be empty: by the GPU's memory), folder of the results.
 offline_batch() {
   local manifest=$MANIFEST
-  local -a sizes=() services=(--token2wav-path "$(checkpoint_dir)/token2wav" --device "$DEVICE")
+  local -a sizes=()
+  stop_services
   resolve_host
-  if ((${#SERVICE_PIDS[@]} > 0)) || [[ -n $DRY_RUN && $START -le 3 ]]; then
-    services=(--llm-url "http://127.0.0.1:$LLM_PORT" --token2wav-url "127.0.0.1:$TRITON_GRPC_PORT")
-  fi
   if [[ -n $1 ]]; then sizes+=(--batch-size "$1"); fi
   if [[ -n $2 ]]; then sizes+=(--token2wav-batch-size "$2"); fi
   if [[ -z $manifest ]]; then
@@ -206,7 +204,8 @@ offline_batch() {
     if [[ -z $DRY_RUN ]]; then write_sample_manifest "$manifest"; fi
   fi
   run "$PYTHON" -m benchmarks.offline_batch --manifest-path "$manifest" --output-dir "$3" \
-    --backend "$LLM_BACKEND" --llm-model-name-or-path "$(checkpoint_dir)/llm" "${services[@]}" "${sizes[@]}"
+    --backend "$LLM_BACKEND" --llm-model-name-or-path "$(checkpoint_dir)/llm" \
+    --token2wav-path "$(checkpoint_dir)/token2wav" --device "$DEVICE" "${sizes[@]}"
 }
 
 stage_token2wav_alone() {

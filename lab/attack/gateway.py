@@ -52,14 +52,14 @@ def main() -> int:
         limits = replace(config.voices.limits, max_voices=MAX_VOICES, creations_per_minute=1000)
         return replace(config, voices=replace(config.voices, limits=limits))
 
-    program.parse_args = with_few_voices  # type: ignore[assignment]
+    program.parse_args = with_few_voices  # type: ignore[attr-defined]
     notes, startup = Path(sys.argv[1]), DrainingServer.startup
 
     async def watched(server: DrainingServer, sockets: list[object] | None = None) -> None:
         await startup(server, sockets)
         server.noting = asyncio.create_task(note_stalls(notes))  # type: ignore[attr-defined]
 
-    DrainingServer.startup = watched  # type: ignore[method-assign]
+    DrainingServer.startup = watched  # type: ignore[method-assign, assignment]
     sys.argv = ["gateway", *sys.argv[2:]]
     return program.main()
 

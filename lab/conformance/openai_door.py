@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from gateway.audio import AudioFormat
 from gateway.core import FloatArray, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import LLMInterruptedError
-from gateway.voices.registry import NamedVoice, VoiceAliases
+from gateway.voices.profile import VoiceAliases
+from gateway.voices.registry import NamedVoice
 from tests.gateway.audio.signals import best_lag, decoded, snr_db
 from tests.gateway.doors.http_door import Door, opened_door
 from tests.gateway.fakes import FakeLLM, speech_deltas

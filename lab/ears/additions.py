@@ -8,7 +8,8 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
-from cosydit.certify.recognition import RATE_HZ, FloatArray, Recogniser, words_of
+from cosydit.certify.recognition import RATE_HZ, FloatArray, words_of
+from lab.ears.moonshine import Recogniser
 
 LEAST_LETTERS = 4
 """By so many letters a stretch that was heard otherwise is longer than its text, where words were added to it. Less is

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cosydit.certify.recognition import FRAME_SECONDS, SILENCE_LEVEL, FloatArray, loudness
+from cosydit.certify.recognition import FloatArray
 
+FRAME_SECONDS = 0.01
+SILENCE_LEVEL = 10 ** (-50 / 20)
+"""-50 dB of full scale, as root mean square of 10 ms."""
 CLIP_LEVEL = 0.985
 """Just under the vocoder's own limit of 0.99."""
 CLIP_RUN = 3
@@ -40,6 +43,14 @@ def find_faults(samples: FloatArray, rate_hz: int) -> AudioFaults:
     return AudioFaults(
         share, longest_run(silent) * FRAME_SECONDS, clipped_samples(samples), len(clicks(samples, rate_hz))
     )
+
+
+def loudness(samples: FloatArray, rate_hz: int, frame_seconds: float) -> npt.NDArray[np.float64]:
+    """Return the root mean square of each whole frame."""
+    size = round(rate_hz * frame_seconds)
+    frames = samples[: len(samples) // size * size].reshape(-1, size).astype(np.float64)
+    level: npt.NDArray[np.float64] = np.sqrt((frames**2).mean(axis=1))
+    return level
 
 
 def silent_frames(samples: FloatArray, rate_hz: int) -> npt.NDArray[np.bool_]:

@@ -10,7 +10,7 @@ the next token of the transcript, greedily, from keys and values of the tokens b
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,14 @@ MOST_TOKENS_A_SECOND = 6.5
 LEAST_TOKENS = 12
 _PAST, _PRESENT = "past_key_values.", "present."
 _OF_ENCODER = ".encoder."
+
+
+class Recogniser(Protocol):
+    """Anything that writes down what it hears."""
+
+    def transcribe(self, samples: FloatArray) -> str:
+        """Map [N] mono float32 in +-1 at 16 kHz to lower-case words."""
+        ...
 
 
 class MoonshineRecogniser:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cosydit.certify.recognition import loudness
+from lab.ears.audio_faults import loudness
 from lab.ears.pitch import FRAME_SECONDS, track_pitch
 
 FloatArray = npt.NDArray[np.float32]

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cosydit.certify.quality import cosine
-
 FloatArray = npt.NDArray[np.float32]
 
 
@@ -29,6 +27,11 @@ class SpeakerRanking:
     @property
     def is_right(self) -> bool:
         return self.ranked_first == self.spoken_in
+
+
+def cosine(a: FloatArray, b: FloatArray) -> float:
+    """Return the cosine of the angle between two vectors."""
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
 def rank_speakers(spoken_in: str, embedding: FloatArray, voices: Mapping[str, FloatArray]) -> SpeakerRanking:

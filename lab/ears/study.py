@@ -12,7 +12,7 @@ from math import inf
 from statistics import median
 from typing import Any
 
-from cosydit.certify.recognition import WordErrors, total
+from benchmarks.lib.word_errors import WordErrors, total
 from lab.ears.additions import additions
 from lab.ears.audio_faults import AudioFaults
 from lab.ears.bandwidth import Bandwidth

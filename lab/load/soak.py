@@ -22,7 +22,8 @@ from typing import Any
 import httpx
 
 from benchmarks.failover import stack_options
-from cosydit.bench.report import SIZE_INCHES, aligned_table, describe_environment, figure_class, save_figure, write_json
+from benchmarks.lib.plot import SIZE_INCHES, figure_class, save_figure
+from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError
 from cosydit.cli.stack_options import gpu_shared
 from cosydit.stack.host import Machine, find_host, for_host, gateway_processes
@@ -36,6 +37,7 @@ from servicekit.drain import sum_of
 from servicekit.gpu_host import DEVICES, read_gpus
 from servicekit.tasks import running_meanwhile
 from token2wav_service.engine.loop import REST_AFTER_S
+from token2wav_service.serving.process.server import free_ports
 
 ROUNDS = 15
 SAMPLE_EVERY_S = 5.0
@@ -89,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         host = find_host(args.device)
         options = _options(args, work_dir, host)
         with gpu_shared(options, host), LocalStack(options, with_gateway=True) as stack:
-            doors = Doors(options.ports.gateway, options.ports.gateway_grpc)
+            doors = Doors(options.ports.gateway, options.ports.gateway_grpc, int(str(options.gateway["wyoming_port"])))
             churn = Churn(doors, options.checkpoint.voices_dir / "default.wav", random.Random(args.seed))
             watched = asyncio.run(run(stack, churn, args))
     found = figures(watched, churn)
@@ -106,7 +108,7 @@ def _options(args: argparse.Namespace, work_dir: Path, host: Machine) -> StackOp
     options = stack_options(args.checkpoint, work_dir, 1)
     created = work_dir / "created"
     created.mkdir(parents=True, exist_ok=True)
-    given = {"created_voices_dir": str(created)}
+    given = {"created_voices_dir": str(created), "wyoming_port": str(free_ports(1)[0])}
     if host.gpus:
         return for_host(replace(options, settings={}, gateway={**gateway_processes(host), **given}), host)
     return replace(

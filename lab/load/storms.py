@@ -24,8 +24,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib.plot import SIZE_INCHES, figure_class, save_figure
 from cosydit.bench.metrics import percentile
-from cosydit.bench.report import SIZE_INCHES, aligned_table, describe_environment, figure_class, save_figure, write_json
+from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout, resolve_checkpoint
 from cosydit.stack.process import ServiceProcess, ServiceSpec
@@ -293,7 +294,7 @@ def serve_wide() -> None:
         limits = replace(config.access.wire, max_connections=MAX_CONNECTIONS, max_connections_per_peer=MAX_CONNECTIONS)
         return replace(config, access=replace(config.access, wire=limits))
 
-    program.parse_args = wide  # type: ignore[assignment]
+    program.parse_args = wide  # type: ignore[attr-defined]
     raise SystemExit(program.main())
 
 

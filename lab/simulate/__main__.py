@@ -25,10 +25,11 @@ from typing import Any
 
 from benchmarks.end_to_end import ENVIRONMENT_FILE, add_run_lengths
 from benchmarks.figures import read_runs
+from benchmarks.lib.plot import figure_class
 from benchmarks.lib.points import LISTENERS_A_GATEWAY, GPUs, measured_json, unit_json
 from benchmarks.lib.sweep import FinishedRun, RunPlan, SweepLoad
 from cosydit.bench.load import LoadPlan
-from cosydit.bench.report import aligned_table, describe_environment, figure_class, write_json
+from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError
 from lab.simulate.admission import simulate_admission
 from lab.simulate.compare import (

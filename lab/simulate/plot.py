@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cosydit.bench.report import figure_class, save_figure
+from benchmarks.lib.plot import figure_class, save_figure
 
 _FLEET_INCHES = (11, 5)
 

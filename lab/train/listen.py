@@ -24,16 +24,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cosydit.certify.recognition import (
-    RATE_HZ,
-    FloatArray,
-    Recogniser,
-    SphinxRecogniser,
-    total,
-    word_errors,
-)
+from benchmarks.lib.word_errors import total, word_errors
+from cosydit.certify.recognition import RATE_HZ, FloatArray, SphinxRecogniser
 from demo_voice.unpack import BUNDLE, VOICES, unpack
 from lab.ears.alignment import digit_agreement
+from lab.ears.moonshine import Recogniser
 from lab.ears.opinion import Critic, DnsMos, Opinion, mean_opinion
 from lab.ears.speakers import rank_speakers, top1
 from lab.train.make_voices import VOICES_OF

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from cosydit.certify.recognition import FloatArray, heldout_sentences
+from benchmarks.lib.word_errors import heldout_sentences
+from cosydit.certify.recognition import FloatArray
 from demo_voice.unpack import BUNDLE
 from lab.train.make_voices import VOICES_OF, SourceVoices
 from lab.train.teachers.choices import teachers_of

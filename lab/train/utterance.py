@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cosydit.certify.recognition import loudness
+from lab.ears.audio_faults import loudness
 from lab.ears.pitch import FRAME_SECONDS, heard_pitch, track_pitch
 from lab.train.teachers.flite import PAUSE, RATE_HZ, FloatArray, Segment, Spoken, phone_number
 from token2wav_service.features.audio import resample_16k_to_24k, resample_poly

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from benchmarks.lib.word_errors import heldout_sentences
 from cosydit.bench.types import count
-from cosydit.certify.recognition import heldout_sentences
 from demo_voice.unpack import BundleError
 from lab.ears.likeness import RATE_HZ, Likeness, VoiceEncoder, mean_embedding
 from lab.ears.speakers import FloatArray, SpeakerRanking, cosine, rank_speakers, top1

@@ -24,14 +24,14 @@ from tqdm import tqdm
 
 from cosydit.bench.report import write_text
 from cosydit.bench.types import count
-from cosydit.certify.recognition import RATE_HZ, FloatArray, Recogniser, SphinxRecogniser
+from cosydit.certify.recognition import RATE_HZ, FloatArray, SphinxRecogniser
 from demo_voice.unpack import BundleError
 from gateway.chunking.policies import FixedChunks
 from gateway.core import RegisteredVoice, Sampling, SpeechLM, SpeechTokenDelta, Token2Wav, Utterance
 from gateway.speech.guard import GuardMode
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.speaker import Speaker
-from lab.ears.moonshine import MoonshineRecogniser
+from lab.ears.moonshine import MoonshineRecogniser, Recogniser
 from lab.ears.study import Heard
 from lab.load.instant import InstantToken2Wav
 from lab.train.make_voices import SourceVoices

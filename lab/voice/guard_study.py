@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cosydit.certify.recognition import WordErrors
+from benchmarks.lib.word_errors import WordErrors
 from lab.ears.study import Heard
 
 WORST_ERROR_RATE = 0.5

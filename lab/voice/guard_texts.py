@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
-from cosydit.certify.recognition import heldout_sentences
+from benchmarks.lib.word_errors import heldout_sentences
 
 KINDS = ("numbers", "names", "twisters", "short", "long")
 TEXTS_A_KIND = 200

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib.word_errors import word_errors
 from cosydit.bench.report import describe_environment, write_json
-from cosydit.certify.recognition import word_errors
 from gateway.text import WHOLE_TEXT, TextFrontEnd
 from gateway.text.options import TextOptions
 from lab.ears.study import Heard

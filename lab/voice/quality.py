@@ -25,23 +25,17 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.lib.word_errors import heldout_sentences, word_errors
 from cosydit.bench.report import describe_environment, write_json
 from cosydit.bench.types import count, zero_or_more
-from cosydit.certify.recognition import (
-    RATE_HZ,
-    FloatArray,
-    Recogniser,
-    SphinxRecogniser,
-    heldout_sentences,
-    word_errors,
-)
+from cosydit.certify.recognition import RATE_HZ, FloatArray, SphinxRecogniser
 from demo_voice.unpack import BundleError
 from gateway.client import ClientError, SpeechTiming, speak_over_http
 from gateway.text import TextFrontEnd, load_text_front_end
 from lab.ears import bandwidth
 from lab.ears.additions import transcribe_long
 from lab.ears.audio_faults import find_faults
-from lab.ears.moonshine import MoonshineRecogniser
+from lab.ears.moonshine import MoonshineRecogniser, Recogniser
 from lab.ears.opinion import Critic, DnsMos, Opinion
 from lab.ears.seams import contour_distance
 from lab.ears.speakers import rank_speakers

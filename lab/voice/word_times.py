@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from benchmarks.lib.word_errors import heldout_sentences
 from cosydit.bench.types import count
-from cosydit.certify.recognition import RATE_HZ, FloatArray, heldout_sentences, words_of
+from cosydit.certify.recognition import RATE_HZ, FloatArray, words_of
 from gateway.speech.guard import GuardMode
 from gateway.speech.letter_times import LetterTimes
 from gateway.speech.request import SpeechRequest, SpeechResult

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gateway_cost
-from tests.workers import free_ports
+from tests.workers import free_ports, is_whole
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not is_whole(), reason="starts the services of a benchmark; the nightly run has it")
 def test_every_rate_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

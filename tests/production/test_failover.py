@@ -20,11 +20,14 @@ from benchmarks.lib.failover import Callers, Processes, Scenario, StepReport
 from cosydit.stack.process import ServiceProcess
 from cosydit.stack.stack import LocalStack, gateway_spec
 from tests.e2e.conftest import wait_until
-from tests.workers import demo_checkpoint, free_ports, is_whole, random_checkpoint
+from tests.workers import demo_checkpoint, free_ports, is_whole
 
-pytestmark = [pytest.mark.production, pytest.mark.servers, pytest.mark.slow]
+pytestmark = [
+    *(pytest.mark.production, pytest.mark.servers, pytest.mark.slow),
+    pytest.mark.skipif(not is_whole(), reason="takes minutes; the nightly run has it"),
+]
 
-SERVERS, CALLERS = (3, 6) if is_whole() else (2, 4)
+SERVERS, CALLERS = 3, 6
 DOORS = ("gateway", "gateway_grpc")
 READY_TIMEOUT_S = 120.0
 
@@ -33,7 +36,7 @@ READY_TIMEOUT_S = 120.0
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(failover, "free_ports", free_ports)
-        checkpoint = (demo_checkpoint if is_whole() else random_checkpoint)(tmp_path_factory)
+        checkpoint = demo_checkpoint(tmp_path_factory)
         options = failover.stack_options(checkpoint, tmp_path_factory.mktemp("production"), SERVERS)
     with LocalStack(options, with_gateway=True) as running:
         yield running
@@ -81,7 +84,7 @@ async def test_no_request_is_lost_whoever_dies_or_is_restarted(stack: LocalStack
     _check_nothing_lost(unbroken)
     assert (unbroken.requests, unbroken.failovers) == (CALLERS, 0)
 
-    restarted = await scenario.rolling_restart(servers=SERVERS if is_whole() else 1)
+    restarted = await scenario.rolling_restart()
     _check_nothing_lost(restarted)
     assert restarted.different == 0, f"{restarted.worst_snr_db} dB"
 

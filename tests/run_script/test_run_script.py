@@ -141,12 +141,6 @@ def test_only_python_310_to_312_makes_the_environment(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
-def test_the_offline_batch_uses_the_services_of_the_same_run() -> None:
-    assert "--llm-url http://127.0.0.1:8000 --token2wav-url 127.0.0.1:8001" in planned("3", "5")[-1]
-    alone = planned("5", "5")[0]
-    assert "--llm-url" not in alone and "--token2wav-path" in alone
-
-
 def test_a_manifest_reaches_the_benchmarks() -> None:
     streaming, batch = planned("4", "5", "--manifest", "texts.txt")
     assert "--manifest-path texts.txt" in streaming and "--manifest-path texts.txt" in batch

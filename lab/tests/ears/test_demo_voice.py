@@ -15,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cosydit.certify.recognition import FloatArray, SphinxRecogniser, total, word_errors
+from benchmarks.lib.word_errors import total, word_errors
+from cosydit.certify.recognition import FloatArray, SphinxRecogniser
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.stack import PORT_COUNT, LocalStack, Ports, StackOptions
 from gateway.app import open_gateway

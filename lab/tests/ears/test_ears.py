@@ -9,17 +9,11 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from cosydit.certify.recognition import (
-    FRAME_SECONDS,
-    SphinxRecogniser,
-    WordErrors,
-    heldout_sentences,
-    total,
-    word_errors,
-)
+from benchmarks.lib.word_errors import WordErrors, heldout_sentences, total, word_errors
+from cosydit.certify.recognition import SphinxRecogniser
 from lab.ears.additions import LONGEST_PART_S, Addition, additions, parts_of
 from lab.ears.alignment import digit_agreement, token_agreement
-from lab.ears.audio_faults import clicks, find_faults, silent_frames
+from lab.ears.audio_faults import FRAME_SECONDS, clicks, find_faults, silent_frames
 from lab.ears.opinion import HOP_SAMPLES, WINDOW_SAMPLES, DnsMos, mean_opinion, p808_mel, windows
 from lab.ears.pitch import track_pitch
 from lab.ears.seams import contour_distance, seam_jumps

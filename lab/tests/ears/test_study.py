@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cosydit.certify.recognition import WordErrors
+from benchmarks.lib.word_errors import WordErrors
 from demo_voice.unpack import VOICES
 from lab.ears.audio_faults import AudioFaults
 from lab.ears.bandwidth import Bandwidth

@@ -33,7 +33,7 @@ def _watched(*series: Usage, left: float = 0.0) -> Watched:
 @pytest.fixture
 def churn(tmp_path_factory: pytest.TempPathFactory) -> Churn:
     voice = next((random_checkpoint(tmp_path_factory) / "voices").glob("*.wav"))
-    return Churn(Doors(1, 2), voice, random.Random(1))
+    return Churn(Doors(1, 2, 3), voice, random.Random(1))
 
 
 def test_a_soak_takes_no_port_that_another_stack_has_by_default(

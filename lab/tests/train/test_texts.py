@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from cosydit.certify.recognition import heldout_sentences
+from benchmarks.lib.word_errors import HELDOUT, heldout_sentences
 from lab.train.teachers.choices import TEACHERS, Teachers
 from lab.train.text.generated import generated_sentence, varied_sentence
 from lab.train.text.make_heldout import (
     FRAGMENTS,
-    HELDOUT,
     LONG,
     LONG_LETTERS,
     MIN_USES,

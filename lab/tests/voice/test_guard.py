@@ -7,10 +7,11 @@ import hashlib
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cosydit.certify.recognition import WordErrors
+from benchmarks.lib.word_errors import WordErrors
 from gateway.text import load_text_front_end
 from lab.ears.moonshine import END_ID
 from lab.ears.study import Heard
@@ -63,7 +64,7 @@ def test_the_texts_are_the_same_everywhere_and_of_five_kinds() -> None:
         pytest.param({"audio_s": 0.4, "source_s": 2.0}, True, id="too short"),
     ],
 )
-def test_a_row_is_bad_if_misheard_or_out_of_bounds(changes: dict[str, object], is_bad: bool) -> None:
+def test_a_row_is_bad_if_misheard_or_out_of_bounds(changes: dict[str, Any], is_bad: bool) -> None:
     assert row(**changes).is_bad is is_bad
     assert bad_shares([row(), row(**changes)]) == {"short": is_bad / 2, "all": is_bad / 2}
 

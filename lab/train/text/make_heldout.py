@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cosydit.certify.recognition import HELDOUT
+from benchmarks.lib.word_errors import HELDOUT
 
 FRAGMENTS = Path(__file__).parent / "fragments.txt"
 LONG = Path(__file__).parent / "long.txt"

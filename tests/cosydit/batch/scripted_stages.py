@@ -1,4 +1,4 @@
-"""Stages of a batch that do what their texts say, in no time. No torch."""
+"""Stages of a batch that do what their texts say, in no time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cosydit.batch.services import EngineStage
 from cosydit.batch.types import TokenisedUtterance
 from gateway.core import FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 
@@ -38,7 +39,7 @@ class ScriptedLLM:
             self.now -= 1
 
 
-class ScriptedToken2Wav:
+class ScriptedToken2Wav(EngineStage):
     """Speaks every token as 40 ms of its own height; fails those of the text `noise`, and whole batches for `crash`."""
 
     def __init__(self, step_s: float = 0.0) -> None:

@@ -76,7 +76,6 @@ def test_a_batch_speaks_what_it_can_and_lists_what_it_can_not(
     stages = {failure["utt"]: failure["stage"] for failure in map(json.loads, failures)}
     assert stages == {"gone": "input", "empty": "input", "row 6": "input", "png": "voices", "voiceless": "voices"}
     assert "FAILED png in voices" in capsys.readouterr().out
-    assert "llm_s" in (tmp_path / "out" / "batch.log").read_text(encoding="utf-8")
     summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
     assert (summary["done"], set(summary["stage_busy_s"])) == (3, {"llm", "token2wav", "write"})
 
@@ -230,7 +229,7 @@ def test_texts_are_cleaned_and_cut_as_the_gateway_does() -> None:
                 return SpeechTokenDelta((len(asked),), "stop")
 
         front_end = load_text_front_end(30)
-        llm = SegmentedLM(LLM(), front_end, TextOptions("en", normalization), CarryLimits())
+        llm = SegmentedLM(LLM().complete, front_end, TextOptions("en", normalization), CarryLimits())
         answer = await llm.complete(Utterance(text, "I am.", (9,)), Sampling(), 0)
         assert answer == SpeechTokenDelta(tuple(range(1, len(asked) + 1)), "stop")
         return asked
@@ -256,7 +255,7 @@ async def _run(
     settled: list[str] = []
     report = BatchReport(len(rows))
     with Ledger(tmp_path / "out", "wav", {row.utt for row in rows}) as ledger:
-        pipeline = BatchPipeline(llm, token2wav, ledger, plan, SystemClock())
+        pipeline = BatchPipeline(llm.complete, token2wav, ledger, plan, SystemClock())
         await pipeline.run(rows, report, lambda report: settled.append("row"))
     return llm, token2wav, report, settled
 
@@ -296,7 +295,7 @@ async def test_a_directory_that_can_not_be_written_ends_the_batch(
     voice = checkpoint / "voices" / "default.wav"
     rows = [SpeechInput(f"u{index}", "x", "says", voice) for index in range(40)]
     with Ledger(tmp_path / "out", "wav", set()) as ledger:
-        pipeline = BatchPipeline(llm(), ScriptedToken2Wav(), ledger, BatchPlan(2, 2), SystemClock())
+        pipeline = BatchPipeline(llm().complete, ScriptedToken2Wav(), ledger, BatchPlan(2, 2), SystemClock())
         ledger.append = _no_space  # type: ignore[method-assign]
         with pytest.raises(OSError, match="no space"):
             await asyncio.wait_for(pipeline.run(rows, BatchReport(len(rows)), lambda report: None), 30)

@@ -42,7 +42,7 @@ def speak(output_dir: Path, voice: Path) -> BatchReport:
         sys.stdout.write("go\n")
         sys.stdout.flush()
         plan = BatchPlan(BATCH_SIZE, BATCH_SIZE)
-        pipeline = BatchPipeline(ScriptedLLM(), ScriptedToken2Wav(STEP_S), ledger, plan, SystemClock())
+        pipeline = BatchPipeline(ScriptedLLM().complete, ScriptedToken2Wav(STEP_S), ledger, plan, SystemClock())
         asyncio.run(pipeline.run(todo, report, lambda report: None))
     return report
 

@@ -55,7 +55,7 @@ def test_every_batch_holds_the_oldest_and_the_rest_stays() -> None:
 async def _run(rows: list[SpeechInput], out: Path, plan: BatchPlan) -> tuple[ScriptedToken2Wav, BatchReport]:
     token2wav, report = ScriptedToken2Wav(), BatchReport(len(rows))
     with Ledger(out, "wav", {row.utt for row in rows}) as ledger:
-        pipeline = BatchPipeline(ScriptedLLM(), token2wav, ledger, plan, SystemClock())
+        pipeline = BatchPipeline(ScriptedLLM().complete, token2wav, ledger, plan, SystemClock())
         await pipeline.run(rows, report, lambda report: None)
     return token2wav, report
 
@@ -83,17 +83,13 @@ async def _client(
     async def complete(request: web.Request) -> web.Response:
         return answer(await request.json())
 
-    async def models(request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "the model"}]})
-
     app = web.Application()
-    app.add_routes([web.get("/v1/models", models)])
     app.add_routes([web.post(f"/v1/{path}", complete) for path in ("completions", "chat/completions")])
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     wire = LLMWire(load_text_encoder(checkpoint / "llm"), LLMBackend.VLLM, form)
-    client = WholeAnswerClient(f"http://127.0.0.1:{runner.addresses[0][1]}", wire, None, 30.0, SystemClock())
+    client = WholeAnswerClient(f"http://127.0.0.1:{runner.addresses[0][1]}", wire, "the model", 30.0, SystemClock())
     try:
         yield client
     finally:

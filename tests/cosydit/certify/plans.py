@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cosydit.certify.check import CheckOutcome, Plan
-from cosydit.certify.context import CheckContext
-from cosydit.certify.run import run_here
-from cosydit.certify.table import all_checks, selected
+from cosydit.certify.check import CheckContext, Findings, Plan
+from cosydit.certify.run import all_checks, run_here, selected
 
 
 def plan_in(folder: Path, device: str = "cpu", checkpoint: Path | None = None) -> Plan:
@@ -19,7 +17,7 @@ def context_in(folder: Path, device: str = "cpu", checkpoint: Path | None = None
     return CheckContext(plan_in(folder, device, checkpoint))
 
 
-def outcome_of(path: str, folder: Path, device: str = "cpu", checkpoint: Path | None = None) -> CheckOutcome:
+def outcome_of(path: str, folder: Path, device: str = "cpu", checkpoint: Path | None = None) -> Findings:
     """Run one check of the table here."""
     with context_in(folder, device, checkpoint) as context:
         (check,) = selected(all_checks(context.plan), [path])

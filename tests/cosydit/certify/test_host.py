@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from cosydit.certify.check import CheckOutcome, Result
+from cosydit.certify.check import Findings, Result
 from cosydit.doctor import host
 from servicekit.gpu_host import serves_user
 from tests.cosydit.certify import plans
 
 
-def outcome_of(name: str, folder: Path, device: str = "cuda") -> CheckOutcome:
+def outcome_of(name: str, folder: Path, device: str = "cuda") -> Findings:
     return plans.outcome_of(f"host/{name}", folder, device)
 
 

@@ -1,4 +1,4 @@
-"""Faults planted in a real checkpoint, engine and LLM service: the check that is made for each finds it."""
+"""Faults planted in a real checkpoint and engine: the check that is made for each finds it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cosydit.certify import llm, token2wav
+from cosydit.certify import token2wav
 from cosydit.certify.check import Result
 from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
 from tests.cosydit.certify.plans import outcome_of
@@ -17,17 +17,6 @@ from tests.workers import random_checkpoint
 from token2wav_service import build
 
 WEIGHT_FACTOR = 1.5
-SHIFTING_SERVICE = """
-import dataclasses
-from llm_service.embedded import sequence
-advance = sequence.Sequence.advance
-def shifted(self, logits):
-    made = advance(self, logits)
-    return dataclasses.replace(made, token_ids=tuple(token + 1 for token in made.token_ids))
-sequence.Sequence.advance = shifted
-from llm_service.__main__ import main
-raise SystemExit(main())
-"""
 
 
 def test_a_changed_byte_of_a_weight_file_is_found(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -56,17 +45,7 @@ def test_a_wrong_matrix_of_the_served_engine_is_found(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(build, "load_models", first_one_spoiled)
     monkeypatch.setattr(token2wav, "SPOKEN_TOKENS", 25)
+    monkeypatch.setattr(token2wav, "PROMPT_SECONDS", (1.0,))
     found = outcome_of("token2wav/reference", tmp_path, checkpoint=resolve_checkpoint(None, tmp_path).llm_dir.parent)
     assert len(loaded) == 2, found.reason
     assert found.result is Result.FAIL and "log-mel distance" in found.reason
-
-
-@pytest.mark.slow
-@pytest.mark.servers
-def test_a_service_whose_ids_are_off_by_one_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starts an LLM service with the demo voice."""
-    monkeypatch.setattr(llm, "SERVICE", ["-c", SHIFTING_SERVICE])
-    found = outcome_of(
-        "llm/embedded/token-offset", tmp_path, checkpoint=resolve_checkpoint(None, tmp_path).llm_dir.parent
-    )
-    assert found.result is Result.FAIL and "every id is off by +1" in found.reason, found.reason

@@ -19,7 +19,8 @@ from gateway.lexicons import LexiconBook
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.text import TextFrontEnd, load_text_front_end
-from gateway.voices.registry import NO_ALIASES, NamedVoice, VoiceAliases, VoiceRegistry
+from gateway.voices.profile import NO_ALIASES, VoiceAliases
+from gateway.voices.registry import NamedVoice, VoiceRegistry
 from gateway.voices.store import CreatedVoices
 from servicekit.checkpoint_file import CheckpointDeclaration
 from servicekit.clock import SystemClock

@@ -133,6 +133,6 @@ def test_the_callers_word_counts_more_than_the_guess() -> None:
 
 def test_english_sentences_are_not_taken_for_anything_else() -> None:
     english = DeclaredLanguages(["en"], GUESSER.surely)
-    lines = (ROOT / "cosydit/certify/sentences.txt").read_text("utf-8").splitlines()
+    lines = (ROOT / "benchmarks/lib/sentences.txt").read_text("utf-8").splitlines()
     beginnings = [" ".join(line.split()[:words]) for line in lines for words in (1, 2, 3, 4, 6, 8, 100)]
     assert [text for text in beginnings if english.foreign(text, None)] == []

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from gateway.errors import LLMInterruptedError
+from lab.tests.web.conftest import visited
 from tests.gateway.fakes import FakeLLM, speech_deltas
-from tests.gateway.web.conftest import visited
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from gateway.lexicons import load_lexicons
+from lab.tests.web.conftest import visited
+from lab.tests.web.test_page_options import bodies, played
 from servicekit.checkpoint_file import CheckpointDeclaration
 from tests.gateway.fakes import FakeLLM, speech_deltas
-from tests.gateway.web.conftest import visited
-from tests.gateway.web.test_page_options import bodies, played
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from lab.tests.web.conftest import Visit, visited
 from tests.gateway.fakes import FakeLLM, speech_deltas
-from tests.gateway.web.conftest import Visit, visited
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 
@@ -66,7 +66,7 @@ async def test_speed_language_and_seed_are_asked_for(browser: Any, tmp_path: Pat
         await visit.shows("#speed-value", "1.5×")
         await played(visit)
         await visit.shows("#audio-length", "0.4 s")
-    plain = {"model": "cosydit", "input": "Hello.", "voice": "default", "response_format": "pcm"}
+    plain: dict[str, Any] = {"model": "cosydit", "input": "Hello.", "voice": "default", "response_format": "pcm"}
     plain |= {"stream_format": "sse", "word_timestamps": True}
     assert sent[0] == plain
     assert sent[1] == {**plain, "language": "en", "speed": 1.5, "seed": 9007199254740993}

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.tests.web.conftest import Visit, visited
 from tests.gateway.fakes import FakeLLM, speech_deltas
-from tests.gateway.web.conftest import Visit, visited
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 
@@ -136,7 +136,11 @@ async def test_where_no_voices_can_be_created_the_page_says_so_and_goes_on(brows
 
 
 async def test_nothing_reaches_over_the_edge_at_360_px(browser: Any, tmp_path: Path) -> None:
-    window = {"viewport": {"width": 360, "height": 640}, "color_scheme": "dark", "reduced_motion": "reduce"}
+    window: dict[str, Any] = {
+        "viewport": {"width": 360, "height": 640},
+        "color_scheme": "dark",
+        "reduced_motion": "reduce",
+    }
     async with visited(browser, tmp_path, speaking(), **window) as visit:
         await visit.page.click("#play")
         await visit.shows("#status", "Played")

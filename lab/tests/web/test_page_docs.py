@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gateway.doors.endpoints import ENDPOINTS
+from lab.tests.web.conftest import visited
 from tests.gateway.fakes import FakeLLM, speech_deltas
-from tests.gateway.web.conftest import visited
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 UNSERVED = 1

@@ -1,6 +1,6 @@
 """Pictures of the page, for the eye and the documentation: on a desktop, in the dark, and on a telephone in Chinese.
 
-    COSYDIT_SCREENSHOTS=docs/images pytest -n 0 tests/gateway/web/test_page_screenshots.py
+    COSYDIT_SCREENSHOTS=docs/images pytest -c lab/pyproject.toml -n 0 lab/tests/web/test_page_screenshots.py
 
 writes those of the documentation. Behind the page stand fakes that play a recording of the demo voice somewhat faster
 than real time, so that the pictures are alike on every machine. Their figures are none of the services'.
@@ -24,10 +24,10 @@ import soundfile
 import soxr
 
 from gateway.core import AudioChunk, FloatArray, Sampling, SpeechTokenDelta, Utterance
+from lab.tests.web.conftest import visited
 from tests import ROOT
 from tests.gateway.fakes import FakeLLM, FakeStream, speech_deltas
 from tests.gateway.voices.fakes import FakeVoiceMaker
-from tests.gateway.web.conftest import visited
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
