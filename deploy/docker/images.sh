@@ -53,7 +53,7 @@ build() {
   if has_docker; then
     docker build "${given[@]}" .
   else
-    buildah build --format docker --isolation chroot --network host --pull=never "${given[@]}" .
+    buildah build --layers --format docker --isolation chroot --network host --pull=never "${given[@]}" .
   fi
 }
 
