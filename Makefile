@@ -55,7 +55,8 @@ images:  ## the images for GPUs and the gateway's, with Docker or buildah
 	deploy/docker/images.sh
 
 test-images:  ## build three images with buildah, run them, write benchmarks/results/images_cpu.json; as root, an hour
-	COSYDIT_IMAGES=benchmarks/results/images_cpu.json $(PYTHON) -m pytest -n 0 -s tests/deploy/test_built_images.py
+	COSYDIT_IMAGES=benchmarks/results/images_cpu.json $(PYTHON) -m pytest -n 0 -s -o faulthandler_timeout=7200 \
+	  tests/deploy/test_built_images.py
 
 build: $(TOOLS)/build  ## source distribution and, from it, the wheel, in dist/
 	$(TOOLS)/build/bin/python -m build --outdir dist .

@@ -142,7 +142,8 @@ def running(containers: Containers, name: str, log: Path, stop_s: dict[str, floa
 
 def service_pid(parent: int) -> int | None:
     """Return the container's first process, somewhere below buildah's."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    # Of each thread: buildah starts it from any.
+    children = [each for path in Path(f"/proc/{parent}/task").glob("*/children") for each in path.read_text().split()]
     for child in map(int, children):
         words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
         found = child if words[1:2] == [b"-m"] else service_pid(child)
