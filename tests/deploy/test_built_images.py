@@ -1,8 +1,8 @@
 """The images, built and run: three containers speak a sentence as Compose would have them, and end by SIGTERM.
 
-By hand and nightly, as root on Debian, with buildah and debootstrap installed; it takes an hour and 15 GB: `make
-test-images`. The sizes and times go to the file that COSYDIT_IMAGES names. With COSYDIT_IMAGES_BUILT=1 the images that
-buildah has are taken.
+By hand and nightly, as root on Debian, with buildah and debootstrap installed; it takes a quarter of an hour and 15 GB:
+`make test-images`. The sizes and times go to the file that COSYDIT_IMAGES names. With COSYDIT_IMAGES_BUILT=1 the images
+that buildah has are taken.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESULT = os.environ.get("COSYDIT_IMAGES")
 pytestmark = [
     pytest.mark.servers,
     pytest.mark.slow,
-    pytest.mark.skipif(RESULT is None, reason="takes an hour: make test-images"),
+    pytest.mark.skipif(RESULT is None, reason="takes a quarter of an hour: make test-images"),
 ]
 TAG = "0.2.0"
 IMAGES = {"llm": "engines-cpu", "token2wav": "cpu", "gateway": "gateway"}
@@ -59,7 +59,7 @@ def built() -> dict[str, float]:
 def image_mb(image: str) -> float:
     """Return an image's size as buildah tells it, without compression."""
     number, unit = json.loads(buildah("images", "--json", f"cosydit/{image}:{TAG}"))[0]["size"].split()
-    return float(number) * UNITS_MB[unit]
+    return round(float(number) * UNITS_MB[unit], 1)
 
 
 class Containers:
