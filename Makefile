@@ -54,8 +54,9 @@ test-campaigns:  ## the attack and the faults at their whole length, hours; resu
 images:  ## the images for GPUs and the gateway's, with Docker or buildah
 	deploy/docker/images.sh
 
-test-images:  ## build three images with buildah, run them, write benchmarks/results/images_cpu.json; as root, an hour
-	COSYDIT_IMAGES=benchmarks/results/images_cpu.json $(PYTHON) -m pytest -n 0 -s tests/deploy/test_built_images.py
+test-images:  ## build three images with buildah, run them, write benchmarks/results/images_cpu.json; as root, 15 min
+	COSYDIT_IMAGES=benchmarks/results/images_cpu.json $(PYTHON) -m pytest -n 0 -s -o faulthandler_timeout=7200 \
+	  tests/deploy/test_built_images.py
 
 build: $(TOOLS)/build  ## source distribution and, from it, the wheel, in dist/
 	$(TOOLS)/build/bin/python -m build --outdir dist .
@@ -78,19 +79,20 @@ fuzz: $(TOOLS)/fuzz  ## every parser of bytes from outside, coverage-guided; for
 clean:  ## remove what build, docs and sbom wrote
 	rm -rf build dist $(TOOLS)
 
-# Tools with needs of their own live apart from .venv.
+# Tools with needs of their own live apart from .venv. Args: Python, packages; what could not be installed goes.
+venv = $(1) -m venv $@ && $@/bin/python -m pip install --quiet $(2) || { rm -rf $@; exit 1; }
+
 $(TOOLS)/build:
-	python3 -m venv $@ && $@/bin/python -m pip install --quiet $(BUILD)
+	$(call venv,python3,$(BUILD))
 
 $(TOOLS)/sbom:
-	python3 -m venv $@ && $@/bin/python -m pip install --quiet $(SBOM)
+	$(call venv,python3,$(SBOM))
 
 $(TOOLS)/fuzz:
-	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet $(FUZZ)
+	$(call venv,$(PYTHON),$(FUZZ))
 
 $(TOOLS)/clients/%:
-	python3 -m venv $@ && $@/bin/python -m pip install --quiet \
-	  $(foreach each,$(CLIENTS),$(if $(filter $*=%,$(each)),$(subst $(comma), ,$(patsubst $*=%,%,$(each)))))
+	$(call venv,python3,$(foreach each,$(CLIENTS),$(if $(filter $*=%,$(each)),$(subst $(comma), ,$(patsubst $*=%,%,$(each))))))
 
 $(TOOLS)/audit:
-	python3 -m venv $@ && $@/bin/python -m pip install --quiet $(AUDIT)
+	$(call venv,python3,$(AUDIT))

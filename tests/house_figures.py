@@ -24,7 +24,7 @@ FLOORS = {
 WHEEL = tuple(package for package in FLOORS if package != "benchmarks")
 ROUTING = "gateway/routing"
 LABORATORY = ("lab",)
-NO_PAGES = (".venv", ".pytest_cache", "build", "carry", "CHANGELOG.md")
+NO_PAGES = (".venv", ".cosydit", ".pytest_cache", "build", "carry", "CHANGELOG.md")
 """Folders and files whose Markdown is no documentation."""
 
 Graph = dict[str, set[str]]

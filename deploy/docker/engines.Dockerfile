@@ -3,10 +3,10 @@
 # Without a GPU, with all tools: --build-arg NAME=cpu --build-arg COMPUTE=cpu -t cosydit/cpu:0.2.0
 ARG BASE=debian:bookworm-slim
 FROM ${BASE} AS build
+RUN apt-get update && apt-get install -y --no-install-recommends python3-venv ca-certificates
 ARG NAME=engines
 ARG COMPUTE=cuda
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN apt-get update && apt-get install -y --no-install-recommends python3-venv ca-certificates
 WORKDIR /src
 COPY deploy/docker deploy/docker
 RUN bash deploy/docker/install.sh packages "$NAME" /opt/cosydit "$COMPUTE"

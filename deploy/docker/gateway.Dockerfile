@@ -11,9 +11,12 @@ RUN bash deploy/docker/install.sh project /opt/cosydit && bash deploy/docker/ins
 FROM ${BASE}
 RUN apt-get update && apt-get install -y --no-install-recommends python3 ca-certificates \
   && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
+  && find /usr/lib/python3.11 \( -name __pycache__ -o -name test -o -name pydoc_data \) -prune -exec rm -rf {} + \
   && useradd --uid 10001 --user-group --no-create-home --home-dir /var/cache/cosydit cosydit \
   && install -d -o cosydit -g cosydit /var/cache/cosydit /data/voices
 COPY --from=build /opt/cosydit /opt/cosydit
+# Bytecode of what a gateway opens, and of nothing else; what can't be loaded ends the build here.
+RUN /opt/cosydit/bin/python -c "import gateway.serving, gateway.audio.compressed, gateway.audio.tempo, wetext"
 ENV PATH=/opt/cosydit/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONIOENCODING=utf-8 PYTHONUNBUFFERED=1
 USER 10001:10001
 WORKDIR /var/cache/cosydit

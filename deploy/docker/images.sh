@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds our images with Docker, or with buildah where no Docker answers. Run from the root of the sources:
+# Builds our images with Docker, or with buildah where no Docker answers or BUILDER=buildah asks for it. Run from the root
+# of the sources:
 #
 #   deploy/docker/images.sh [IMAGE...]   gateway, engines (for GPUs), engines-cpu (its half without CUDA) and cpu;
 #                                        without a name gateway and engines
@@ -15,7 +16,7 @@ readonly REGISTRY_BASE=debian:bookworm-slim
 readonly STAND_IN=localhost/cosydit/stand-in:bookworm
 BASE=${BASE:-}
 
-has_docker() { docker info >/dev/null 2>&1; }
+has_docker() { [[ ${BUILDER:-docker} == docker ]] && docker info >/dev/null 2>&1; }
 
 choose_base() {
   if [[ -n $BASE ]]; then return; fi
@@ -53,7 +54,7 @@ build() {
   if has_docker; then
     docker build "${given[@]}" .
   else
-    buildah build --format docker --isolation chroot --network host --pull=never "${given[@]}" .
+    buildah build --layers --format docker --isolation chroot --network host --pull=never "${given[@]}" .
   fi
 }
 

@@ -22,8 +22,8 @@ readonly UNUSED_PACKAGES=(
   huggingface-hub hf-xet fsspec filelock httpx2 httpcore2 truststore  # tokenizers asks for them, and downloads with them
   rich markdown-it-py mdurl pygments setuptools pip
 )
-# Libraries of FFmpeg that encode pictures, fetch by TLS, and record from a sound card.
-readonly UNUSED_LIBRARIES=(libx264 libx265 libSvtAv1Enc libvpx libvpl libwebp libgnutls libasound)
+# Libraries of FFmpeg that encode or decode pictures, fetch by TLS, and record from a sound card.
+readonly UNUSED_LIBRARIES=(libx264 libx265 libSvtAv1Enc libvpx libvpl libwebp libdav1d libgnutls libasound)
 readonly NEEDED_BY_UNUSED=(libunistring libnettle libhogweed libgmp)
 
 install_packages() {
@@ -55,9 +55,10 @@ slim() {
   local packages library
   packages=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   "$1/bin/python" "${PIP[@]}" uninstall --yes "${UNUSED_PACKAGES[@]}"
-  rm -rf "$packages"/demo_voice/{weights,voices,samples} "$packages"/{benchmarks,numpy/f2py} "$packages"/numpy/core/_simd.*
+  rm -rf "$packages"/demo_voice/{weights,voices,samples} "$packages"/numpy/{array_api,distutils,f2py,testing} \
+    "$packages"/{benchmarks,numpy/core/_simd.*}
   find "$packages" -type d \( -name tests -o -name __pycache__ \) -prune -exec rm -rf {} +
-  find "$packages" -type f \( -name '*.pyi' -o -name '*.p[yx][xd]' -o -name '*.[ha]' \) -delete
+  find "$packages" -type f \( -name '*.pyi' -o -name '*.p[yx][xd]' -o -name '*.[ha]' -o -name '*.proto' \) -delete
   for library in "${UNUSED_LIBRARIES[@]}"; do put_stand_in "$packages/av.libs" "$library"; done
   for library in "${NEEDED_BY_UNUSED[@]}"; do rm "$packages/av.libs/$library"-*; done
   slim_grammars "$packages/wetext/fsts"

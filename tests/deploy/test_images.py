@@ -35,11 +35,12 @@ def test_an_image_starts_and_checks_what_its_program_takes(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", IMAGES)
-def test_an_image_runs_as_nobody_special_and_has_no_entry_point_of_its_base(path: Path) -> None:
+def test_an_image_runs_as_nobody_special_and_writes_utf8_and_has_no_entry_point_of_its_base(path: Path) -> None:
     stage = last_stage(path)
     assert values(stage, "USER") == ["10001:10001"]
     is_own = values(stage, "FROM") == ["${BASE}"]
     assert values(stage, "ENTRYPOINT") == ([] if is_own else ["[]"])
+    assert "PYTHONIOENCODING=utf-8" in " ".join(values(stage, "ENV"))
 
 
 @pytest.mark.parametrize("path", IMAGES)
