@@ -24,7 +24,7 @@ from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer, endpoint_of, op
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import CALLER_HAS_SHARE, DEFAULT_PRIORITY, Operation, ServerStatus
 from token2wav_service.engine.meter import Measurements
-from token2wav_service.engine.voices import STOP_TIMEOUT_S, BoundedPool
+from token2wav_service.engine.voices import STOP_TIMEOUT_S, BoundedPool, OnHeard
 from token2wav_service.errors import EngineStoppedError, InvalidRequestError, StreamAbortedError, Token2WavError
 from token2wav_service.python_backend.inputs import RequestInputs
 from token2wav_service.python_backend.responder import PbUtils, Responder, text_tensor
@@ -34,6 +34,7 @@ from token2wav_service.serving.stream_trace import NO_TRACE, SERVICE, StreamTrac
 from token2wav_service.types import (
     AudioChunk,
     FloatArray,
+    IntArray,
     StreamOptions,
     StreamSummary,
     TokenChunk,
@@ -58,7 +59,10 @@ class StreamEngine(Protocol):
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
-    def register_voice(self, prompt: VoicePrompt, is_wanted: Callable[[], bool]) -> Future[VoiceFeatures]: ...
+    def register_voice(
+        self, prompt: VoicePrompt, is_wanted: Callable[[], bool], on_heard: OnHeard
+    ) -> Future[VoiceFeatures]: ...
+    def voice_under_way(self, voice_id: str) -> Future[Any] | None: ...
     def export_voice(self, voice_id: str) -> Future[bytes]: ...
     def import_voice(self, data: bytes) -> Future[VoiceFeatures]: ...
     def open_stream(self, voice_id: str, options: StreamOptions, on_end: Callable[[StreamSummary], None]) -> str: ...
@@ -214,8 +218,10 @@ class Token2WavModel:
         return self._decode_audio(data)
 
     def _extract(self, samples: FloatArray, responder: Responder) -> None:
-        features = self._engine.register_voice(VoicePrompt(samples), lambda: not responder.is_cancelled())
-        features.add_done_callback(_when_done(responder, lambda result: _send_voice(result, responder)))
+        """Answer with the voice as soon as its tokens are known; a stream that opens in it meanwhile waits."""
+        is_wanted, tell = lambda: not responder.is_cancelled(), partial(_send_voice, responder)
+        making = self._engine.register_voice(VoicePrompt(samples), is_wanted, tell)
+        making.add_done_callback(_when_done(responder, partial(_send_features, responder)))
 
     def _export_voice(self, inputs: RequestInputs, responder: Responder) -> None:
         exporting = self._engine.export_voice(inputs.text("voice_id"))
@@ -223,15 +229,24 @@ class Token2WavModel:
 
     def _import_voice(self, inputs: RequestInputs, responder: Responder) -> None:
         importing = self._engine.import_voice(inputs.raw_bytes("voice_file"))
-        importing.add_done_callback(_when_done(responder, lambda result: _send_voice(result, responder)))
+        importing.add_done_callback(_when_done(responder, partial(_send_features, responder)))
 
     def _open(self, inputs: RequestInputs, responder: Responder) -> None:
         if self._is_draining():
             raise EngineStoppedError("the server stops when its streams have ended: open the stream on another one")
         voice_id = inputs.text("voice_id")
-        trace = begin_trace(self._tracer, inputs.parameter(TRACEPARENT))
         has_streams = inputs.parameter(CALLER_HAS_SHARE) is not None
-        options = dataclasses.replace(_read_options(inputs), trace_id=trace.trace_id, caller_has_share=has_streams)
+        options = dataclasses.replace(_read_options(inputs), caller_has_share=has_streams)
+        open_lease = partial(self._open_lease, responder, voice_id, options, inputs.parameter(TRACEPARENT))
+        making = self._engine.voice_under_way(voice_id)
+        if making is None:
+            open_lease()
+        else:
+            making.add_done_callback(_when_done(responder, lambda voice: open_lease()))
+
+    def _open_lease(self, responder: Responder, voice_id: str, options: StreamOptions, traceparent: str | None) -> None:
+        trace = begin_trace(self._tracer, traceparent)
+        options = dataclasses.replace(options, trace_id=trace.trace_id)
         lease = _Lease(responder, trace=trace)
         with trace.failing():
             on_end = partial(self._end_lease, lease)
@@ -334,12 +349,16 @@ def _when_done(responder: Responder, use: Callable[[Any], None]) -> Callable[[Fu
 
 # NOTE: the FINAL flag travels with the data. A caller that has its answer may cancel its call at once, and a cancel
 # that overtakes a separate FINAL makes Triton 2.51 keep the request for ever, so that the model can't unload.
-def _send_voice(features: VoiceFeatures, responder: Responder) -> None:
+def _send_features(responder: Responder, features: VoiceFeatures) -> None:
+    _send_voice(responder, features.voice_id, features.prompt_tokens, features.silence_cut_s)
+
+
+def _send_voice(responder: Responder, voice_id: str, prompt_tokens: IntArray, silence_cut_s: float) -> None:
     responder.finish(
         {
-            "voice_id": text_tensor(features.voice_id),
-            "prompt_speech_tokens": features.prompt_tokens.astype(np.int32),
-            "silence_cut_s": np.array([features.silence_cut_s], np.float32),
+            "voice_id": text_tensor(voice_id),
+            "prompt_speech_tokens": prompt_tokens.astype(np.int32),
+            "silence_cut_s": np.array([silence_cut_s], np.float32),
         }
     )
 
