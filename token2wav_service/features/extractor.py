@@ -14,12 +14,12 @@ import numpy as np
 
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ, TOKEN_RATE_HZ
 from token2wav_service.features.audio import resample_16k_to_24k, validate_prompt
-from token2wav_service.features.mel import FLOW_HIGH_HZ, flow_mel_24k
+from token2wav_service.features.mel import FLOW_HIGH_HZ, flow_mel_24k, s3_log_mel
 from token2wav_service.features.prompt_models import (
     SPEAKER_ENCODER_FILE,
     SPEECH_TOKENIZER_FILE,
+    OnnxSpeechTokenizer,
     SpeakerEncoder,
-    open_speech_tokenizer,
     tokenize_samples,
 )
 from token2wav_service.types import FloatArray, IntArray, VoiceFeatures, VoicePrompt
@@ -47,15 +47,15 @@ class PromptFeatureExtractor:
         Args:
             model_dir: holds campplus.onnx and the speech tokenizer.
             onnx_threads: CPU threads of one run.
-            device: other than "cpu", the tokenizer runs there where the s3tokenizer package is installed.
+            device: where the models run, by torch's name.
             tokenizer_file: name of the speech tokenizer's file.
             mel_high_hz: upper edge of the flow's mel filters.
 
         Raises:
             CheckpointError: a file is missing or does not load.
         """
-        self._speaker_encoder = SpeakerEncoder(model_dir / SPEAKER_ENCODER_FILE, onnx_threads)
-        self._tokenizer = open_speech_tokenizer(model_dir / tokenizer_file, device, onnx_threads)
+        self._speaker_encoder = SpeakerEncoder(model_dir / SPEAKER_ENCODER_FILE, onnx_threads, device)
+        self._tokenizer = OnnxSpeechTokenizer(model_dir / tokenizer_file, onnx_threads, device)
         self._mel_high_hz = mel_high_hz
         self._beside = ThreadPoolExecutor(2, thread_name_prefix="voice-features")
         """Computes what no speech token depends on. Its threads are as patient as the one that asks first."""
@@ -70,9 +70,10 @@ class PromptFeatureExtractor:
             InvalidPromptError: see `validate_prompt`.
         """
         validate_prompt(prompt.samples)
+        log_mel = s3_log_mel(prompt.samples)
         mel = self._beside.submit(self._flow_mel, prompt.samples)
         embedding = self._beside.submit(self.speaker_embedding, prompt.samples)
-        tokens = self.tokens(prompt.samples)[: len(prompt.samples) // SAMPLES_PER_TOKEN]
+        tokens = self._tokenizer.tokenize(log_mel)[: len(prompt.samples) // SAMPLES_PER_TOKEN]
         on_tokens(tokens)
         return VoiceFeatures(
             voice_id=voice_id_of(prompt.samples),
