@@ -8,7 +8,7 @@ numpy arrays, beside the device's work; floats are tensors on the device.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ class TorchGraph:
                 self._constants[node.output[0]] = operator(*[self._constants[name] for name in names])
             else:
                 steps.append((operator, names, node.output[0]))
-        self._steps = _with_last_uses(steps, self._constants)
+        self._steps = _with_last_uses(steps, {*self._constants, self._output})
         if self._stream is not None:
             torch.cuda.synchronize(self._device)
 
@@ -100,12 +100,12 @@ class TorchGraph:
         return torch.from_numpy(np.array(value, np.float32)).to(self._device)
 
 
-def _with_last_uses(steps: Sequence[_Step], constants: Container[str]) -> list[tuple[Any, ...]]:
+def _with_last_uses(steps: Sequence[_Step], kept: set[str]) -> list[tuple[Any, ...]]:
     """Return each step with the names of the values that no later one needs."""
-    needed: set[str] = set()
+    needed = set(kept)
     found = []
     for operator, names, output in reversed(steps):
-        unused = [name for name in set(names) - needed if name not in constants]
+        unused = list(set(names) - needed)
         needed.update(unused)
         found.append((operator, names, output, unused))
     return found[::-1]
@@ -135,7 +135,8 @@ def _conv(a: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None = None) 
     if groups == 1 and bias is not None:
         made = torch.addmm(bias.unsqueeze(1), flat, columns)
     else:
-        made = (flat.unflatten(0, (groups, -1)) @ columns.unflatten(0, (groups, -1))).flatten(0, 1)
+        grouped = columns.reshape(groups, -1, columns.shape[1])
+        made = (flat.view(groups, -1, flat.shape[1]) @ grouped).flatten(0, 1)
         made = made if bias is None else made + bias.unsqueeze(1)
     return made.view(1, len(made), height, -1)
 
@@ -206,7 +207,7 @@ def _dequantise(a: Attributes, x: Value, scale: Tensor, zero: Value) -> Value:
 
 def _gemm(a: Attributes, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     left, right = x.T if a.get("transA") else x, weight.T if a.get("transB") else weight
-    return a.get("beta", 1.0) * bias + a.get("alpha", 1.0) * (left @ right)
+    return torch.addmm(bias, left, right, beta=a.get("beta", 1.0), alpha=a.get("alpha", 1.0))
 
 
 def _cast(a: Attributes, x: Value) -> Value:
