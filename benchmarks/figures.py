@@ -181,7 +181,8 @@ def end_to_end_figures(
         elif kind == "audible":
             figures |= audible_figures(run, int(rate))
         elif run.is_unseen:
-            figures["ttfa_unseen_p50_ms"] = _MS * run.summary["ttfa_s"]["p50"]
+            unseen = _MS * run.summary["ttfa_s"]["p50"]
+            figures |= {"ttfa_unseen_p50_ms": unseen, "unseen_minus_known_ms": unseen - figures["ttfa_1_p50_ms"]}
     return figures
 
 

@@ -32,7 +32,6 @@ _EXTRA_OF = {
     "pocketsphinx": "ears",
     "tensorrt": "tensorrt",
     "tensorrt_rtx_bindings": "tensorrt-rtx",
-    "s3tokenizer": "gpu",
 }
 
 

@@ -52,7 +52,7 @@ MIN_RAM_GIB, MIN_FREE_GIB = 1.0, 6.0
 HUBS = ("https://huggingface.co", "https://www.modelscope.cn")
 NEEDED = ("torch", "transformers", "onnxruntime", "soundfile", "scipy.signal", "tritonclient.grpc", "tokenizers")
 NEEDED_ON_GPU = ("triton",)
-OPTIONAL = ("vllm", "tensorrt_llm", "tensorrt", "s3tokenizer", "torchaudio")
+OPTIONAL = ("vllm", "tensorrt_llm", "tensorrt")
 LIBPYTHON = "shared libpython"
 GATEWAY_PACKAGES = (
     *("numpy", "grpcio", "protobuf", "tritonclient", "aiohttp", "httpx", "fastapi", "uvicorn", "tokenizers"),
@@ -66,7 +66,7 @@ PACKAGES_BY_ROLE: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("checkpoint", ("onnx", "transformers"), False),
     ("download", ("huggingface_hub", "modelscope"), False),
     ("benchmarks", ("matplotlib", "datasets"), False),
-    ("GPU hosts", ("tensorrt", "tensorrt_llm", "vllm", "s3tokenizer"), False),
+    ("GPU hosts", ("tensorrt", "tensorrt_llm", "vllm"), False),
 )
 """Role, its distributions, and whether the CPU path can't run without them."""
 ONNX_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")

@@ -21,7 +21,7 @@ from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.loop import OnResult, ServingLoop
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.errors import CapacityError
-from token2wav_service.features.extractor import voice_id_of
+from token2wav_service.features.extractor import OnTokens, voice_id_of
 from token2wav_service.runtime.slots.step_shapes import STEP_TOKENS, StepShapes
 from token2wav_service.types import TokenChunk, VoiceFeatures, VoicePrompt
 
@@ -111,9 +111,10 @@ class ModelledRunner:
 class ModelledExtractor:
     """Features of no prompt in particular, told apart by its samples."""
 
-    def extract(self, prompt: VoicePrompt) -> VoiceFeatures:
+    def extract(self, prompt: VoicePrompt, on_tokens: OnTokens) -> VoiceFeatures:
         """See `FeatureExtractor.extract`."""
         tokens = np.arange(PROMPT_TOKENS, dtype=np.int64)
+        on_tokens(tokens)
         mel = np.zeros((FRAMES_PER_TOKEN * PROMPT_TOKENS, 80), np.float32)
         return VoiceFeatures(voice_id_of(prompt.samples), tokens, mel, np.zeros(192, np.float32))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -124,8 +125,10 @@ def test_figures_come_from_the_samples() -> None:
         "poisson-032": finished("poisson-032", [0.2] * 4, late_s=0.01),
     }
     runs["poisson-032"].result.records[0].error = "lost"
+    runs["unseen-voice"] = replace(finished("unseen-voice", [0.21, 0.22, 0.23]), is_unseen=True)
     figures = end_to_end_figures(runs)
     assert figures["ttfa_1_p50_ms"] == pytest.approx(200)
+    assert figures["unseen_minus_known_ms"] == pytest.approx(20)
     assert figures["ttfa_poisson10_p95_ms"] == pytest.approx(100)
     assert (figures["underrun_ratio_poisson10"], figures["underrun_ratio_poisson32"]) == (0.0, 1.0)
     assert figures["failed_ratio_poisson32"] == 0.25

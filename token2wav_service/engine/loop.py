@@ -18,7 +18,7 @@ from servicekit.process import return_freed_memory
 from token2wav_service.contract import ServerStatus
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.meter import Measurements
-from token2wav_service.engine.voices import STOP_TIMEOUT_S, BoundedPool
+from token2wav_service.engine.voices import STOP_TIMEOUT_S, BoundedPool, OnHeard, Voice
 from token2wav_service.errors import (
     DeviceLostError,
     EngineStoppedError,
@@ -115,12 +115,16 @@ class ServingLoop:
         self._voice_workers.shutdown()
 
     def register_voice(
-        self, prompt: VoicePrompt, is_wanted: Callable[[], bool] = lambda: True
+        self,
+        prompt: VoicePrompt,
+        is_wanted: Callable[[], bool] = lambda: True,
+        on_heard: OnHeard = lambda *told: None,
     ) -> Future[VoiceFeatures]:
         """Make a voice off the engine's thread; the future raises InvalidPromptError or CapacityError.
 
         Args:
             is_wanted: asked when its turn comes; if not, the future raises StreamAbortedError and nothing is computed.
+            on_heard: see `VoiceStore.register`; from then on `voice_under_way` knows the voice.
 
         Raises:
             CapacityError: `MAX_PENDING_VOICES` are in the making already.
@@ -130,9 +134,13 @@ class ServingLoop:
         def make() -> VoiceFeatures:
             if not is_wanted():
                 raise StreamAbortedError("the request was cancelled before its voice was made")
-            return self.engine.voices.register(prompt)
+            return self.engine.voices.register(prompt, on_heard)
 
         return self._submit(make)
+
+    def voice_under_way(self, voice_id: str) -> Future[Voice] | None:
+        """Return what ends when a voice that is being made is ready for streams, or raises why it can't be made."""
+        return self.engine.voices.cache.under_way(voice_id)
 
     def export_voice(self, voice_id: str) -> Future[bytes]:
         """Write a cached voice's file off the engine's thread; the future raises VoiceNotFoundError.

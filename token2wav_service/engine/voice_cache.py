@@ -78,6 +78,11 @@ class VoiceCache(Generic[V]):
             return shared.result()
         return self._compute(voice_id, own, compute, size_of)
 
+    def under_way(self, voice_id: str) -> Future[V] | None:
+        """Return the computation of a voice that is under way; the voice is kept by the time it has a result."""
+        with self._lock:
+            return self._under_way.get(voice_id)
+
     def put(self, voice_id: str, value: V, size_bytes: int) -> None:
         """Keep a voice, evicting others for its room; a voice that is already there is left as it is.
 

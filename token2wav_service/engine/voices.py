@@ -23,8 +23,8 @@ from token2wav_service.engine.runner import Runner
 from token2wav_service.engine.voice_cache import VoiceCache
 from token2wav_service.errors import CapacityError, InvalidVoiceFileError, VoiceModelMismatchError
 from token2wav_service.features.audio import validate_prompt, without_long_silence
-from token2wav_service.features.extractor import voice_id_of
-from token2wav_service.types import VoiceFeatures, VoicePrompt
+from token2wav_service.features.extractor import OnTokens, voice_id_of
+from token2wav_service.types import IntArray, VoiceFeatures, VoicePrompt
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
 
 VOICE_NICENESS = 10
@@ -39,8 +39,8 @@ MAX_VOICE_FILE_BYTES = 1024 * 1024
 class FeatureExtractor(Protocol):
     """Turns a prompt into features (`PromptFeatureExtractor`, or a test's own)."""
 
-    def extract(self, prompt: VoicePrompt) -> VoiceFeatures:
-        """Compute everything the models need of a voice."""
+    def extract(self, prompt: VoicePrompt, on_tokens: OnTokens) -> VoiceFeatures:
+        """Compute everything the models need of a voice; tell its tokens as soon as they are known."""
         ...
 
 
@@ -75,6 +75,10 @@ class Voice:
         return int(self.state.num_bytes) + sum(array.nbytes for array in arrays)
 
 
+OnHeard = Callable[[str, IntArray, float], None]
+"""Takes a voice's id, its prompt's speech tokens [T] and the seconds of silence that were cut, before it is ready."""
+
+
 class VoiceStore:
     """Makes voices once and remembers them under a byte budget; thread-safe."""
 
@@ -87,8 +91,11 @@ class VoiceStore:
         self._model_version = cache(self._model.version)
         self.cache: VoiceCache[Voice] = VoiceCache(budget_bytes)
 
-    def register(self, prompt: VoicePrompt) -> VoiceFeatures:
+    def register(self, prompt: VoicePrompt, on_heard: OnHeard = lambda *told: None) -> VoiceFeatures:
         """Return the prompt's voice, made without its long silences, unless it is cached.
+
+        Args:
+            on_heard: called as soon as its tokens are known, if this call makes it.
 
         Raises:
             InvalidPromptError: the prompt can't be used; nothing is kept.
@@ -96,8 +103,12 @@ class VoiceStore:
         """
         validate_prompt(prompt.samples)
         spoken = without_long_silence(prompt.samples)
-        features = self._cached(voice_id_of(spoken), lambda: self._extractor.extract(VoicePrompt(spoken)))
-        cut_s = (len(prompt.samples) - len(spoken)) / PROMPT_SAMPLE_RATE_HZ
+        voice_id, cut_s = voice_id_of(spoken), (len(prompt.samples) - len(spoken)) / PROMPT_SAMPLE_RATE_HZ
+
+        def on_tokens(tokens: IntArray) -> None:
+            on_heard(voice_id, tokens, cut_s)
+
+        features = self._cached(voice_id, lambda: self._extractor.extract(VoicePrompt(spoken), on_tokens))
         return replace(features, silence_cut_s=cut_s) if cut_s else features
 
     def export_file(self, voice_id: str) -> bytes:

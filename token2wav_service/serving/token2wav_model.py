@@ -33,6 +33,7 @@ from token2wav_service.serving.stream_trace import NO_TRACE, SERVICE, StreamTrac
 from token2wav_service.types import (
     AudioChunk,
     FloatArray,
+    IntArray,
     StreamOptions,
     StreamSummary,
     TokenChunk,
@@ -199,8 +200,10 @@ class Token2WavModel:
         return self._decode_audio(data)
 
     def _extract(self, samples: FloatArray, responder: Responder) -> None:
-        features = self._engine.register_voice(VoicePrompt(samples), lambda: not responder.is_cancelled())
-        features.add_done_callback(_when_done(responder, lambda result: _send_voice(result, responder)))
+        """Answer with the voice as soon as its tokens are known; a stream that opens in it meanwhile waits."""
+        is_wanted, tell = lambda: not responder.is_cancelled(), partial(_send_voice, responder)
+        making = self._engine.register_voice(VoicePrompt(samples), is_wanted, tell)
+        making.add_done_callback(_when_done(responder, partial(_send_features, responder)))
 
     def _export_voice(self, inputs: RequestInputs, responder: Responder) -> None:
         exporting = self._engine.export_voice(inputs.text("voice_id"))
@@ -208,15 +211,24 @@ class Token2WavModel:
 
     def _import_voice(self, inputs: RequestInputs, responder: Responder) -> None:
         importing = self._engine.import_voice(inputs.raw_bytes("voice_file"))
-        importing.add_done_callback(_when_done(responder, lambda result: _send_voice(result, responder)))
+        importing.add_done_callback(_when_done(responder, partial(_send_features, responder)))
 
     def _open(self, inputs: RequestInputs, responder: Responder) -> None:
         if self._is_draining():
             raise EngineStoppedError("the server stops when its streams have ended: open the stream on another one")
         voice_id = inputs.text("voice_id")
-        trace = begin_trace(self._tracer, inputs.parameter(TRACEPARENT))
         has_streams = inputs.parameter(CALLER_HAS_SHARE) is not None
-        options = dataclasses.replace(_read_options(inputs), trace_id=trace.trace_id, caller_has_share=has_streams)
+        options = dataclasses.replace(_read_options(inputs), caller_has_share=has_streams)
+        open_lease = partial(self._open_lease, responder, voice_id, options, inputs.parameter(TRACEPARENT))
+        making = self._engine.voice_under_way(voice_id)
+        if making is None:
+            open_lease()
+        else:
+            making.add_done_callback(_when_done(responder, lambda voice: open_lease()))
+
+    def _open_lease(self, responder: Responder, voice_id: str, options: StreamOptions, traceparent: str | None) -> None:
+        trace = begin_trace(self._tracer, traceparent)
+        options = dataclasses.replace(options, trace_id=trace.trace_id)
         lease = _Lease(responder, trace=trace)
         with trace.failing():
             on_end = partial(self._end_lease, lease)
@@ -319,12 +331,16 @@ def _when_done(responder: Responder, use: Callable[[Any], None]) -> Callable[[Fu
 
 # NOTE: the FINAL flag travels with the data. A caller that has its answer may cancel its call at once, and a cancel
 # that overtakes a separate FINAL makes Triton 2.51 keep the request for ever, so that the model can't unload.
-def _send_voice(features: VoiceFeatures, responder: Responder) -> None:
+def _send_features(responder: Responder, features: VoiceFeatures) -> None:
+    _send_voice(responder, features.voice_id, features.prompt_tokens, features.silence_cut_s)
+
+
+def _send_voice(responder: Responder, voice_id: str, prompt_tokens: IntArray, silence_cut_s: float) -> None:
     responder.finish(
         {
-            "voice_id": text_tensor(features.voice_id),
-            "prompt_speech_tokens": features.prompt_tokens.astype(np.int32),
-            "silence_cut_s": np.array([features.silence_cut_s], np.float32),
+            "voice_id": text_tensor(voice_id),
+            "prompt_speech_tokens": prompt_tokens.astype(np.int32),
+            "silence_cut_s": np.array([silence_cut_s], np.float32),
         }
     )
 

@@ -16,6 +16,7 @@ from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
+from token2wav_service.features.extractor import OnTokens
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
@@ -42,13 +43,15 @@ class ManualClock:
 class SeededExtractor:
     """Features drawn from the prompt's hash."""
 
-    def extract(self, prompt: VoicePrompt) -> VoiceFeatures:
+    def extract(self, prompt: VoicePrompt, on_tokens: OnTokens = lambda tokens: None) -> VoiceFeatures:
         digest = hashlib.sha256(prompt.samples.tobytes()).hexdigest()
         rng = np.random.default_rng(int(digest[:8], 16))
         tokens = len(prompt.samples) // 640
+        ids = rng.integers(0, VOCAB, tokens)
+        on_tokens(ids)
         return VoiceFeatures(
             voice_id=digest,
-            prompt_tokens=rng.integers(0, VOCAB, tokens),
+            prompt_tokens=ids,
             prompt_mel=rng.standard_normal((2 * tokens, 80), dtype=np.float32),
             speaker_embedding=rng.standard_normal(SPEAKER_DIMENSIONS, dtype=np.float32),
         )

@@ -254,7 +254,7 @@ def test_a_gpu_that_is_lost_in_the_making_of_a_voice_is_fatal() -> None:
     loop = ServingLoop(make_engine(probe_device=_lost), failures.put)
     loop.start()
 
-    def extract(prompt: object) -> object:
+    def extract(*args: object) -> object:
         raise RuntimeError("CUDA error")
 
     loop.engine.voices._extractor.extract = extract  # type: ignore[method-assign, assignment]

@@ -22,7 +22,7 @@ from token2wav_service.voice_file import VoiceFile, decode_voice_file, encode_vo
 class NoExtractor:
     """Stands where the feature models would be."""
 
-    def extract(self, prompt: VoicePrompt) -> VoiceFeatures:
+    def extract(self, prompt: VoicePrompt, on_tokens: object) -> VoiceFeatures:
         raise AssertionError("the feature models were asked")
 
 

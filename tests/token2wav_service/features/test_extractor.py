@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,15 @@ def test_tokens_and_mel_are_cut_to_the_same_time(model_dir: Path, samples: int, 
     assert features.prompt_mel.shape == (2 * tokens, 80)
     assert features.prompt_mel.dtype == np.float32
     assert features.speaker_embedding.shape == (192,)
+
+
+def test_tokens_are_told_before_the_rest_is_there(model_dir: Path) -> None:
+    extractor, told = PromptFeatureExtractor(model_dir), Event()
+    extractor.speaker_embedding = lambda samples: np.full(192, told.wait(10.0), np.float32)  # type: ignore[method-assign]
+
+    features = extractor.extract(VoicePrompt(tone(1.0)), lambda tokens: told.set())
+
+    assert features.speaker_embedding.all()
 
 
 def test_voice_id_is_the_content_of_the_samples() -> None:
@@ -124,7 +134,7 @@ def test_features_import_neither_torch_nor_torchaudio() -> None:
 
     code = (
         "import sys, token2wav_service.features.extractor, token2wav_service.features.audio;"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'torchaudio', 's3tokenizer')))"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'torchaudio')))"
     )
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

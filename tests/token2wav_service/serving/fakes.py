@@ -16,6 +16,7 @@ import numpy as np
 
 from token2wav_service.contract import SAMPLES_PER_TOKEN, ServerStatus
 from token2wav_service.engine.meter import Measurements
+from token2wav_service.engine.voices import OnHeard
 from token2wav_service.errors import (
     EngineStoppedError,
     InvalidPromptError,
@@ -237,7 +238,10 @@ class FakeEngineLoop:
             self._running.set()
 
     def register_voice(
-        self, prompt: VoicePrompt, is_wanted: Callable[[], bool] = lambda: True
+        self,
+        prompt: VoicePrompt,
+        is_wanted: Callable[[], bool] = lambda: True,
+        on_heard: OnHeard = lambda *told: None,
     ) -> Future[VoiceFeatures]:
         future: Future[VoiceFeatures] = Future()
         self.wanted.append(is_wanted)
@@ -255,6 +259,9 @@ class FakeEngineLoop:
         )
         future.set_result(self._keep(features))
         return future
+
+    def voice_under_way(self, voice_id: str) -> None:
+        return None
 
     def export_voice(self, voice_id: str) -> Future[bytes]:
         future: Future[bytes] = Future()

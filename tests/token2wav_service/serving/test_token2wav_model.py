@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.token2wav_service.engine.factory import make_engine, make_prompt
 from tests.token2wav_service.serving.fakes import FakeEngineLoop, FakePbUtils, FakeRequest
-from token2wav_service.errors import InvalidPromptError
+from token2wav_service.engine.loop import ServingLoop
+from token2wav_service.errors import CapacityError, InvalidPromptError
 from token2wav_service.python_backend.responder import Responder
 from token2wav_service.serving.token2wav_model import LEASE_POLLS_PER_S, Token2WavModel, lease_poll_wait_s
-from token2wav_service.types import FloatArray
+from token2wav_service.types import FloatArray, VoiceFeatures
 
 WAIT_S = 10.0
 
@@ -33,8 +35,8 @@ def decode_audio(data: bytes) -> FloatArray:
 class Harness:
     """An adapter with its fakes, and the requests a client would send."""
 
-    def __init__(self) -> None:
-        self.engine = FakeEngineLoop()
+    def __init__(self, engine: Any = None) -> None:
+        self.engine = engine or FakeEngineLoop()
         self.pb_utils = FakePbUtils()
         self.model = Token2WavModel(
             self.pb_utils, self.engine, decode_audio, lease_poll_interval_s=0.005, metrics_interval_s=0.005
@@ -96,6 +98,32 @@ def test_register_voice_does_not_block_other_requests(harness: Harness) -> None:
     assert waiting.sender.finals == 0
     harness.model.finalize()
     assert waiting.sender.error().startswith("UNAVAILABLE: ")
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_a_voice_is_told_by_its_tokens_and_what_opens_in_it_waits_until_it_is_ready(is_made: bool) -> None:
+    go_on, harness = threading.Event(), Harness(ServingLoop(make_engine()))
+    prepare = harness.engine.engine.runner.prepare_voice
+
+    def held_up(features: VoiceFeatures) -> Any:
+        assert go_on.wait(WAIT_S)
+        if not is_made:
+            raise CapacityError("no room for the voice")
+        return prepare(features)
+
+    harness.engine.engine.runner.prepare_voice = held_up
+    told = harness.ask("register_voice", reference_wav=make_prompt().samples).sender.sent[0].named()
+    lease = harness.send("open", voice_id=told["voice_id"])
+    file = harness.send("export_voice", voice_id=told["voice_id"])
+    assert len(told["prompt_speech_tokens"]) and not lease.sender.sent and not file.sender.sent
+
+    go_on.set()
+    assert file.sender.done.wait(WAIT_S)
+    harness.model.finalize()
+    if is_made:
+        assert "stream_id" in lease.sender.sent[0].named() and "voice_file" in file.sender.sent[0].named()
+    else:
+        assert lease.sender.error().startswith("RESOURCE_EXHAUSTED: no room")
 
 
 def test_an_exported_voice_is_imported_without_its_audio(harness: Harness) -> None:
