@@ -173,7 +173,7 @@ class Token2WavConfig:
             raise ValueError(f"unknown settings {unknown}; known are {sorted(SETTABLE)}")
         if "model_dir" not in settings:
             raise ValueError("model_dir is missing: give the directory that holds flow.yaml and flow.pt")
-        values: dict[str, Any] = {name: SETTABLE[name](text) for name, text in settings.items()}
+        values: dict[str, Any] = {name: _read(name, text) for name, text in settings.items()}
         policy = {field.name: values.pop(field.name) for field in _POLICY if field.name in values}
         return cls(**values, synthesis=SynthesisPolicy(**policy))
 
@@ -185,3 +185,10 @@ SETTABLE: dict[str, Callable[[str], object]] = {"model_dir": Path} | {
     if field.metadata.get(READ) is not None
 }
 """Settings, and what reads each. The rest of `SynthesisPolicy` is for tests and replays of the original's numbers."""
+
+
+def _read(name: str, text: str) -> object:
+    try:
+        return SETTABLE[name](text)
+    except ValueError as err:
+        raise ValueError(f"{name}: got {text!r}, {err}") from err

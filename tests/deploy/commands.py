@@ -95,7 +95,7 @@ def _check_token2wav(arguments: list[str]) -> None:
         if name not in known:
             raise ValueError(f"unknown setting {name}")
         if not name.endswith(FOLDER_SETTINGS):
-            known[name].check(value)
+            known[name].kind.read(value)
     missing = [setting.name for setting in SETTINGS if setting.is_required and setting.name not in given]
     if missing:
         raise ValueError(f"settings {missing} are missing")

@@ -303,7 +303,7 @@ def _services() -> Mapping[str, Target]:
 
 
 def _files() -> Mapping[str, Target]:
-    flow = b"flow: !new:a.B\n  size: !ref <width>\n  sum: !ref <width> * 2\nwidth: 80\n"
+    flow = b"flow: !new:a.B\n  size: !ref <width>\n  product: !ref <width> * <width>\nwidth: 80\n"
     declaration = _json({"family": "cosyvoice2"})
     return {
         "voice_file": Target(decode_voice_file, (VoiceFormatError,), (_voice(),)),

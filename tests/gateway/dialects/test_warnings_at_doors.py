@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -27,7 +26,6 @@ CHINESE, ENGLISH = "今天天气很好。", "The weather is fine today."
 WARNING = "the text is in zh, which the checkpoint does not declare; its speech may be gibberish"
 
 
-@lru_cache
 def front_end() -> TextFrontEnd:
     return load_text_front_end(None, CheckpointDeclaration(languages=("en",), tags=()))
 

@@ -33,7 +33,7 @@ HELD_BACK = {Family.COSYVOICE2: 8 * 480, Family.COSYVOICE3: 4 * 480 + 4}
 class WideExtractor(SeededExtractor):
     """Speaker embeddings of the official width."""
 
-    def extract(self, prompt, on_tokens):  # type: ignore[no-untyped-def]
+    def extract(self, prompt, on_tokens=lambda tokens: None):  # type: ignore[no-untyped-def]
         features = super().extract(prompt, on_tokens)
         wide = np.random.default_rng(len(features.prompt_tokens)).standard_normal(SPEAKER_DIMENSIONS, np.float32)
         return replace(features, speaker_embedding=wide)
