@@ -25,7 +25,7 @@ def described(default: _T, meaning: str, read: Callable[[str], object] | None = 
 def _ascending(text: str) -> tuple[int, ...]:
     values = tuple(int(part) for part in text.split(","))
     if not all(low < high for low, high in zip((0, *values), values, strict=False)):
-        raise ValueError(f"got {text!r}, expected ascending numbers of at least 1, such as 300,900")
+        raise ValueError("expected ascending numbers of at least 1, such as 300,900")
     return values
 
 
@@ -139,7 +139,7 @@ class Token2WavConfig:
     runner: RunnerKind = described(
         RunnerKind.AUTO,
         "Program that computes batches: auto, torch, packed, slots or tensorrt.",
-        RunnerKind,
+        lambda text: RunnerKind(one_of(*(kind.value for kind in RunnerKind)).read(text)),
     )
     engines_dir: Path | None = described(
         None,

@@ -236,7 +236,9 @@ def test_the_runner_is_a_setting_and_needs_a_gpu(checkpoint: Checkpoint) -> None
     assert (config.engines_dir, config.tensorrt_prompt_frames) == (Path("e"), (250, 900))
     with pytest.raises(ValueError, match="got 'int8', expected float32 or float16"):
         Token2WavConfig.from_mapping({**settings, "tensorrt_vocoder": "int8"})
-    with pytest.raises(ValueError, match="expected ascending numbers"):
+    with pytest.raises(ValueError, match=r"^tensorrt_prompt_frames: got '900,250', expected ascending numbers"):
         Token2WavConfig.from_mapping({**settings, "tensorrt_prompt_frames": "900,250"})
+    with pytest.raises(ValueError, match="got 'trt', expected auto, torch, packed, slots or tensorrt"):
+        Token2WavConfig.from_mapping({**settings, "runner": "trt"})
     with pytest.raises(EngineUnfitError, match="needs device=cuda"):
         load_parts(config, checkpoint.flow, checkpoint.hift, 900, SHAPES)
