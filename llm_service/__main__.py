@@ -11,33 +11,25 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from llm_service.backends import (
     AUTO,
     GPU_DEVICE,
-    Backend,
-    EmbeddedBackend,
-    TrtllmBackend,
-    VllmBackend,
+    NEWER_RUNNER,
+    RUNNER_VARIABLE,
+    check_backend,
     choose_backend,
+    command_of,
     has_gpu,
 )
-from llm_service.backends.vllm import NEWER_RUNNER, RUNNER_VARIABLE
-from llm_service.config import (
-    LLM,
-    LLMBackend,
-    ServerConfig,
-    SettingValue,
-    parse_embedded_config,
-    parse_server_config,
-)
+from llm_service.config import LLM, LLMBackend, ServerConfig, SettingValue, parse_server_config
 from llm_service.errors import BackendUnavailableError, CheckpointError, LLMServiceError
 from servicekit.file_sums import FileSumsError, check_files
 from servicekit.gpu_host import mps_problem
 from servicekit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
-from servicekit.settings import Given, add_options, given_settings
+from servicekit.settings import add_options, given_settings
 from servicekit.tracing import ENDPOINT_VARIABLE
 
 EXIT_USAGE = 2
@@ -53,31 +45,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ[ENDPOINT_VARIABLE] = args.otlp_endpoint
     try:
         configure_logging(LogFormat(args.log_format) if args.log_format else log_format_of())
-        options: dict[str, SettingValue] = dict(_single(given_settings(LLM, args, os.environ, has_prefix=False)))
+        given = given_settings(LLM, args, os.environ, has_prefix=False)
     except ValueError as err:
         sys.stderr.write(f"error: {err}\n")
         return EXIT_USAGE
-    backend_name = _chosen(args.backend, options)
+    options: dict[str, SettingValue] = {name: str(value) for name, value in given.items()}
+    backend = _chosen(args.backend, options)
     try:
-        config = parse_server_config(backend_name, options)
-        backend = _backend(backend_name, options)
+        config = parse_server_config(backend, options)
         if args.dry_run:
-            sys.stdout.write(shlex.join(backend.command(config)) + "\n")
+            sys.stdout.write(shlex.join(command_of(backend, config)) + "\n")
             return 0
-        backend.check(config)
+        check_backend(backend, config)
         _check_mps()
         _run(backend, config)
     except LLMServiceError as err:
         sys.stderr.write(f"error: {err}\n")
         return EXIT_USAGE
     return 0
-
-
-def _single(given: Given) -> Iterator[tuple[str, str]]:
-    """Yield name and text; no setting of the LLM repeats."""
-    for name, value in given.items():
-        if isinstance(value, str):
-            yield name, value
 
 
 def _chosen(name: str, options: dict[str, SettingValue]) -> LLMBackend:
@@ -91,23 +76,17 @@ def _chosen(name: str, options: dict[str, SettingValue]) -> LLMBackend:
     return chosen
 
 
-def _backend(name: LLMBackend, options: dict[str, SettingValue]) -> Backend:
-    if name is LLMBackend.EMBEDDED:
-        return EmbeddedBackend(parse_embedded_config(options))
-    return TrtllmBackend() if name is LLMBackend.TRTLLM else VllmBackend()
-
-
-def _run(backend: Backend, config: ServerConfig) -> None:
-    if isinstance(backend, EmbeddedBackend):
+def _run(backend: LLMBackend, config: ServerConfig) -> None:
+    if backend is LLMBackend.EMBEDDED:
         os.environ.setdefault(MPS_PRIORITY_VARIABLE, MPS_BELOW_NORMAL)
         from llm_service.embedded.serve import serve  # heavy: imports torch
 
-        serve(config, backend.embedded_config)
+        serve(config)
         return
     _check_weights(config.model_dir)
-    if isinstance(backend, VllmBackend):
+    if backend is LLMBackend.VLLM:
         os.environ.setdefault(RUNNER_VARIABLE, NEWER_RUNNER)
-    command = backend.command(config)
+    command = command_of(backend, config)
     logging.getLogger(__name__).info("running %s", shlex.join(command))
     os.execvp(command[0], command)
 

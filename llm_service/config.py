@@ -7,19 +7,18 @@ nothing of how a backend uses them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
 
 from llm_service.errors import LLMConfigError
-from servicekit.settings import COUNT, PATH, PORT, SWITCH, TEXT, Section, Setting, number, one_of, whole
+from servicekit.settings import PATH, PORT, SWITCH, TEXT, Section, Setting, as_options, number, one_of, whole
 
 # In a checkpoint directory: the speech head with its bias, weight [6564, hidden] and bias [6564].
 SPEECH_HEAD_FILE = "speech_head.safetensors"
 
 LOOPBACK_HOST = "127.0.0.1"
 ALL_INTERFACES_HOST = "0.0.0.0"
-MAX_PORT = 65535
 
 
 class LLMBackend(str, Enum):
@@ -61,14 +60,20 @@ SETTINGS = (
     LLMSetting("host", f"address to listen on (default {LOOPBACK_HOST})", TEXT, in_serve=False),
     LLMSetting("port", "HTTP port; with embedded 0 takes any free one", PORT, "8000"),
     LLMSetting("in_container", f"listen on {ALL_INTERFACES_HOST} unless a host is given", SWITCH, in_serve=False),
-    LLMSetting("max_batch_size", "most requests that run together (default 64; embedded 8, on a GPU 1024)", COUNT),
+    LLMSetting(
+        "max_batch_size", "most requests that run together (default 64; embedded 8, on a GPU 1024)", whole(1, 4096)
+    ),
     LLMSetting(
         "kv_cache_free_gpu_memory_fraction",
         "share of free memory for keys and values (default 0.4); vllm: of all GPU memory, weights included",
         number(0.0, 1.0, is_open=True),
     ),
-    LLMSetting("max_num_tokens", "most tokens of one step (default: its own; embedded 8192)", COUNT, in_serve=False),
-    LLMSetting("max_seq_len", "longest prompt plus answer (default: its own; 4096)", COUNT, in_serve=False),
+    LLMSetting(
+        "max_num_tokens", "most tokens of one step (default: its own; embedded 8192)", whole(1, 1 << 24), in_serve=False
+    ),
+    LLMSetting(
+        "max_seq_len", "longest prompt plus answer (default: its own; 4096)", whole(64, 1 << 20), in_serve=False
+    ),
     LLMSetting(
         "served_model_name",
         "name of the model in /v1/models (default: the model directory's name)",
@@ -79,7 +84,7 @@ SETTINGS = (
     LLMSetting(
         "stream_interval",
         "tokens in an event after the first",
-        COUNT,
+        whole(1, 1 << 10),
         in_serve=False,
         backends=_STREAMED,
     ),
@@ -110,18 +115,18 @@ SETTINGS = (
         in_serve=False,
         backends=_EMBEDDED,
     ),
-    LLMSetting("num_threads", "number of torch threads (default: torch's choice)", COUNT, backends=_EMBEDDED),
+    LLMSetting("num_threads", "number of torch threads (default: torch's choice)", whole(1, 1024), backends=_EMBEDDED),
     LLMSetting(
         "max_queue_size",
         "most requests that wait for a slot; more are refused (default 64)",
-        whole(0),
+        whole(0, 1 << 20),
         in_serve=False,
         backends=_EMBEDDED,
     ),
     LLMSetting(
         "ras_window",
         "last tokens that repetition-aware sampling checks; 0: off (default 10)",
-        whole(0),
+        whole(0, 1 << 16),
         in_serve=False,
         backends=_EMBEDDED,
     ),
@@ -136,11 +141,18 @@ SETTINGS = (
 LLM = Section("llm", SETTINGS, "llm-")
 ROWS_PER_FORWARD = 8
 """Rows of a decode step of plain torch: a fixed number, so that equal seeds give equal tokens whoever else speaks."""
+GRAPHS = "graphs"
+EMBEDDED_MAX_BATCH_SIZE = 8
+GPU_MAX_BATCH_SIZE = 1024
+EMBEDDED_MAX_NUM_TOKENS = 8192
+EMBEDDED_MAX_SEQ_LEN = 4096
+
+SettingValue = str | int | float | bool
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What every backend needs."""
+    """The settings of one server, in range; None is the server's own default."""
 
     model_dir: Path
     tokenizer_dir: Path
@@ -149,29 +161,11 @@ class ServerConfig:
     port: int = 8000
     max_batch_size: int = 64  # requests
     kv_cache_free_gpu_memory_fraction: float = 0.4
-    max_num_tokens: int | None = None  # tokens a step; None: the server's own default
-    max_seq_len: int | None = None  # tokens, prompt plus answer; None: the server's own default
-    engine_backend: str | None = None  # trtllm only
-    stream_interval: int | None = None  # tokens an event; vllm, and trtllm with its pytorch backend
-
-    def __post_init__(self) -> None:
-        _require_range("port", self.port, 0, MAX_PORT)
-        _require_range("max_batch_size", self.max_batch_size, 1, 4096)
-        if self.max_num_tokens is not None:
-            _require_range("max_num_tokens", self.max_num_tokens, self.max_batch_size + 1, 1 << 24)
-        if self.max_seq_len is not None:
-            _require_range("max_seq_len", self.max_seq_len, 64, 1 << 20)
-        if self.stream_interval is not None:
-            _require_range("stream_interval", self.stream_interval, 1, 1 << 10)
-        if not 0.0 < self.kv_cache_free_gpu_memory_fraction <= 1.0:
-            got = self.kv_cache_free_gpu_memory_fraction
-            raise LLMConfigError(f"kv_cache_free_gpu_memory_fraction is {got}; expected more than 0 and at most 1")
-
-
-@dataclass(frozen=True)
-class EmbeddedConfig:
-    """What only the embedded engine needs."""
-
+    max_num_tokens: int | None = None  # tokens a step
+    max_seq_len: int | None = None  # tokens, prompt plus answer
+    engine_backend: str | None = None
+    stream_interval: int | None = None  # tokens an event
+    # Of the embedded engine alone:
     device: str = "cpu"
     engine: str | None = None  # None: graphs on a GPU, else eager
     dtype: str | None = None  # None: of graphs on a GPU the checkpoint's own half type, else float32
@@ -182,77 +176,55 @@ class EmbeddedConfig:
     ras_tau: float = 0.1  # share of the window
 
     def __post_init__(self) -> None:
-        if self.num_threads is not None:
-            _require_range("num_threads", self.num_threads, 1, 1024)
-        if self.grpc_port is not None:
-            _require_range("grpc_port", self.grpc_port, 0, MAX_PORT)
-        _require_range("max_queue_size", self.max_queue_size, 0, 1 << 20)
-        _require_range("ras_window", self.ras_window, 0, 1 << 16)
-        if not 0.0 < self.ras_tau <= 1.0:
-            raise LLMConfigError(f"ras_tau is {self.ras_tau}; expected more than 0 and at most 1")
+        if self.max_num_tokens is not None and self.max_num_tokens <= self.max_batch_size:
+            raise LLMConfigError(f"max_num_tokens is {self.max_num_tokens}; expected more than {self.max_batch_size}")
 
     @property
     def has_graphs(self) -> bool:
         """Tell whether the engine of graphs serves."""
-        return self.engine == GRAPHS if self.engine is not None else _is_gpu(self.device)
+        return self.engine == GRAPHS if self.engine is not None else self.is_on_gpu
 
     @property
     def is_on_gpu(self) -> bool:
-        """Tell whether the model runs on a GPU."""
+        """Tell whether the embedded engine's model runs on a GPU."""
         return _is_gpu(self.device)
+
+    def options(self, backend: LLMBackend) -> list[str]:
+        """Return the command line of `python -m llm_service` with every setting of a backend spelled out."""
+        meant = {setting.name for setting in SETTINGS if backend in setting.backends}
+        given = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name in meant}
+        return as_options({name: str(value) for name, value in given.items() if value is not None})
 
 
 def _is_gpu(device: object) -> bool:
     return str(device).startswith("cuda")
 
 
-GRAPHS = "graphs"
-EMBEDDED_MAX_BATCH_SIZE = 8
-GPU_MAX_BATCH_SIZE = 1024
-EMBEDDED_MAX_NUM_TOKENS = 8192
-EMBEDDED_MAX_SEQ_LEN = 4096
-
-SettingValue = str | int | float | bool
-
-
 def parse_server_config(backend: LLMBackend, values: Mapping[str, SettingValue]) -> ServerConfig:
-    """Make the common config out of settings that were given (names as in `SETTINGS`).
+    """Make the config out of settings that were given (names as in `SETTINGS`).
 
     Raises:
         LLMConfigError: a setting is unknown, means nothing to the backend, is missing or out of range.
     """
-    values = _checked(backend, values)
-    if "model_dir" not in values:
+    given = _checked(backend, values)
+    if "model_dir" not in given:
         raise LLMConfigError("model_dir is missing; give the LLM's checkpoint directory")
-    model_dir = Path(str(values.pop("model_dir")))
-    in_container = bool(values.pop("in_container", False))
-    values.setdefault("host", ALL_INTERFACES_HOST if in_container else LOOPBACK_HOST)
-    values.setdefault("served_model_name", model_dir.resolve().name)
+    in_container = given.pop("in_container", False)
+    given.setdefault("host", ALL_INTERFACES_HOST if in_container else LOOPBACK_HOST)
+    given.setdefault("tokenizer_dir", given["model_dir"])
+    given.setdefault("served_model_name", Path(str(given["model_dir"])).resolve().name)
     if backend is LLMBackend.EMBEDDED:
-        most = GPU_MAX_BATCH_SIZE if _is_gpu(values.get("device")) else EMBEDDED_MAX_BATCH_SIZE
-        values.setdefault("max_batch_size", most)
-    if backend is not LLMBackend.EMBEDDED and values.get("port") == 0:
+        most = GPU_MAX_BATCH_SIZE if _is_gpu(given.get("device")) else EMBEDDED_MAX_BATCH_SIZE
+        given.setdefault("max_batch_size", most)
+    elif given.get("port") == 0:
         raise LLMConfigError(f"port 0 is possible with the embedded backend only; give {backend.value} a port")
-    tokenizer_dir = Path(str(values.pop("tokenizer_dir", model_dir)))
-    common = {name: value for name, value in values.items() if name in ServerConfig.__dataclass_fields__}
-    return ServerConfig(model_dir=model_dir, tokenizer_dir=tokenizer_dir, **common)  # type: ignore[arg-type]
+    return ServerConfig(**given)  # type: ignore[arg-type]
 
 
-def parse_embedded_config(values: Mapping[str, SettingValue]) -> EmbeddedConfig:
-    """Make the embedded engine's own config out of settings that were given.
-
-    Raises:
-        LLMConfigError: a setting is unknown or out of range.
-    """
-    values = _checked(LLMBackend.EMBEDDED, values)
-    own = {name: value for name, value in values.items() if name in EmbeddedConfig.__dataclass_fields__}
-    return EmbeddedConfig(**own)  # type: ignore[arg-type]
-
-
-def _checked(backend: LLMBackend, values: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
+def _checked(backend: LLMBackend, values: Mapping[str, SettingValue]) -> dict[str, object]:
     """Return the values, text converted to each setting's type."""
     known = {setting.name: setting for setting in SETTINGS}
-    checked: dict[str, SettingValue] = {}
+    checked: dict[str, object] = {}
     for name, value in values.items():
         setting = known.get(name)
         if setting is None:
@@ -260,18 +232,8 @@ def _checked(backend: LLMBackend, values: Mapping[str, SettingValue]) -> dict[st
         if backend not in setting.backends:
             usable = ", ".join(sorted(entry.value for entry in setting.backends))
             raise LLMConfigError(f"setting {name!r} means nothing to backend {backend.value}; it is for {usable}")
-        checked[name] = _converted(setting, value)
+        try:
+            checked[name] = setting.kind.read(str(value))
+        except ValueError as err:
+            raise LLMConfigError(f"{name} is {value!r}; {err}") from err
     return checked
-
-
-def _converted(setting: LLMSetting, value: SettingValue) -> SettingValue:
-    try:
-        converted = setting.kind.read(str(value))
-    except ValueError as err:
-        raise LLMConfigError(f"{setting.name} is {value!r}; {err}") from err
-    return converted if isinstance(converted, bool | int | float) else str(converted)
-
-
-def _require_range(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise LLMConfigError(f"{name} is {value}; expected {low}..{high}")

@@ -130,13 +130,11 @@ def _test(args: argparse.Namespace) -> int:
 
 
 def _certify(args: argparse.Namespace, url: str) -> int:
-    from llm_service.backends import EmbeddedBackend, TrtllmBackend, VllmBackend
     from llm_service.export.check_server import Expectation, certify
 
-    backends = {backend.name.value: backend for backend in (EmbeddedBackend, TrtllmBackend, VllmBackend)}
     expectation = Expectation(tolerance=args.tolerance)
     source_dir = args.source_dir or args.model_dir
-    certificate = certify(url, backends[args.backend].capabilities, source_dir, _texts(TEST_TEXTS), expectation)
+    certificate = certify(url, LLMBackend(args.backend), source_dir, _texts(TEST_TEXTS), expectation)
     path = args.certificate or args.model_dir.with_name(f"{args.model_dir.name}.certificate.json")
     record = {"backend": args.backend, "model_dir": str(args.model_dir), **dataclasses.asdict(expectation)}
     path.write_text(json.dumps(record | dataclasses.asdict(certificate), indent=2) + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from typing import Any
 
 from cosydit.bench.types import BenchmarkError
 from lab.simulate.compute import Slowdown
-from llm_service.backends.vllm import GRAPH_TOKENS
+from llm_service.backends import GRAPH_TOKENS
 
 LLM, TOKEN2WAV = "llm", "token2wav"
 

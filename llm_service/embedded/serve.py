@@ -15,13 +15,7 @@ import torch
 import uvicorn
 from fastapi import FastAPI
 
-from llm_service.config import (
-    EMBEDDED_MAX_NUM_TOKENS,
-    EMBEDDED_MAX_SEQ_LEN,
-    ROWS_PER_FORWARD,
-    EmbeddedConfig,
-    ServerConfig,
-)
+from llm_service.config import EMBEDDED_MAX_NUM_TOKENS, EMBEDDED_MAX_SEQ_LEN, ROWS_PER_FORWARD, ServerConfig
 from llm_service.embedded.app import SpeechLMServer, create_app
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.loop import Engine, EngineLoop
@@ -48,20 +42,20 @@ CPU_TYPE = "float32"
 TRACE_SERVICE = "cosydit-llm"
 
 
-def serve(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> None:
+def serve(config: ServerConfig) -> None:
     """Serve until stopped by a signal.
 
     Raises:
         LLMConfigError: the device is missing or the cache does not fit.
         CheckpointError: the model or tokenizer directory is incomplete.
     """
-    app = build_app(server_config, embedded_config, SystemClock())
+    app = build_app(config, SystemClock())
     exempt_startup_objects()
     server = uvicorn.Server(
         uvicorn.Config(
             failing_plainly(app, LLMConfigError, on_failed=StartFailure(), is_serving=lambda: server.started),
-            host=server_config.host,
-            port=server_config.port,
+            host=config.host,
+            port=config.port,
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
@@ -72,7 +66,7 @@ def serve(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> None:
         raise SystemExit(1)
 
 
-def build_app(server_config: ServerConfig, embedded_config: EmbeddedConfig, clock: Clock) -> FastAPI:
+def build_app(config: ServerConfig, clock: Clock) -> FastAPI:
     """Load the model, warm it up and return the app; its shutdown stops the engine.
 
     Raises:
@@ -80,21 +74,21 @@ def build_app(server_config: ServerConfig, embedded_config: EmbeddedConfig, cloc
         CheckpointError: the model or tokenizer directory is incomplete.
     """
     tracer = _open_tracer()
-    loop = build_loop(server_config, embedded_config, clock)
+    loop = build_loop(config, clock)
     try:
-        prompts = PromptReader(server_config.tokenizer_dir)
+        prompts = PromptReader(config.tokenizer_dir)
         warm_up(loop)
     except BaseException:
         loop.stop()
         raise
-    server = SpeechLMServer(loop, prompts, server_config.served_model_name, time.time, tracer)
-    if embedded_config.grpc_port is None:
+    server = SpeechLMServer(loop, prompts, config.served_model_name, time.time, tracer)
+    if config.grpc_port is None:
         return create_app(server)
     servicer = SpeechTokenServicer(loop, clock, tracer)
-    return create_app(server, lambda: serving_tokens(servicer, server_config.host, embedded_config.grpc_port or 0))
+    return create_app(server, lambda: serving_tokens(servicer, config.host, config.grpc_port or 0))
 
 
-def build_loop(server_config: ServerConfig, embedded_config: EmbeddedConfig, clock: Clock) -> EngineLoop:
+def build_loop(config: ServerConfig, clock: Clock) -> EngineLoop:
     """Load the model and start an engine loop on it.
 
     Raises:
@@ -102,33 +96,29 @@ def build_loop(server_config: ServerConfig, embedded_config: EmbeddedConfig, clo
         LLMConfigError: the device is missing or the cache does not fit.
         CheckpointError: the checkpoint is incomplete, or made for shorter sequences.
     """
-    if embedded_config.num_threads is not None:
-        torch.set_num_threads(embedded_config.num_threads)
-    if embedded_config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise LLMConfigError(f"device is {embedded_config.device}, but torch sees no GPU; use --device cpu")
-    guard = RepetitionGuard(embedded_config.ras_window, embedded_config.ras_tau)
-    make = _graphs_engine if embedded_config.has_graphs else _eager_engine
-    loop = EngineLoop(make(server_config, embedded_config, guard, clock), embedded_config.max_queue_size, clock)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise LLMConfigError(f"device is {config.device}, but torch sees no GPU; use --device cpu")
+    guard = RepetitionGuard(config.ras_window, config.ras_tau)
+    make = _graphs_engine if config.has_graphs else _eager_engine
+    loop = EngineLoop(make(config, guard, clock), config.max_queue_size, clock)
     loop.start()
     return loop
 
 
-def _eager_engine(
-    server_config: ServerConfig, embedded_config: EmbeddedConfig, guard: RepetitionGuard, clock: Clock
-) -> Engine:
-    model = SpeechLanguageModel.load(server_config.model_dir, embedded_config.device, embedded_config.dtype or CPU_TYPE)
-    max_seq_len = server_config.max_seq_len or EMBEDDED_MAX_SEQ_LEN
+def _eager_engine(config: ServerConfig, guard: RepetitionGuard, clock: Clock) -> Engine:
+    model = SpeechLanguageModel.load(config.model_dir, config.device, config.dtype or CPU_TYPE)
+    max_seq_len = config.max_seq_len or EMBEDDED_MAX_SEQ_LEN
     if max_seq_len > model.max_positions:
         raise CheckpointError(f"max_seq_len is {max_seq_len}, the model allows {model.max_positions}")
-    slots = _slots_that_fit(model, server_config, max_seq_len, embedded_config.device)
+    slots = _slots_that_fit(model, config, max_seq_len)
     model.allocate_cache(model.cache_shape(slots, max_seq_len), ROWS_PER_FORWARD)
-    limits = EngineLimits(slots, max_seq_len, server_config.max_num_tokens or EMBEDDED_MAX_NUM_TOKENS)
+    limits = EngineLimits(slots, max_seq_len, config.max_num_tokens or EMBEDDED_MAX_NUM_TOKENS)
     return SpeechLMEngine(model, limits, guard, model.vocabulary)
 
 
-def _graphs_engine(
-    server_config: ServerConfig, embedded_config: EmbeddedConfig, guard: RepetitionGuard, clock: Clock
-) -> Engine:
+def _graphs_engine(config: ServerConfig, guard: RepetitionGuard, clock: Clock) -> Engine:
     if importlib.util.find_spec("triton") is None:
         raise BackendUnavailableError(
             "the engine of graphs needs the Triton language (pip install triton; torch for CUDA brings it on Linux); "
@@ -138,23 +128,23 @@ def _graphs_engine(
 
     take_turns_often(SWITCH_INTERVAL_S)
     options = GpuEngineOptions(
-        device=torch.device(embedded_config.device),
-        dtype=_graphs_type(server_config, embedded_config),
-        slots=server_config.max_batch_size,
-        max_sequence_tokens=server_config.max_seq_len or EMBEDDED_MAX_SEQ_LEN,
-        memory_share=server_config.kv_cache_free_gpu_memory_fraction,
+        device=torch.device(config.device),
+        dtype=_graphs_type(config),
+        slots=config.max_batch_size,
+        max_sequence_tokens=config.max_seq_len or EMBEDDED_MAX_SEQ_LEN,
+        memory_share=config.kv_cache_free_gpu_memory_fraction,
         guard=guard,
         policy=SchedulePolicy(),
     )
-    return build_gpu_engine(server_config.model_dir, options, clock)
+    return build_gpu_engine(config.model_dir, options, clock)
 
 
-def _graphs_type(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> torch.dtype:
-    if embedded_config.dtype is None and embedded_config.is_on_gpu:
+def _graphs_type(config: ServerConfig) -> torch.dtype:
+    if config.dtype is None and config.is_on_gpu:
         from llm_service.gpu.weights import stored_type
 
-        return stored_type(server_config.model_dir)
-    chosen: torch.dtype = getattr(torch, embedded_config.dtype or CPU_TYPE)
+        return stored_type(config.model_dir)
+    chosen: torch.dtype = getattr(torch, config.dtype or CPU_TYPE)
     return chosen
 
 
@@ -190,10 +180,10 @@ def _open_tracer() -> Tracer:
         raise LLMConfigError(str(err)) from err
 
 
-def _slots_that_fit(model: SpeechLanguageModel, config: ServerConfig, max_seq_len: int, device: str) -> int:
+def _slots_that_fit(model: SpeechLanguageModel, config: ServerConfig, max_seq_len: int) -> int:
     """Return how many slots the share of free memory holds, at most max_batch_size."""
     slot_bytes = model.cache_bytes(model.cache_shape(1, max_seq_len))
-    share_bytes = int(_free_memory_bytes(device) * config.kv_cache_free_gpu_memory_fraction)
+    share_bytes = int(_free_memory_bytes(config.device) * config.kv_cache_free_gpu_memory_fraction)
     slots = min(config.max_batch_size, share_bytes // slot_bytes)
     if slots < 1:
         raise LLMConfigError(

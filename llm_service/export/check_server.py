@@ -16,7 +16,8 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
-from llm_service.backends.base import Capabilities
+from llm_service.backends import TOKEN_ID_FLAGS
+from llm_service.config import LLMBackend
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.errors import BuildError
 from llm_service.prompt import build_prompt
@@ -58,13 +59,13 @@ class Question:
 
 
 def certify(
-    base_url: str, capabilities: Capabilities, source_dir: Path, texts: Sequence[str], expectation: Expectation
+    base_url: str, backend: LLMBackend, source_dir: Path, texts: Sequence[str], expectation: Expectation
 ) -> ServerFindings:
     """Ask the server at `base_url` about every text.
 
     Args:
         base_url: of a server that is ready.
-        capabilities: of its backend.
+        backend: what it is.
         source_dir: the model in Hugging Face form, with its tokenizer.
         texts: what to speak.
         expectation: how close it must come.
@@ -78,7 +79,7 @@ def certify(
     prompts = [build_prompt(encoder.encode, "", text, (), vocabulary).token_ids for text in texts]
     questions = list(source_questions(source_dir, prompts, expectation.tokens_per_text))
     with httpx.Client(base_url=base_url, timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
-        asker = _Asker(client, capabilities, vocabulary)
+        asker = _Asker(client, backend, vocabulary)
         free = [asker.answer(prompt, expectation.answer_tokens) for prompt in prompts]
         choices = [asker.answer(question.prompt, 1) for question in questions]
     return _judge(questions, choices, free, expectation, vocabulary)
@@ -87,10 +88,10 @@ def certify(
 class _Asker:
     """Sends completion requests that leave nothing to chance."""
 
-    def __init__(self, client: httpx.Client, capabilities: Capabilities, vocabulary: SpeechVocabulary) -> None:
+    def __init__(self, client: httpx.Client, backend: LLMBackend, vocabulary: SpeechVocabulary) -> None:
         self._client = client
         self._end_ids = list(vocabulary.end_ids)
-        self._ids_flag = {capabilities.token_id_field: capabilities.token_id_value}
+        self._ids_flag = TOKEN_ID_FLAGS[backend]
         self._model = str(self._first("GET", "/v1/models", "data")["id"])
 
     def answer(self, prompt: Sequence[int], max_tokens: int) -> list[int]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from llm_service.adapters import TRTLLM_ENGINE_CLASS, TRTLLM_ENGINE_FILE
-from llm_service.backends.base import require_program
+from llm_service.backends import require_program
 from llm_service.errors import BuildError, CheckpointError, LLMConfigError
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ import token2wav_service.serving.__main__ as triton_main
 import token2wav_service.serving.assemble
 from llm_service.__main__ import _parser as llm_parser
 from llm_service.backends import AUTO
-from llm_service.config import LLM, LLMBackend, parse_embedded_config, parse_server_config
+from llm_service.config import LLM, LLMBackend, parse_server_config
 from servicekit.settings import given_settings
 from token2wav_service.serving.process import health
 from token2wav_service.serving.settings import SETTINGS
@@ -70,8 +70,6 @@ def _check_llm(arguments: list[str]) -> None:
     options = {name: str(value) for name, value in given_settings(LLM, args, {}, has_prefix=False).items()}
     try:
         parse_server_config(backend, options)
-        if backend is LLMBackend.EMBEDDED:
-            parse_embedded_config(options)
     except Exception as error:
         raise ValueError(str(error)) from error
 

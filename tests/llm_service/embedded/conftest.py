@@ -13,7 +13,7 @@ import pytest
 import torch
 import uvicorn
 
-from llm_service.config import EmbeddedConfig, LLMBackend, parse_server_config
+from llm_service.config import LLMBackend, parse_server_config
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.serve import build_app
 from llm_service.gpu.weights import Weights, load_weights
@@ -45,11 +45,9 @@ def weights(llm_dir: Path) -> Weights:
 @pytest.fixture(scope="module", params=["eager", "graphs"])
 def server_url(llm_dir: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     """The embedded server on each of its engines, with 4 slots and 2 queue places, on a free port."""
-    config = parse_server_config(
-        LLMBackend.EMBEDDED,
-        {"model_dir": str(llm_dir), "max_batch_size": 4, "served_model_name": MODEL_NAME, "max_seq_len": 4096},
-    )
-    app = build_app(config, EmbeddedConfig(num_threads=1, max_queue_size=2, engine=request.param), SystemClock())
+    settings = {"model_dir": str(llm_dir), "max_batch_size": 4, "served_model_name": MODEL_NAME, "max_seq_len": 4096}
+    settings |= {"num_threads": 1, "max_queue_size": 2, "engine": request.param}
+    app = build_app(parse_server_config(LLMBackend.EMBEDDED, settings), SystemClock())
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -15,16 +15,13 @@ import yaml
 from safetensors.torch import save_file
 
 from llm_service.__main__ import main
-from llm_service.backends import Backend, TrtllmBackend, VllmBackend, choose_backend, succeeds
-from llm_service.backends.trtllm import serve_options
-from llm_service.backends.vllm import RUNNER_VARIABLE
+from llm_service.backends import RUNNER_VARIABLE, check_backend, choose_backend, serve_options, succeeds
 from llm_service.config import (
     SETTINGS,
     SPEECH_HEAD_FILE,
-    EmbeddedConfig,
     LLMBackend,
+    ServerConfig,
     SettingValue,
-    parse_embedded_config,
     parse_server_config,
 )
 from llm_service.embedded.serve import build_loop
@@ -164,26 +161,28 @@ def test_bad_settings_are_refused(settings: dict[str, str], message: str) -> Non
 
 
 def test_the_embedded_settings_are_read_and_bounded() -> None:
-    config = parse_embedded_config({"model_dir": "m", "ras_tau": "0.5", "num_threads": "2"})
-    assert config == EmbeddedConfig(ras_tau=0.5, num_threads=2)
+    given = {"model_dir": "m", "ras_tau": "0.5", "num_threads": "2"}
+    assert parse_server_config(LLMBackend.EMBEDDED, given) == ServerConfig(
+        Path("m"), Path("m"), "m", max_batch_size=8, ras_tau=0.5, num_threads=2
+    )
     with pytest.raises(LLMConfigError, match="ras_tau"):
-        EmbeddedConfig(ras_tau=0.0)
+        parse_server_config(LLMBackend.EMBEDDED, {"model_dir": "m", "ras_tau": 0.0})
 
 
-@pytest.mark.parametrize(("backend", "program"), [(VllmBackend(), "vllm"), (TrtllmBackend(), "trtllm-serve")])
+@pytest.mark.parametrize(("backend", "program"), [(LLMBackend.VLLM, "vllm"), (LLMBackend.TRTLLM, "trtllm-serve")])
 def test_a_missing_program_is_named_with_how_to_get_it(
-    llm_dir: Path, monkeypatch: pytest.MonkeyPatch, backend: VllmBackend | TrtllmBackend, program: str
+    llm_dir: Path, monkeypatch: pytest.MonkeyPatch, backend: LLMBackend, program: str
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    config = parse_server_config(backend.name, {"model_dir": str(llm_dir)})
+    config = parse_server_config(backend, {"model_dir": str(llm_dir)})
     with pytest.raises(BackendUnavailableError, match=f"{program} is not on PATH; install"):
-        backend.check(config)
+        check_backend(backend, config)
 
 
-@pytest.mark.parametrize("backend", [VllmBackend(), TrtllmBackend()], ids=["vllm", "trtllm"])
+@pytest.mark.parametrize("backend", [LLMBackend.VLLM, LLMBackend.TRTLLM])
 @pytest.mark.parametrize("form", ["beside", "inside", "none"])
 def test_a_stock_form_with_a_head_bias_is_refused_with_the_conversion(
-    backend: Backend,
+    backend: LLMBackend,
     form: str,
     llm_dir: Path,
     tmp_path: Path,
@@ -195,13 +194,13 @@ def test_a_stock_form_with_a_head_bias_is_refused_with_the_conversion(
         program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     stock = stock_form(llm_dir, tmp_path / "stock", form)
-    config = parse_server_config(backend.name, {"model_dir": str(stock)})
+    config = parse_server_config(backend, {"model_dir": str(stock)})
     if form == "none":
-        backend.check(config)
+        check_backend(backend, config)
         assert "stores no bias" in caplog.text
         return
     with pytest.raises(CheckpointError, match=f"cosydit convert-llm huggingface {stock} DIRECTORY"):
-        backend.check(config)
+        check_backend(backend, config)
 
 
 def stock_form(source: Path, directory: Path, form: str) -> Path:
@@ -225,11 +224,16 @@ def test_a_missing_directory_is_refused_before_anything_starts(
 
 
 def test_the_share_of_memory_bounds_the_slots(llm_dir: Path) -> None:
-    common: dict[str, SettingValue] = {"model_dir": str(llm_dir), "max_batch_size": 2, "max_seq_len": 64}
+    common: dict[str, SettingValue] = {
+        "model_dir": str(llm_dir),
+        "max_batch_size": 2,
+        "max_seq_len": 64,
+        "num_threads": 1,
+    }
     tiny_share: dict[str, SettingValue] = {**common, "kv_cache_free_gpu_memory_fraction": 1e-12}
     with pytest.raises(LLMConfigError, match="one slot"):
-        build_loop(parse_server_config(LLMBackend.EMBEDDED, tiny_share), EmbeddedConfig(num_threads=1), SystemClock())
-    loop = build_loop(parse_server_config(LLMBackend.EMBEDDED, common), EmbeddedConfig(num_threads=1), SystemClock())
+        build_loop(parse_server_config(LLMBackend.EMBEDDED, tiny_share), SystemClock())
+    loop = build_loop(parse_server_config(LLMBackend.EMBEDDED, common), SystemClock())
     loop.stop()
     assert loop.stats().slots == 2
 
@@ -237,7 +241,7 @@ def test_the_share_of_memory_bounds_the_slots(llm_dir: Path) -> None:
 def test_sequences_longer_than_the_model_allows_are_refused(llm_dir: Path) -> None:
     config = parse_server_config(LLMBackend.EMBEDDED, {"model_dir": str(llm_dir), "max_seq_len": 40000})
     with pytest.raises(CheckpointError, match="32768"):
-        build_loop(config, EmbeddedConfig(num_threads=1), SystemClock())
+        build_loop(config, SystemClock())
 
 
 def test_auto_takes_trtllm_only_where_it_works_and_loses_nothing(llm_dir: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 
-from llm_service.config import EmbeddedConfig, LLMBackend, parse_server_config
+from llm_service.config import LLMBackend, parse_server_config
 from llm_service.embedded.serve import build_app
 from servicekit.clock import SystemClock
 
@@ -22,9 +22,9 @@ WAIT_S = 20.0
 @contextmanager
 def embedded_server(model_dir: Path) -> Iterator[str]:
     """Yield the URL of a server of `model_dir`."""
-    settings = {"model_dir": str(model_dir), "max_batch_size": 2, "max_seq_len": 1024}
+    settings = {"model_dir": str(model_dir), "max_batch_size": 2, "max_seq_len": 1024, "num_threads": 1}
     config = parse_server_config(LLMBackend.EMBEDDED, settings)
-    with running(build_app(config, EmbeddedConfig(num_threads=1), SystemClock())) as url:
+    with running(build_app(config, SystemClock())) as url:
         yield url
 
 

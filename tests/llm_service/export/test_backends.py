@@ -13,9 +13,8 @@ from llm_service.adapters import (
     TRTLLM_MODULE_DIR,
     VLLM_PLUGIN_DIR,
 )
-from llm_service.backends import EmbeddedBackend, TrtllmBackend, VllmBackend
-from llm_service.backends.vllm import RUNNER_VARIABLE
-from llm_service.config import EmbeddedConfig, LLMBackend, ServerConfig, parse_server_config
+from llm_service.backends import RUNNER_VARIABLE, check_backend, command_of
+from llm_service.config import LLMBackend, ServerConfig, parse_server_config
 from llm_service.embedded.serve import build_loop
 from llm_service.errors import CheckpointError, LLMConfigError
 from llm_service.huggingface_layout import has_speech_form
@@ -51,60 +50,59 @@ def test_vllm_finds_the_plugin_of_the_converted_form(
     converted_dir: Path, monkeypatch: pytest.MonkeyPatch, earlier: str
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", earlier)
-    command = VllmBackend().command(config_for(LLMBackend.VLLM, converted_dir, converted_dir))
+    command = command_of(LLMBackend.VLLM, config_for(LLMBackend.VLLM, converted_dir, converted_dir))
     expected = f"{VLLM_PLUGIN_DIR}:{earlier}" if earlier else str(VLLM_PLUGIN_DIR)
     assert command[:5] == ["env", f"PYTHONPATH={expected}", "vllm", "serve", str(converted_dir)]
 
 
 def test_tensorrt_llm_loads_the_module_of_the_converted_form(converted_dir: Path) -> None:
-    command = TrtllmBackend().command(config_for(LLMBackend.TRTLLM, converted_dir, converted_dir))
+    command = command_of(LLMBackend.TRTLLM, config_for(LLMBackend.TRTLLM, converted_dir, converted_dir))
     assert command[command.index("--custom_module_dirs") + 1] == str(TRTLLM_MODULE_DIR)
     assert "--backend" not in command
 
 
 def test_the_stock_form_is_served_as_before(stock_dir: Path) -> None:
     assert not has_speech_form(stock_dir)
-    assert VllmBackend().command(config_for(LLMBackend.VLLM, stock_dir, stock_dir))[0] == "vllm"
-    assert "--custom_module_dirs" not in TrtllmBackend().command(config_for(LLMBackend.TRTLLM, stock_dir, stock_dir))
+    assert command_of(LLMBackend.VLLM, config_for(LLMBackend.VLLM, stock_dir, stock_dir))[0] == "vllm"
+    assert "--custom_module_dirs" not in command_of(
+        LLMBackend.TRTLLM, config_for(LLMBackend.TRTLLM, stock_dir, stock_dir)
+    )
 
 
 def test_an_engine_is_served_by_the_backend_that_runs_engines(engine_dir: Path, converted_dir: Path) -> None:
-    command = TrtllmBackend().command(config_for(LLMBackend.TRTLLM, engine_dir, converted_dir))
+    command = command_of(LLMBackend.TRTLLM, config_for(LLMBackend.TRTLLM, engine_dir, converted_dir))
     assert command[command.index("--backend") + 1] == "tensorrt"
     asked = config_for(LLMBackend.TRTLLM, engine_dir, converted_dir, engine_backend="tensorrt")
-    assert TrtllmBackend().command(asked) == command
+    assert command_of(LLMBackend.TRTLLM, asked) == command
 
 
 @pytest.mark.usefixtures("programs")
 def test_the_converted_form_is_no_engine(converted_dir: Path) -> None:
     config = config_for(LLMBackend.TRTLLM, converted_dir, converted_dir, engine_backend="tensorrt")
     with pytest.raises(LLMConfigError, match="is no engine; build one with cosydit convert-llm trtllm and build"):
-        TrtllmBackend().check(config)
+        check_backend(LLMBackend.TRTLLM, config)
 
 
 @pytest.mark.usefixtures("programs")
-@pytest.mark.parametrize("backend", [VllmBackend(), TrtllmBackend()])
+@pytest.mark.parametrize("backend", [LLMBackend.VLLM, LLMBackend.TRTLLM])
 def test_only_a_stock_form_is_refused_for_its_bias(
-    backend: VllmBackend | TrtllmBackend,
+    backend: LLMBackend,
     stock_dir: Path,
     converted_dir: Path,
     engine_dir: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert backend.capabilities.needs_converted_form
     with caplog.at_level(logging.WARNING):
         for directory in (converted_dir, engine_dir):
-            backend.check(config_for(backend.name, directory, converted_dir))
+            check_backend(backend, config_for(backend, directory, converted_dir))
             assert not caplog.text
     with pytest.raises(CheckpointError, match=f"cosydit convert-llm huggingface {stock_dir}"):
-        backend.check(config_for(backend.name, stock_dir, stock_dir))
+        check_backend(backend, config_for(backend, stock_dir, stock_dir))
 
 
 def test_the_embedded_backend_serves_either_form(converted_dir: Path) -> None:
-    embedded = EmbeddedConfig(num_threads=1)
-    assert not EmbeddedBackend(embedded).capabilities.needs_converted_form
-    config = config_for(LLMBackend.EMBEDDED, converted_dir, converted_dir, max_batch_size="1", max_seq_len="64")
-    loop = build_loop(config, embedded, SystemClock())
+    asked = {"max_batch_size": "1", "max_seq_len": "64", "num_threads": "1"}
+    loop = build_loop(config_for(LLMBackend.EMBEDDED, converted_dir, converted_dir, **asked), SystemClock())
     loop.stop()
     assert loop.stats().slots == 1
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from llm_service.backends import EmbeddedBackend, TrtllmBackend, VllmBackend
+from llm_service.config import LLMBackend
 from llm_service.errors import BuildError
 from llm_service.export import check_server as functional_test
 from llm_service.export.check_server import Expectation, ServerFindings, certify
@@ -31,7 +31,7 @@ def spoken(*token_ids: int) -> httpx.Response:
 
 
 def certify_fake(
-    monkeypatch: pytest.MonkeyPatch, source_dir: Path, answer: Answer, *, backend: Any = VllmBackend
+    monkeypatch: pytest.MonkeyPatch, source_dir: Path, answer: Answer, *, backend: LLMBackend = LLMBackend.VLLM
 ) -> ServerFindings:
     """Certify a server that is a function."""
 
@@ -45,12 +45,12 @@ def certify_fake(
         functional_test.httpx, "Client", lambda base_url, **_: real(base_url=base_url, transport=transport)
     )
     transport = httpx.MockTransport(handle)
-    return certify("http://server", backend.capabilities, source_dir, TEXTS, QUICK)
+    return certify("http://server", backend, source_dir, TEXTS, QUICK)
 
 
 def test_a_server_of_the_converted_form_is_the_source(converted_dir: Path, stock_dir: Path) -> None:
     with embedded_server(converted_dir) as url:
-        certificate = certify(url, EmbeddedBackend.capabilities, stock_dir, TEXTS, QUICK)
+        certificate = certify(url, LLMBackend.EMBEDDED, stock_dir, TEXTS, QUICK)
     assert certificate.passed
     assert certificate.equal == certificate.questions == len(TEXTS) * QUICK.tokens_per_text
     assert certificate.worst_gap == 0
@@ -66,7 +66,7 @@ def test_a_server_without_the_heads_bias_fails(converted_dir: Path, stock_dir: P
     tensors["lm_head.bias"] = torch.zeros_like(tensors["lm_head.bias"])
     save_file(tensors, lost / "model.safetensors", metadata={"format": "pt"})
     with embedded_server(lost) as url:
-        certificate = certify(url, EmbeddedBackend.capabilities, stock_dir, TEXTS, QUICK)
+        certificate = certify(url, LLMBackend.EMBEDDED, stock_dir, TEXTS, QUICK)
     assert not certificate.passed
     assert certificate.worst_gap > QUICK.tolerance
 
@@ -91,7 +91,7 @@ def test_nothing_is_left_to_chance(monkeypatch: pytest.MonkeyPatch, stock_dir: P
         bodies.append(json.loads(request.content))
         return spoken(SPEECH_TOKEN_OFFSET)
 
-    certify_fake(monkeypatch, stock_dir, answer, backend=TrtllmBackend)
+    certify_fake(monkeypatch, stock_dir, answer, backend=LLMBackend.TRTLLM)
     assert {body["max_tokens"] for body in bodies} == {1, QUICK.answer_tokens}
     for body in bodies:
         assert body["model"] == "voice"
