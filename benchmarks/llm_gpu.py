@@ -29,7 +29,7 @@ from benchmarks.lib.llm_gpu import greedy, lean, load  # noqa: E402
 from benchmarks.lib.llm_gpu.model import options, random_weights  # noqa: E402
 from benchmarks.lib.llm_gpu.steps import StepBench  # noqa: E402
 from cosydit.bench.report import describe_environment  # noqa: E402
-from llm_service.gpu.answer import EventPacking  # noqa: E402
+from llm_service.embedded.answer import EventPacking  # noqa: E402
 from llm_service.gpu.build import DECODE_ROWS, DRAWS, PROMPT_ROWS, engine_of  # noqa: E402
 from llm_service.gpu.step_runner import RunnerSizes  # noqa: E402
 from servicekit.clock import SystemClock  # noqa: E402

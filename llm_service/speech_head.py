@@ -8,6 +8,7 @@ stay on disk until they are used. Knows nothing of the rest of the model.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from llm_service.huggingface_layout import FIRST_ID_KEY, HEAD_BIAS
 from llm_service.qwen2 import DECODER_PREFIX, EMBEDDING, Qwen2Shape, check_tensors, decoder_tensors
 from llm_service.vocab import COSYVOICE2, SpeechVocabulary, vocabulary_of_ids, vocabulary_of_table
 from servicekit.file_sums import FileSumsError, check_file
+
+logger = logging.getLogger(__name__)
 
 HEAD_WEIGHT = "lm_head.weight"
 
@@ -116,6 +119,12 @@ def _checked(parts: Mapping[str, torch.Tensor], where: Path, vocabulary: SpeechV
     expected = {"weight": (rows, parts["weight"].shape[1]), "bias": (rows,)}
     if found != expected:
         raise CheckpointError(f"{where} holds {found}, expected {expected}")
+    if "bias" not in parts and vocabulary is COSYVOICE2:
+        logger.warning(
+            "%s stores no bias of the speech head (neither %s nor %s): the official model has one, so it was lost when "
+            "this directory was made; convert the official llm.pt if you have it",
+            *(where, HEAD_BIAS, SPEECH_HEAD_FILE),
+        )
     return SpeechHead(parts["weight"], bias, "bias" in parts)
 
 

@@ -34,6 +34,7 @@ from lab.ears.speakers import rank_speakers, top1
 from lab.train.make_voices import VOICES_OF
 from lab.train.teachers.choices import TEACHERS, Engine, teachers_of
 from lab.train.utterance import audio_16k
+from llm_service.embedded.eager import eager_engine
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
@@ -122,8 +123,8 @@ class Listener:
             top_p=choice.top_p,
             repetition_penalty=choice.repetition_penalty,
         )
-        limits = EngineLimits(1, _MAX_SEQUENCE_TOKENS, _MAX_SEQUENCE_TOKENS + 1)
-        engine = SpeechLMEngine(self._llm, limits, RepetitionGuard(choice.ras_window_tokens))
+        limits = EngineLimits(1, _MAX_SEQUENCE_TOKENS)
+        engine = eager_engine(self._llm, limits, RepetitionGuard(choice.ras_window_tokens), SystemClock())
         engine.add_request(GenerationRequest("one", prompt.token_ids, params))
         ids = [token_id for output in _outputs(engine) for token_id in output]
         return [speech_id_from_llm_id(token_id) for token_id in ids if is_speech_llm_id(token_id)]
@@ -131,7 +132,7 @@ class Listener:
 
 def _outputs(engine: SpeechLMEngine) -> list[tuple[int, ...]]:
     found = []
-    while engine.has_work:
+    while engine.idle_s() == 0:
         for output in engine.step():
             if output.error is not None:
                 raise output.error

@@ -34,7 +34,8 @@ from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.text import load_text_front_end
 from gateway.voices.registry import VoiceRegistry, load_voices
 from llm_service.aligner import load_aligner
-from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
+from llm_service.embedded.eager import eager_engine
+from llm_service.embedded.engine import EngineLimits
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import GenerationRequest, SamplingParams
@@ -63,7 +64,7 @@ class EmbeddedLM:
         self._vocabulary = encoder.vocabulary
         self._model = SpeechLanguageModel.load(llm_dir, "cpu", "float32")
         self._model.allocate_cache(self._model.cache_shape(1, _MAX_SEQUENCE_TOKENS), rows_per_forward=1)
-        self._limits = EngineLimits(1, _MAX_SEQUENCE_TOKENS, _MAX_SEQUENCE_TOKENS + 1)
+        self._limits = EngineLimits(1, _MAX_SEQUENCE_TOKENS)
         self._names = count()
 
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
@@ -71,9 +72,9 @@ class EmbeddedLM:
         if self._wire.is_spoken_out(utterance):
             yield SpeechTokenDelta((), "length")
             return
-        engine = SpeechLMEngine(self._model, self._limits, RepetitionGuard(), self._vocabulary)
+        engine = eager_engine(self._model, self._limits, RepetitionGuard(), SystemClock(), self._vocabulary)
         engine.add_request(self._request(utterance, sampling, seed))
-        while engine.has_work:
+        while engine.idle_s() == 0:
             for output in engine.step():
                 if output.error is not None:
                     raise output.error

@@ -1,42 +1,56 @@
-"""The continuous-batching engine: requests join and leave at every step. Not thread-safe; `loop.py` owns it.
+"""The engine: requests join and leave at every step, and the next step is launched before the last one is read.
 
-One `step` advances all running requests by a token, then lets waiting ones in while there are slots and token budget.
-Knows nothing of HTTP, threads or time.
+    add_request -> waiting --slot and pages--> prompting --last piece launched--> ready --end token read--> gone
+
+Not thread-safe: owned by `loop.py`. Knows nothing of HTTP, threads or how a step is computed.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections import deque
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from heapq import heappop, heappush
 
 import numpy as np
-import numpy.typing as npt
 
-from llm_service.embedded.interleaving import Feed, Interleaver
-from llm_service.embedded.model import DecodeRow
+from llm_service.embedded.answer import Answer, EventPacking, Next
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.embedded.sequence import Sequence
-from llm_service.embedded.types import EngineStats, GenerationOutput, GenerationRequest
-from llm_service.errors import EngineError, GenerationFailedError, InvalidGenerationError
+from llm_service.embedded.schedule import (
+    SchedulePolicy,
+    Slots,
+    StreamPaces,
+    choose_rows,
+    nearly_due,
+    prompt_tokens,
+    rank,
+)
+from llm_service.embedded.steps import (
+    BROKEN,
+    NO_TOKEN,
+    NOT_FINITE,
+    PAGE_TOKENS,
+    PromptPiece,
+    Runner,
+    Step,
+    pages_for,
+)
+from llm_service.embedded.types import EngineStats, FinishReason, GenerationOutput, GenerationRequest
+from llm_service.errors import DeadlineExceededError, EngineError, GenerationFailedError, InvalidGenerationError
 from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
+from servicekit.clock import Clock
 
 logger = logging.getLogger(__name__)
 
-Logits = npt.NDArray[np.float32]
-
-
-class SlotModel(Protocol):
-    """What the engine needs of a model whose cache is allocated; see `SpeechLanguageModel`."""
-
-    def prefill(self, slot: int, token_ids: SequenceOf[int], start: int = 0) -> Logits: ...
-
-    def decode(self, rows: SequenceOf[DecodeRow]) -> list[Logits]: ...
-
-    def clear_slot(self, slot: int) -> None: ...
+UNBOUNDED = np.iinfo(np.int32).max
+"""Length in a step of an answer whose real length is checked when a token is read."""
+_REASONS = {
+    NO_TOKEN: "no token is possible: stop_token_ids, banned or allowed ids and min_tokens exclude all of them",
+    NOT_FINITE: "the model gave logits that are not finite; check the checkpoint and dtype",
+    BROKEN: "generation failed; see the server's log",
+}
 
 
 @dataclass(frozen=True)
@@ -45,80 +59,86 @@ class EngineLimits:
 
     slots: int  # requests that run together
     max_sequence_tokens: int  # prompt plus answer
-    max_step_tokens: int  # tokens computed in a step; more than `slots`
-
-    @property
-    def max_prompt_tokens(self) -> int:
-        """Longest prompt that fits a step in which every other slot decodes."""
-        return min(self.max_step_tokens - self.slots, self.max_sequence_tokens - 1)
 
 
-class SlotAllocator:
-    """Hands out slots; the lowest free one first, so that few forwards cover them."""
+class FreeNumbers:
+    """Hands out numbers, the lowest free ones first, so that those in use lie close together."""
 
-    def __init__(self, slots: int) -> None:
-        self._free = list(range(slots))
-        self._slots = slots
+    def __init__(self, numbers: range) -> None:
+        self.count = len(numbers)
+        self._free = list(numbers)
 
     @property
     def free_count(self) -> int:
-        """Free slots."""
+        """How many are free."""
         return len(self._free)
 
-    def allocate(self) -> int:
-        """Take the lowest free slot; the caller has looked at `free_count`."""
-        slot = min(self._free)
-        self._free.remove(slot)
-        return slot
+    def take(self, count: int) -> tuple[int, ...]:
+        """Take so many; the caller has looked at `free_count`."""
+        return tuple(heappop(self._free) for _ in range(count))
 
-    def free(self, slot: int) -> None:
-        """Give a slot back."""
-        assert slot not in self._free and 0 <= slot < self._slots
-        self._free.append(slot)
+    def give_back(self, numbers: Sequence[int]) -> None:
+        """Have numbers free again."""
+        for number in numbers:
+            heappush(self._free, number)
 
 
-def check_request(request: GenerationRequest, max_prompt_tokens: int, vocabulary_rows: int, room: int) -> None:
-    """Check a request against an engine's limits.
+@dataclass(frozen=True)
+class _Flying:
+    """A step that was launched and not yet read."""
 
-    Args:
-        request: not changed.
-        max_prompt_tokens: in the longest prompt that can be computed.
-        vocabulary_rows: prompt ids are below it.
-        room: tokens that an answer may have behind this prompt.
-
-    Raises:
-        InvalidGenerationError: it can never run; the message says why.
-    """
-    prompt_tokens = len(request.prompt_ids)
-    if not 1 <= prompt_tokens <= max_prompt_tokens:
-        raise InvalidGenerationError(f"the prompt has {prompt_tokens} tokens; expected 1..{max_prompt_tokens}")
-    outside = [token_id for token_id in request.prompt_ids if not 0 <= token_id < vocabulary_rows]
-    if outside:
-        raise InvalidGenerationError(f"prompt token {outside[0]} is out of range 0..{vocabulary_rows - 1}")
-    if request.params.max_tokens > room:
-        raise InvalidGenerationError(
-            f"max_tokens is {request.params.max_tokens}, but after a prompt of {prompt_tokens} tokens there is "
-            f"room for {max(room, 0)}; lower it or shorten the prompt"
-        )
+    step: Step
+    answers: Sequence[Answer]  # one for each token
 
 
 class SpeechLMEngine:
-    """Runs many requests on one model."""
+    """Runs many requests on one `Runner`."""
 
     def __init__(
         self,
-        model: SlotModel,
+        runner: Runner,
         limits: EngineLimits,
         guard: RepetitionGuard,
+        clock: Clock,
         vocabulary: SpeechVocabulary = COSYVOICE2,
+        pages: int | None = None,
+        policy: SchedulePolicy | None = None,
+        packing: EventPacking | None = None,
     ) -> None:
-        self._model = model
-        self._vocabulary = vocabulary
+        """Take a warm runner.
+
+        Args:
+            runner: its state has `limits.slots` slots and `pages` pages.
+            limits: of the engine.
+            guard: repetition-aware sampling.
+            clock: for leads, waits and deadlines.
+            vocabulary: the checkpoint's numbering.
+            pages: of the cache; None: as many as all slots can use.
+            policy: of scheduling.
+            packing: of outputs.
+        """
+        self._runner, self._vocabulary, self._clock, self._guard = runner, vocabulary, clock, guard
         self._limits = limits
-        self._guard = guard
-        self._allocator = SlotAllocator(limits.slots)
-        self._waiting: deque[Sequence] = deque()
-        self._running: dict[str, Sequence] = {}
+        self._policy, self._packing = policy or SchedulePolicy(), packing or EventPacking()
+        self._slots = FreeNumbers(range(limits.slots))
+        # Page 0 belongs to the padding rows of a step.
+        pages = limits.slots * pages_for(limits.max_sequence_tokens) if pages is None else pages
+        self._pages = FreeNumbers(range(1, pages + 1))
+        self._waiting: list[Answer] = []
+        self._prompting: list[Answer] = []
+        self._held: dict[str, Answer] = {}  # those with a slot, by request id
+        self._by_slot: list[Answer | None] = [None] * limits.slots
+        self._is_ready = np.zeros(limits.slots, bool)
+        self._is_interleaved = np.zeros(limits.slots, bool)
+        self._most_tokens = np.zeros(limits.slots, np.int32)
+        self._paces = StreamPaces.for_slots(limits.slots)
+        self._ready: Slots = np.zeros(0, np.int32)
+        self._has_ready_changed = False
+        self._ran_prompt = False
+        self._may_admit = False  # whether a request has come or a place become free since it was last looked
+        self._flying: _Flying | None = None
+        self._deadlines: list[tuple[float, int, Answer]] = []  # a heap
+        self._counter = itertools.count()
         self._counters = EngineStats()
 
     @property
@@ -126,15 +146,15 @@ class SpeechLMEngine:
         """What this engine may hold."""
         return self._limits
 
-    @property
-    def has_work(self) -> bool:
-        """Tell whether a step would do anything."""
-        can_admit = bool(self._waiting) and self._allocator.free_count > 0
-        return can_admit or any(sequence.can_go_on for sequence in self._running.values())
-
     def idle_s(self) -> float:
-        """Return the seconds until a step has something to do: 0 or, if nothing is under way, infinity."""
-        return 0.0 if self.has_work else math.inf
+        """Return the seconds until a step has something to do: 0 if it has now, infinity if nothing is under way."""
+        if self._flying is not None or self._prompting or (self._waiting and self._may_admit):
+            return 0.0
+        now_s = self._clock.now()
+        self._look_who_is_ready()
+        _, idle_s = nearly_due(self._ready, self._paces, now_s, self._policy)
+        deadline_s = self._deadlines[0][0] - now_s if self._deadlines else math.inf
+        return max(0.0, min(idle_s, deadline_s))
 
     @property
     def speech_ids(self) -> range:
@@ -147,11 +167,37 @@ class SpeechLMEngine:
         Raises:
             InvalidGenerationError: it can never run here; the message says why.
         """
-        room = self._limits.max_sequence_tokens - len(request.prompt_ids)
-        check_request(request, self._limits.max_prompt_tokens, self._vocabulary.table_rows, room)
-        if request.interleaved is not None:
-            layout = (request.prompt_ids, request.interleaved, self._vocabulary)
-            Interleaver(*layout, continued_tokens=request.continued_tokens)
+        tokens, most_tokens = len(request.prompt_ids), self._limits.max_sequence_tokens - 1
+        if not 1 <= tokens <= most_tokens:
+            raise InvalidGenerationError(f"the prompt has {tokens} tokens; expected 1..{most_tokens}")
+        rows = self._runner.limits.vocabulary_rows
+        outside = [token_id for token_id in request.prompt_ids if not 0 <= token_id < rows]
+        if outside:
+            raise InvalidGenerationError(f"prompt token {outside[0]} is out of range 0..{rows - 1}")
+        room = self._most_positions - tokens
+        if request.params.max_tokens > room:
+            raise InvalidGenerationError(
+                f"max_tokens is {request.params.max_tokens}, but after a prompt of {tokens} tokens there is "
+                f"room for {max(room, 0)}; lower it or shorten the prompt"
+            )
+        self._answer(request)
+        if not 0 <= request.continued_tokens < tokens:
+            raise InvalidGenerationError(
+                f"continued_tokens is {request.continued_tokens}; expected 0..{tokens - 1}, tokens at the prompt's end"
+            )
+
+    def feed(self, request_id: str, text_ids: Sequence[int], is_last: bool) -> None:
+        """Take more text of an interleaved answer; nothing happens if it is gone already.
+
+        Raises:
+            InvalidGenerationError: it can't take the text; the answer is to be aborted.
+        """
+        answer = self._held.get(request_id) or self._waiting_one(request_id)
+        if answer is None:
+            return
+        answer.push(text_ids, is_last)
+        if answer.waits_for_text:
+            self._go_on(answer)
 
     def add_request(self, request: GenerationRequest) -> None:
         """Put a request in the queue.
@@ -160,134 +206,246 @@ class SpeechLMEngine:
             InvalidGenerationError: it can never run here.
         """
         self.validate(request)
-        self._waiting.append(Sequence(request, self._guard, self._vocabulary, self._limits.max_sequence_tokens))
-
-    def feed(self, request_id: str, text_ids: SequenceOf[int], is_last: bool) -> None:
-        """Take more text of an interleaved answer; nothing happens if it is gone already.
-
-        Raises:
-            InvalidGenerationError: it can't take the text; the answer is to be aborted.
-        """
-        sequence = self._running.get(request_id) or next(
-            (waiting for waiting in self._waiting if waiting.request.request_id == request_id), None
-        )
-        if sequence is not None:
-            sequence.push(text_ids, is_last)
+        answer = self._answer(request)
+        self._waiting.append(answer)
+        self._may_admit = True
+        if request.deadline_s is not None:
+            heappush(self._deadlines, (request.deadline_s, next(self._counter), answer))
 
     def abort(self, request_id: str) -> None:
         """Forget a request and free its slot; nothing happens if it is gone already."""
-        running = self._running.get(request_id)
-        if running is not None:
-            self._release(running)
+        answer = self._held.get(request_id)
+        if answer is not None:
+            self._release(answer)
             self._counters.aborted += 1
-            return
-        for sequence in self._waiting:
-            if sequence.request.request_id == request_id:
-                self._waiting.remove(sequence)
-                self._counters.aborted += 1
-                return
+        elif (waiting := self._waiting_one(request_id)) is not None:
+            self._waiting.remove(waiting)
+            waiting.is_over = True
+            self._counters.aborted += 1
 
     def step(self) -> list[GenerationOutput]:
-        """Advance every running request by a token, then admit waiting ones; return what came out."""
-        self._counters.steps += 1
-        feeds = [(sequence, feed) for sequence in self._running.values() if (feed := sequence.take()) is not None]
-        is_single = [feed.draws and len(feed.token_ids) == 1 for _, feed in feeds]
-        pieces = [each for each, single in zip(feeds, is_single, strict=True) if not single]
-        outputs = self._decode([each for each, single in zip(feeds, is_single, strict=True) if single])
-        for sequence, feed in pieces:
-            outputs += self._run_piece(sequence, feed)
-        return outputs + self._admit(self._limits.max_step_tokens - sum(len(feed.token_ids) for _, feed in feeds))
+        """Launch the next step, then read the one before it, and itself if it has run; return what came out."""
+        now_s = self._clock.now()
+        outputs = self._expire(now_s)
+        self._admit(now_s)
+        launched = self._launch(now_s)
+        done, self._flying = self._flying, launched
+        if launched is not None:
+            self._counters.steps += 1
+            if self._runner.limits.is_immediate:
+                done, self._flying = launched, None
+        if done is not None:
+            outputs += self._read(done)
+        return outputs
 
     def stats(self) -> EngineStats:
         """Return the counters."""
         return self._counters.holding(
-            running=len(self._running),
+            running=len(self._held),
             waiting=len(self._waiting),
             slots=self._limits.slots,
-            free_slots=self._allocator.free_count,
+            free_slots=self._slots.free_count,
         )
 
     def check_integrity(self) -> None:
-        """Check that every slot is either free or held by exactly one running request."""
-        held = [sequence.slot for sequence in self._running.values()]
-        assert None not in held and len(set(held)) == len(held)
-        assert len(held) + self._allocator.free_count == self._limits.slots
+        """Check that every slot and page is either free or held by exactly one request."""
+        held = list(self._held.values())
+        slots = [answer.slot for answer in held]
+        pages = [page for answer in held for page in answer.pages]
+        assert len(set(slots)) == len(slots) and len(set(pages)) == len(pages)
+        assert len(slots) + self._slots.free_count == self._limits.slots
+        assert len(pages) + self._pages.free_count == self._pages.count
+        assert all(self._by_slot[answer.slot] is answer for answer in held)
 
-    def _decode(self, feeds: SequenceOf[tuple[Sequence, Feed]]) -> list[GenerationOutput]:
-        """Advance the sequences whose next input is the token that they drew last."""
-        if not feeds:
+    @property
+    def _most_positions(self) -> int:
+        """Of one answer in the cache."""
+        return min(self._limits.max_sequence_tokens, self._pages.count * PAGE_TOKENS)
+
+    def _answer(self, request: GenerationRequest) -> Answer:
+        return Answer(request, self._vocabulary, self._clock.now(), self._most_positions)
+
+    def _waiting_one(self, request_id: str) -> Answer | None:
+        return next((answer for answer in self._waiting if answer.request.request_id == request_id), None)
+
+    def _expire(self, now_s: float) -> list[GenerationOutput]:
+        """Fail what has passed its deadline."""
+        if not self._deadlines or now_s < self._deadlines[0][0]:
             return []
-        self._counters.steps_by_rows[len(feeds)] += 1
-        try:
-            logits = self._model.decode([_decode_row(*each) for each in feeds])
-        except Exception:
-            # Only a run alone shows which request is at fault; writing the same keys and values again does no harm.
-            logger.exception("a step of %d requests failed; running them one by one", len(feeds))
-            return [self._decode_alone(*each) for each in feeds]
-        return [self._advance(sequence, row) for (sequence, _), row in zip(feeds, logits, strict=True)]
+        late = []
+        while self._deadlines and now_s >= self._deadlines[0][0]:
+            answer = heappop(self._deadlines)[2]
+            late += [] if answer.is_over else [answer]
+        return [self._fail(answer, DeadlineExceededError("the request's deadline has passed")) for answer in late]
 
-    def _decode_alone(self, sequence: Sequence, feed: Feed) -> GenerationOutput:
-        try:
-            logits = self._model.decode([_decode_row(sequence, feed)])[0]
-        except Exception as err:
-            return self._fail(sequence, err)
-        return self._advance(sequence, logits)
+    def _admit(self, now_s: float) -> None:
+        """Give slots and pages to waiting requests, the next in order first; a large one is not overtaken."""
+        self._may_admit = False
+        while self._waiting and self._slots.free_count:
+            answer = min(self._waiting, key=lambda each: self._rank(each, now_s))
+            pages = pages_for(answer.most_positions)
+            if pages > self._pages.free_count:
+                return
+            self._waiting.remove(answer)
+            (answer.slot,), answer.pages = self._slots.take(1), self._pages.take(pages)
+            self._held[answer.request.request_id] = self._by_slot[answer.slot] = answer
+            pace = answer.request.tokens_per_s if self._policy.keeps_pace else 0.0
+            self._paces.begin(answer.slot, answer.request.head_start_tokens, pace)
+            self._is_interleaved[answer.slot] = answer.is_interleaved
+            self._most_tokens[answer.slot] = UNBOUNDED if answer.is_interleaved else answer.most_tokens
+            self._go_on(answer)
 
-    def _admit(self, budget_tokens: int) -> list[GenerationOutput]:
-        outputs: list[GenerationOutput] = []
-        while self._waiting and self._allocator.free_count:
-            prompt_ids = self._waiting[0].request.prompt_ids
-            if len(prompt_ids) > budget_tokens:
+    def _rank(self, answer: Answer, now_s: float) -> tuple[int, float]:
+        return rank(answer.request.priority, answer.arrived_s, now_s, self._policy)
+
+    def _go_on(self, answer: Answer) -> None:
+        """Have what comes next in an answer run; text that came goes before whole prompts, which are longer."""
+        following = answer.go_on()
+        if following is Next.PROMPT:
+            self._prompting.insert(0 if answer.is_interleaved else len(self._prompting), answer)
+        elif following is Next.DECODE:
+            self._is_ready[answer.slot] = True
+            self._has_ready_changed = True
+
+    def _launch(self, now_s: float) -> _Flying | None:
+        """Launch a step of prompts or of answers, in turn while there are both; None where neither must run."""
+        self._look_who_is_ready()
+        near, _ = nearly_due(self._ready, self._paces, now_s, self._policy)
+        if self._prompting and not (self._ran_prompt and len(near)):
+            self._ran_prompt = True
+            return self._launch_prompts()
+        self._ran_prompt = False
+        return self._launch_rows(near, now_s) if len(near) else None
+
+    def _look_who_is_ready(self) -> None:
+        if self._has_ready_changed:
+            self._ready = np.flatnonzero(self._is_ready).astype(np.int32)
+            self._has_ready_changed = False
+
+    def _launch_rows(self, near: Slots, now_s: float) -> _Flying:
+        max_rows = self._runner.limits.decode_rows
+        prompts_wait = bool(self._prompting)
+        slots = choose_rows(near, self._paces, prompts_wait, now_s, max_rows, self._policy)
+        launched = self._runner.decode(slots)
+        self._counters.steps_by_rows[len(slots)] += 1
+        self._paces.launched[slots] += 1
+        self._leave_when_done(slots)
+        by_slot = self._by_slot
+        return _Flying(launched, [by_slot[slot] for slot in slots.tolist()])
+
+    def _leave_when_done(self, slots: Slots) -> None:
+        """Take streams out of the ready ones when all their tokens are drawn or being drawn, or each must be read."""
+        done = slots[(self._paces.launched[slots] >= self._most_tokens[slots]) | self._is_interleaved[slots]]
+        if len(done):
+            self._is_ready[done] = False
+            self._has_ready_changed = True
+
+    def _launch_prompts(self) -> _Flying:
+        limits = self._runner.limits
+        room = min(prompt_tokens(self._ready, self._paces, self._policy), limits.prompt_tokens)
+        pieces: list[PromptPiece] = []
+        ended: list[Answer] = []
+        fed: list[Answer] = []  # whose text must come before they speak
+        while self._prompting and room > 0 and len(pieces) < limits.draws:
+            answer = self._prompting[0]
+            if limits.is_immediate and pieces and len(answer.prompt) > room:
                 break
-            budget_tokens -= len(prompt_ids)
-            outputs += self._start(self._waiting.popleft())
+            piece = self._piece(answer, len(answer.prompt) if limits.is_immediate else room)
+            pieces.append(piece)
+            room -= len(piece.token_ids)
+            if answer.prompted < len(answer.prompt):
+                continue
+            self._prompting.pop(0)
+            (ended if piece.ends else fed).append(answer)
+        launched = self._runner.prompt(pieces)
+        slots = np.array([answer.slot for answer in ended], np.int32)
+        self._paces.launched[slots] += 1
+        self._is_ready[slots] = True
+        self._has_ready_changed = True
+        self._leave_when_done(slots)
+        for answer in fed:
+            self._go_on(answer)
+        return _Flying(launched, ended)
+
+    def _piece(self, answer: Answer, room: int) -> PromptPiece:
+        begin = answer.prompted
+        tokens = answer.prompt[begin : begin + room]
+        answer.prompted += len(tokens)
+        ends = answer.draws_behind and answer.prompted == len(answer.prompt)
+        start = answer.start(self._guard) if begin == 0 else None
+        return PromptPiece(answer.slot, answer.prompt_begin + begin, tokens, ends, start)
+
+    def _read(self, flying: _Flying) -> list[GenerationOutput]:
+        rows = flying.step.tokens()
+        now_s = self._clock.now()
+        outputs: list[GenerationOutput] = []
+        packing = self._packing
+        count = 0
+        for answer, row in zip(flying.answers, rows, strict=True):
+            if answer.is_over:
+                continue
+            if row < 0 or row in answer.closing_rows or self._is_interleaved[answer.slot]:
+                outputs.append(self._read_closely(answer, row, now_s))
+                continue
+            count += 1
+            answer.generated = generated = answer.generated + 1
+            answer.pending.append(row)
+            if generated == 1:
+                self._paces.first_token_s[answer.slot] = now_s
+            if generated >= answer.request.params.max_tokens:
+                outputs.append(self._finish(answer, answer.flush(FinishReason.LENGTH)))
+            elif generated >= answer.request.head_start_tokens and (
+                generated <= (answer.request.head_start_tokens or packing.single_tokens)
+                or now_s >= answer.flush_s
+                or (len(answer.pending) >= packing.most_tokens)
+            ):
+                answer.flush_s = now_s + packing.longest_wait_s
+                outputs.append(answer.flush())
+        self._counters.generated_tokens += count
         return outputs
 
-    def _start(self, sequence: Sequence) -> list[GenerationOutput]:
-        sequence.slot = self._allocator.allocate()
-        self._running[sequence.request.request_id] = sequence
-        feed = sequence.take()
-        return [] if feed is None else self._run_piece(sequence, feed)
-
-    def _run_piece(self, sequence: Sequence, feed: Feed) -> list[GenerationOutput]:
-        """Run several tokens of one request; where text must come before it speaks, nothing is drawn."""
-        assert sequence.slot is not None
-        start = sequence.fed_tokens - len(feed.token_ids)
-        further = (start,) if start else ()
-        try:
-            logits = self._model.prefill(sequence.slot, feed.token_ids, *further)
-        except Exception as err:
-            return [self._fail(sequence, err)]
-        return [self._advance(sequence, logits)] if feed.draws else []
-
-    def _advance(self, sequence: Sequence, logits: Logits) -> GenerationOutput:
-        try:
-            output = sequence.advance(logits)
-        except Exception as err:
-            return self._fail(sequence, err)
+    def _read_closely(self, answer: Answer, row: int, now_s: float) -> GenerationOutput:
+        """Read a row that is no plain token in the middle of an answer."""
+        if row < 0:
+            return self._fail(answer, GenerationFailedError(_REASONS[row]))
         self._counters.generated_tokens += 1
+        if not answer.note(row):
+            self._go_on(answer)
+            return GenerationOutput(answer.request.request_id, fills=(0,))
+        answer.generated += 1
+        if answer.generated == 1:
+            self._paces.first_token_s[answer.slot] = now_s
+        output = answer.accept_closely(row)
         if output.is_last:
-            self._release(sequence)
-            self._counters.finished += 1
+            return self._finish(answer, output)
+        self._go_on(answer)
         return output
 
-    def _fail(self, sequence: Sequence, cause: Exception) -> GenerationOutput:
-        request_id = sequence.request.request_id
-        logger.error("request %s failed", request_id, exc_info=cause)
-        if sequence.slot is not None:
-            self._model.clear_slot(sequence.slot)
-        self._release(sequence)
+    def _finish(self, answer: Answer, output: GenerationOutput) -> GenerationOutput:
+        self._release(answer)
+        self._counters.finished += 1
+        return output
+
+    def _fail(self, answer: Answer, error: EngineError) -> GenerationOutput:
+        logger.error("request %s failed: %s", answer.request.request_id, error)
+        if answer in self._waiting:
+            self._waiting.remove(answer)
+            answer.is_over = True
+        else:
+            self._release(answer)
         self._counters.failed += 1
-        error = cause if isinstance(cause, EngineError) else GenerationFailedError(f"generation failed: {cause}")
-        return GenerationOutput(request_id, error=error)
+        return GenerationOutput(answer.request.request_id, error=error)
 
-    def _release(self, sequence: Sequence) -> None:
-        del self._running[sequence.request.request_id]
-        if sequence.slot is not None:
-            self._allocator.free(sequence.slot)
-            sequence.slot = None
-
-
-def _decode_row(sequence: Sequence, feed: Feed) -> DecodeRow:
-    assert sequence.slot is not None
-    return DecodeRow(sequence.slot, feed.token_ids[-1], sequence.fed_tokens - 1)
+    def _release(self, answer: Answer) -> None:
+        """Free slot and pages. A step under way may still write there: what comes after it is ordered behind it."""
+        answer.is_over = True
+        self._may_admit = True
+        del self._held[answer.request.request_id]
+        if answer in self._prompting:
+            self._prompting.remove(answer)
+        self._by_slot[answer.slot] = None
+        if self._is_ready[answer.slot]:
+            self._is_ready[answer.slot] = False
+            self._has_ready_changed = True
+        self._slots.give_back([answer.slot])
+        self._pages.give_back(answer.pages)

@@ -9,9 +9,8 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from llm_service.embedded.engine import EngineLimits
+from llm_service.embedded.engine import SpeechLMEngine
 from llm_service.embedded.types import (
     DEFAULT_PRIORITY,
     BucketCounts,
@@ -41,30 +40,6 @@ STOP_TIMEOUT_S = 30.0
 HEAD_START_S = 0.5
 """Seconds from an answer's first token until its listener hears it: token2wav waits for a whole chunk."""
 FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
-
-
-class Engine(Protocol):
-    """What the loop needs of an engine: `embedded.engine.SpeechLMEngine` or `gpu.engine.GpuEngine`."""
-
-    @property
-    def limits(self) -> EngineLimits: ...
-
-    def idle_s(self) -> float: ...
-
-    @property
-    def speech_ids(self) -> range: ...
-
-    def validate(self, request: GenerationRequest) -> None: ...
-
-    def add_request(self, request: GenerationRequest) -> None: ...
-
-    def feed(self, request_id: str, text_ids: Sequence[int], is_last: bool) -> None: ...
-
-    def abort(self, request_id: str) -> None: ...
-
-    def step(self) -> list[GenerationOutput]: ...
-
-    def stats(self) -> EngineStats: ...
 
 
 @dataclass
@@ -107,7 +82,7 @@ class _Inbox:
 class EngineLoop:
     """Runs an engine in one thread of its own."""
 
-    def __init__(self, engine: Engine, max_queue_size: int, clock: Clock) -> None:
+    def __init__(self, engine: SpeechLMEngine, max_queue_size: int, clock: Clock) -> None:
         """Take an engine for this loop alone.
 
         As many requests of listeners are taken as are answered in time, and `max_queue_size` of any kind at most beyond

@@ -7,7 +7,6 @@ nothing of requests or sampling.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,6 @@ from llm_service.embedded.decoder import CacheShape, Decoder, Linear, SlotCache,
 from llm_service.qwen2 import read_shape
 from llm_service.speech_head import TensorFiles, read_speech_head, read_vocabulary
 from llm_service.vocab import COSYVOICE2, SpeechVocabulary
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,6 @@ class SpeechLanguageModel:
         shape = read_shape(model_dir / "config.json")
         decoder = load_decoder(shape, TensorFiles(model_dir), model_dir, torch_device, torch_dtype)
         head = read_speech_head(model_dir)
-        if not head.has_bias:
-            logger.warning("%s stores no bias of the speech head; it has none", model_dir)
         return cls(
             decoder,
             head.weight.to(torch_device, torch_dtype),

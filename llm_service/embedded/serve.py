@@ -17,15 +17,15 @@ from fastapi import FastAPI
 
 from llm_service.config import EMBEDDED_MAX_NUM_TOKENS, EMBEDDED_MAX_SEQ_LEN, ROWS_PER_FORWARD, ServerConfig
 from llm_service.embedded.app import SpeechLMServer, create_app
+from llm_service.embedded.eager import eager_engine
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
-from llm_service.embedded.loop import Engine, EngineLoop
+from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.schema import PromptReader
 from llm_service.embedded.token_stream import SpeechTokenServicer, serving_tokens
 from llm_service.embedded.types import GenerationOutput, GenerationRequest, SamplingParams
 from llm_service.errors import BackendUnavailableError, CheckpointError, LLMConfigError, LLMStoppedError
-from llm_service.gpu.schedule import SchedulePolicy
 from servicekit.clock import Clock, SystemClock
 from servicekit.process import StartFailure, exempt_startup_objects, failing_plainly, take_turns_often
 from servicekit.tracing import Tracer, TracingUnavailableError, endpoint_of, open_tracer
@@ -107,18 +107,18 @@ def build_loop(config: ServerConfig, clock: Clock) -> EngineLoop:
     return loop
 
 
-def _eager_engine(config: ServerConfig, guard: RepetitionGuard, clock: Clock) -> Engine:
+def _eager_engine(config: ServerConfig, guard: RepetitionGuard, clock: Clock) -> SpeechLMEngine:
     model = SpeechLanguageModel.load(config.model_dir, config.device, config.dtype or CPU_TYPE)
     max_seq_len = config.max_seq_len or EMBEDDED_MAX_SEQ_LEN
     if max_seq_len > model.max_positions:
         raise CheckpointError(f"max_seq_len is {max_seq_len}, the model allows {model.max_positions}")
     slots = _slots_that_fit(model, config, max_seq_len)
     model.allocate_cache(model.cache_shape(slots, max_seq_len), ROWS_PER_FORWARD)
-    limits = EngineLimits(slots, max_seq_len, config.max_num_tokens or EMBEDDED_MAX_NUM_TOKENS)
-    return SpeechLMEngine(model, limits, guard, model.vocabulary)
+    most = config.max_num_tokens or EMBEDDED_MAX_NUM_TOKENS
+    return eager_engine(model, EngineLimits(slots, max_seq_len), guard, clock, model.vocabulary, most)
 
 
-def _graphs_engine(config: ServerConfig, guard: RepetitionGuard, clock: Clock) -> Engine:
+def _graphs_engine(config: ServerConfig, guard: RepetitionGuard, clock: Clock) -> SpeechLMEngine:
     if importlib.util.find_spec("triton") is None:
         raise BackendUnavailableError(
             "the engine of graphs needs the Triton language (pip install triton; torch for CUDA brings it on Linux); "
@@ -134,7 +134,6 @@ def _graphs_engine(config: ServerConfig, guard: RepetitionGuard, clock: Clock) -
         max_sequence_tokens=config.max_seq_len or EMBEDDED_MAX_SEQ_LEN,
         memory_share=config.kv_cache_free_gpu_memory_fraction,
         guard=guard,
-        policy=SchedulePolicy(),
     )
     return build_gpu_engine(config.model_dir, options, clock)
 

@@ -6,7 +6,6 @@ Stock holds the whole vocabulary's head, the converted form the few rows of the 
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 
 from llm_service.adapters import TRANSFORMERS_AUTO_MAP, TRANSFORMERS_MODEL_FILE
-from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.errors import CheckpointError
 from llm_service.export.source import SpeechLMSource, read_tokenizer_files
 from llm_service.huggingface_layout import (
@@ -38,8 +36,6 @@ from llm_service.qwen2 import (
 from llm_service.speech_head import HEAD_WEIGHT, TensorFiles, read_speech_head, read_vocabulary, speech_rows
 from llm_service.vocab import COSYVOICE2, SpeechVocabulary
 from servicekit.files import usual_mode
-
-logger = logging.getLogger(__name__)
 
 # A bias below this makes a token impossible: e to the power of it is nothing beside any other token.
 IMPOSSIBLE_BIAS = -1e4
@@ -66,12 +62,6 @@ def read_huggingface(model_dir: Path) -> SpeechLMSource:
     if head.weight.shape[1] != shape.hidden:
         raise CheckpointError(
             f"{model_dir}: the head takes {head.weight.shape[1]} channels, the model has {shape.hidden}"
-        )
-    if not head.has_bias and vocabulary is COSYVOICE2:
-        logger.warning(
-            "%s stores no bias of the speech head (neither %s nor %s): the official model has one, so it was lost when "
-            "this directory was made; convert the official llm.pt if you have it",
-            *(model_dir, HEAD_BIAS, SPEECH_HEAD_FILE),
         )
     return SpeechLMSource(shape, decoder, embedding, head, tokenizer_files, vocabulary)
 

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import torch
 
-from llm_service.embedded.engine import EngineLimits
+from gpukit.overlap import IS_INTERPRETED
+from llm_service.embedded.answer import EventPacking
+from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.embedded.schedule import SchedulePolicy
+from llm_service.embedded.steps import PAGE_TOKENS, pages_for
 from llm_service.errors import CheckpointError, LLMConfigError
-from llm_service.gpu.answer import EventPacking
 from llm_service.gpu.decoder import SlotDecoder
-from llm_service.gpu.engine import MAX_WINDOW_TOKENS, GpuEngine
-from llm_service.gpu.schedule import SchedulePolicy
-from llm_service.gpu.slot_state import PAGE_TOKENS, SlotState, StateSizes, page_bytes, pages_for
+from llm_service.gpu.slot_state import SlotState, StateSizes, page_bytes
 from llm_service.gpu.step_runner import RunnerSizes, StepRunner
 from llm_service.gpu.weights import Weights, load_weights
 from servicekit.clock import Clock
@@ -30,6 +31,8 @@ DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 PROMPT_ROWS = (64, 128, 192, 256, 512, 1024, 2048)
 CPU_PROMPT_ROWS = (8, 32, 128)
 DRAWS = 64
+MAX_WINDOW_TOKENS = 256
+"""Longest window of repetition-aware sampling; the device reads all of it at once."""
 LEAST_RECENT = 16
 """Shortest list of recent tokens; the kernels take powers of two."""
 
@@ -46,16 +49,17 @@ class GpuEngineOptions:
     guard: RepetitionGuard
     policy: SchedulePolicy = field(default_factory=SchedulePolicy)
     packing: EventPacking = field(default_factory=EventPacking)
-    interprets: bool = False  # on a CPU, run the kernels in the interpreter
 
 
-def build_gpu_engine(model_dir: Path, options: GpuEngineOptions, clock: Clock) -> GpuEngine:
+def build_gpu_engine(model_dir: Path, options: GpuEngineOptions, clock: Clock) -> SpeechLMEngine:
     """Load a checkpoint and make the engine ready.
 
     Raises:
         CheckpointError: the checkpoint is incomplete, or made for shorter sequences.
-        LLMConfigError: memory does not hold a single answer, or a setting is out of this engine's range.
+        LLMConfigError: memory does not hold a single answer, there is no GPU, or a setting is out of range.
     """
+    if options.device.type != "cuda" and not IS_INTERPRETED:
+        raise LLMConfigError(f"the engine of graphs needs a GPU and got device {options.device}; use --engine eager")
     weights = load_weights(model_dir, options.device, options.dtype)
     if options.max_sequence_tokens > weights.shape.max_positions:
         got, allowed = options.max_sequence_tokens, weights.shape.max_positions
@@ -63,7 +67,7 @@ def build_gpu_engine(model_dir: Path, options: GpuEngineOptions, clock: Clock) -
     return engine_of(weights, options, clock)
 
 
-def engine_of(weights: Weights, options: GpuEngineOptions, clock: Clock) -> GpuEngine:
+def engine_of(weights: Weights, options: GpuEngineOptions, clock: Clock) -> SpeechLMEngine:
     """Make an engine of weights that are on the device already; see `build_gpu_engine`."""
     window = options.guard.window_tokens
     if window > MAX_WINDOW_TOKENS:
@@ -72,14 +76,14 @@ def engine_of(weights: Weights, options: GpuEngineOptions, clock: Clock) -> GpuE
     positions = options.max_sequence_tokens
     recent = 1 << (max(window, LEAST_RECENT) - 1).bit_length()
     sizes = RunnerSizes(_up_to(DECODE_ROWS, options.slots), _prompt_rows(options), min(DRAWS, max(options.slots, 1)))
-    state = SlotState(StateSizes(options.slots, pages, positions, weights.ids.rows, recent), options.device)
+    state = SlotState(StateSizes(options.slots, pages, positions, weights.vocabulary.head_rows, recent), options.device)
     with torch.inference_mode():
         max_draws = max(sizes.max_draws, *(sizes.draws_of(rows) for rows in sizes.prompt_rows))
-        runner = StepRunner(SlotDecoder(weights, state, sizes.max_rows, max_draws, options.interprets), sizes)
+        runner = StepRunner(SlotDecoder(weights, state, sizes.max_rows, max_draws), sizes)
         runner.warm_up()
-    limits = EngineLimits(options.slots, positions, max_step_tokens=sizes.max_rows)
-    shared = (weights.ids, weights.vocabulary_rows, limits, pages, options.guard, clock)
-    return GpuEngine(runner, *shared, options.policy, options.packing)
+    limits = EngineLimits(options.slots, positions)
+    shared = (limits, options.guard, clock, weights.vocabulary, pages)
+    return SpeechLMEngine(runner, *shared, options.policy, options.packing)
 
 
 def _up_to(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:

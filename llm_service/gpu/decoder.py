@@ -1,4 +1,4 @@
-"""One forward pass and its draws, as launches on static buffers: what a CUDA graph records and a CPU just runs.
+"""One forward pass and its draws, as launches on static buffers, which a CUDA graph records.
 
 Knows nothing of requests, graphs or scheduling.
 """
@@ -6,14 +6,14 @@ Knows nothing of requests, graphs or scheduling.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from llm_service.gpu import ops, plain_ops
+from llm_service.embedded.steps import PAGE_TOKENS
+from llm_service.gpu import ops
 from llm_service.gpu.ops import MAX_PARTS, BeginInputs, CacheView, RotaryTables
-from llm_service.gpu.slot_state import PAGE_TOKENS, SlotState
+from llm_service.gpu.slot_state import SlotState
 from llm_service.gpu.weights import LayerWeights, Weights
 
 
@@ -39,9 +39,7 @@ class PromptInputs:
 class SlotDecoder:
     """Weights, cache, slots' state and the buffers between the kernels."""
 
-    def __init__(
-        self, weights: Weights, state: SlotState, max_rows: int, max_draws: int, interprets: bool = False
-    ) -> None:
+    def __init__(self, weights: Weights, state: SlotState, max_rows: int, max_draws: int) -> None:
         """Allocate everything.
 
         Args:
@@ -49,10 +47,7 @@ class SlotDecoder:
             state: on the same device.
             max_rows: rows of the largest launch.
             max_draws: most rows of a launch for which a token is drawn.
-            interprets: on a CPU, run the kernels in the Triton language's interpreter instead of plain torch; slow.
         """
-        has_kernels = interprets or weights.embedding.device.type == "cuda"
-        self._ops: Any = ops if has_kernels else plain_ops
         shape, device, dtype = weights.shape, weights.embedding.device, weights.embedding.dtype
         self.weights, self.state = weights, state
         self._rotary = RotaryTables.make(shape, state.sizes.positions + 1, device)
@@ -70,7 +65,7 @@ class SlotDecoder:
         self._mixed = room(max_rows, shape.heads * size)
         self._inner = room(max_rows, shape.feed_forward)
         self._picked = room(max_draws, shape.hidden)
-        self.logits = room(max_draws, weights.ids.rows, dtype=torch.float32)
+        self.logits = room(max_draws, weights.vocabulary.head_rows, dtype=torch.float32)
         self._positions = room(max_rows, dtype=torch.int32)
 
     def decode(self, inputs: DecodeInputs, out: Tensor) -> None:
@@ -92,7 +87,7 @@ class SlotDecoder:
             inputs: rows of one slot in the order of their positions.
             out: [P] int32 head rows drawn.
         """
-        self._ops.begin_answers(inputs.begin, self.state)
+        ops.begin_answers(inputs.begin, self.state)
         branch = self._layers(inputs.slots, inputs.tokens, inputs.positions)
         self._draw(inputs.drawn_slots, inputs.drawn_rows, inputs.positions, branch, out)
 
@@ -100,7 +95,7 @@ class SlotDecoder:
         """Run all layers; return the last branch, which `_draw` adds."""
         hidden = self._hidden[: slots.shape[0]]
         state = self.state
-        self._ops.embed(slots, tokens, positions, state.last_token, state.next_position, self.weights.embedding, hidden)
+        ops.embed(slots, tokens, positions, state.last_token, state.next_position, self.weights.embedding, hidden)
         branch: ops.Parts | None = None
         for index, layer in enumerate(self.weights.layers):
             branch = self._layer(index, layer, branch, slots, positions, is_prompt=tokens is not None)
@@ -122,21 +117,20 @@ class SlotDecoder:
         )
         shape = self.weights.shape
         cache = CacheView(self.cache[index], self.state.pages)
-        self._ops.add_norm(hidden, branch, layer.first_norm, shape.norm_epsilon, normed)
-        qkv = self._ops.product_parts(normed, layer.qkv, self._qkv)
+        ops.add_norm(hidden, branch, layer.first_norm, shape.norm_epsilon, normed)
+        qkv = ops.product_parts(normed, layer.qkv, self._qkv)
         if is_prompt:
-            self._ops.write_cache(qkv, layer.qkv_bias, self._rotary, cache, slots, positions, shape.heads)
+            ops.write_cache(qkv, layer.qkv_bias, self._rotary, cache, slots, positions, shape.heads)
         shared = (qkv, layer.qkv_bias, self._rotary, cache, slots, positions, mixed, shape.heads)
-        self._ops.attention(*shared, writes=not is_prompt)
-        attended = self._ops.product_parts(mixed, layer.output, self._branch)
-        self._ops.add_norm(hidden, attended, layer.second_norm, shape.norm_epsilon, normed)
-        self._ops.silu_product(normed, layer.gate_up, inner)
-        down: ops.Parts = self._ops.product_parts(inner, layer.down, self._branch)
-        return down
+        ops.attention(*shared, writes=not is_prompt)
+        attended = ops.product_parts(mixed, layer.output, self._branch)
+        ops.add_norm(hidden, attended, layer.second_norm, shape.norm_epsilon, normed)
+        ops.silu_product(normed, layer.gate_up, inner)
+        return ops.product_parts(inner, layer.down, self._branch)
 
     def _draw(self, slots: Tensor, rows_of: Tensor | None, positions: Tensor, branch: ops.Parts, out: Tensor) -> None:
         weights, draws = self.weights, slots.shape[0]
         hidden, picked, scores = self._hidden[: positions.shape[0]], self._picked[:draws], self.logits[:draws]
-        self._ops.add_norm(hidden, branch, weights.norm, weights.shape.norm_epsilon, picked, rows_of)
-        self._ops.logits(picked, weights.head, weights.head_bias, scores)
-        self._ops.sample(scores, slots, rows_of, positions, out, self.state, weights.ids.first_id)
+        ops.add_norm(hidden, branch, weights.norm, weights.shape.norm_epsilon, picked, rows_of)
+        ops.logits(picked, weights.head, weights.head_bias, scores)
+        ops.sample(scores, slots, rows_of, positions, out, self.state, weights.vocabulary.first_id)

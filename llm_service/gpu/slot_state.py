@@ -12,13 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-PAGE_TOKENS = 64
-"""Tokens of a page of keys and values."""
+from llm_service.embedded.steps import PAGE_TOKENS, AnswerStart, pages_for
+
 FIXED_WORDS = 16
-"""Integers before the recent tokens in the data that begin an answer; see `AnswerStart.words`."""
+"""Integers before the recent tokens in the data that begin an answer; see `start_words`."""
 NUMBERS = 4
-SEEN, BANNED, CLOSING = 1, 2, 4
-"""Bits of each head row in a slot's flags: spoken or heard before; impossible; impossible before min_tokens."""
 NOBODY = -1
 """Mark of an empty place in a slot's list of recent tokens."""
 
@@ -36,7 +34,7 @@ class StateSizes:
     @property
     def pages_per_slot(self) -> int:
         """Most pages that one slot may hold."""
-        return -(-self.positions // PAGE_TOKENS)
+        return pages_for(self.positions)
 
     @property
     def words(self) -> int:
@@ -79,77 +77,21 @@ class SlotState:
         )
 
 
-@dataclass(frozen=True)
-class AnswerStart:
-    """All that the device must know of an answer before its first token."""
-
-    slot: int
-    seed: int  # 64 bits
-    prompt_tokens: int
-    drawn: int  # tokens of this answer that stand in the prompt already, drawn by a server that was lost
-    min_tokens: int
-    window: int  # of repetition-aware sampling; 0 is off
-    repeat_limit: int  # occurrences in the window from which a token is drawn again
-    top_k: int
-    temperature: float
-    top_p: float
-    min_p: float
-    penalty: float
-    recent_rows: tuple[int, ...]  # head rows drawn last, the latest at the end
-    pages: tuple[int, ...]
-    flags: npt.NDArray[np.int8]  # [rows]
-
-    def words(self, recent: int) -> npt.NDArray[np.int32]:
-        """Return the integers as the kernel reads them."""
-        seed = np.array([self.seed & (1 << 64) - 1], np.uint64).view(np.int32)
-        words = np.zeros(FIXED_WORDS + recent, np.int32)
-        words[:9] = (
-            *(self.slot, seed[0], seed[1], self.prompt_tokens, self.drawn, self.min_tokens, self.window),
-            *(self.repeat_limit, self.top_k),
-        )
-        words[FIXED_WORDS:] = NOBODY
-        # A ring: the token drawn as number n is at n modulo the window.
-        for back, row in enumerate(reversed(self.recent_rows[-self.window :] if self.window else ()), 1):
-            words[FIXED_WORDS + (self.drawn - back) % self.window] = row
-        return words
-
-    def numbers(self) -> tuple[float, float, float, float]:
-        """Return the fractions as the kernel reads them."""
-        return self.temperature, self.top_p, self.min_p, self.penalty
-
-
-class PagePool:
-    """Hands out pages of the cache; page 0 belongs to the spare slot."""
-
-    def __init__(self, pages: int) -> None:
-        self._free = list(range(pages, 0, -1))
-        self._pages = pages
-
-    @property
-    def free_count(self) -> int:
-        """Free pages."""
-        return len(self._free)
-
-    @property
-    def count(self) -> int:
-        """All pages."""
-        return self._pages
-
-    def allocate(self, count: int) -> tuple[int, ...]:
-        """Take so many pages; the caller has looked at `free_count`."""
-        assert count <= len(self._free)
-        return tuple(self._free.pop() for _ in range(count))
-
-    def free(self, pages: tuple[int, ...]) -> None:
-        """Give pages back."""
-        self._free.extend(reversed(pages))
+def start_words(start: AnswerStart, recent: int) -> npt.NDArray[np.int32]:
+    """Return the integers that begin an answer, as the kernel reads them."""
+    seed = np.array([start.seed & (1 << 64) - 1], np.uint64).view(np.int32)
+    words = np.zeros(FIXED_WORDS + recent, np.int32)
+    words[:9] = (
+        *(start.slot, seed[0], seed[1], start.prompt_tokens, start.drawn, start.min_tokens, start.window),
+        *(start.repeat_limit, start.top_k),
+    )
+    words[FIXED_WORDS:] = NOBODY
+    # A ring: the token drawn as number n is at n modulo the window.
+    for back, row in enumerate(reversed(start.recent_rows[-start.window :] if start.window else ()), 1):
+        words[FIXED_WORDS + (start.drawn - back) % start.window] = row
+    return words
 
 
 def page_bytes(layers: int, groups: int, head_size: int, dtype: torch.dtype) -> int:
     """Return what one page takes in all layers, in bytes."""
     return 2 * layers * groups * PAGE_TOKENS * head_size * dtype.itemsize
-
-
-def pages_for(tokens: int) -> int:
-    """Return how many pages so many tokens fill."""
-    return -(-tokens // PAGE_TOKENS)

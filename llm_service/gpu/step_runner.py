@@ -2,8 +2,8 @@
 
     pinned inputs --copy--> graph: [begin] embed, layers, head, draw --copy--> pinned tokens, event
 
-A step is launched while the one before it still runs; `LaunchedStep.tokens` waits for its own step only. On a CPU the
-same launches run at once, without graphs. Knows nothing of requests or of time.
+A step is launched while the one before it still runs; `LaunchedStep.tokens` waits for its own step only. In the Triton
+language's interpreter the same launches run at once, without graphs. Knows nothing of requests or of time.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gpukit.graphs import capture, graph_memory, own_stream, warm_up
+from llm_service.embedded.steps import AnswerStart, Ints, PromptPiece, RunnerLimits
 from llm_service.gpu.decoder import DecodeInputs, PromptInputs, SlotDecoder
 from llm_service.gpu.ops import BeginInputs
-from llm_service.gpu.slot_state import NUMBERS, AnswerStart
+from llm_service.gpu.slot_state import NUMBERS, start_words
 
 logger = logging.getLogger(__name__)
-
-Ints = npt.NDArray[np.int32]
 
 STEPS_AT_ONCE = 3
 """Number of host buffer sets: one step runs, one is launched behind it, one is being read."""
@@ -55,17 +53,6 @@ class RunnerSizes:
     def draws_of(self, prompt_rows: int) -> int:
         """Return how many prompts may end in a launch of so many rows."""
         return min(self.draws, max(LEAST_DRAWS, prompt_rows // ROWS_PER_DRAW))
-
-
-@dataclass(frozen=True)
-class PromptPiece:
-    """Some tokens of one prompt."""
-
-    slot: int
-    first_position: int
-    token_ids: Ints  # LLM ids
-    ends: bool  # the prompt's last tokens: its answer's first token is drawn
-    start: AnswerStart | None  # with the first piece
 
 
 class LaunchedStep:
@@ -131,6 +118,12 @@ class StepRunner:
         self._stream = own_stream(self._device)
         self._decode: dict[int, _DecodeBucket] = {}
         self._prompt: dict[int, _PromptBucket] = {}
+
+    @property
+    def limits(self) -> RunnerLimits:
+        """What one step may hold."""
+        rows = self._decoder.weights.embedding.shape[0]
+        return RunnerLimits(self.sizes.decode_rows[-1], self.sizes.prompt_rows[-1], self.sizes.draws, rows)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -206,9 +199,9 @@ class StepRunner:
         numbers, numbers_host = bucket.numbers.next()
         flags, flags_host = bucket.flags.next()
         for index, start in enumerate(starts):
-            fields.words[index] = start.words(self._decoder.state.sizes.recent)
+            fields.words[index] = start_words(start, self._decoder.state.sizes.recent)
             fields.pages[index, : len(start.pages)] = start.pages
-            numbers[index] = start.numbers()
+            numbers[index] = start.temperature, start.top_p, start.min_p, start.penalty
             flags[index] = start.flags
         bucket.numbers.device[:count].copy_(numbers_host[:count], non_blocking=True)
         bucket.flags.device[:count].copy_(flags_host[:count], non_blocking=True)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from demo_voice.unpack import unpack
+from llm_service.embedded.eager import eager_engine
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
-from llm_service.embedded.loop import Engine
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import GenerationRequest, SamplingParams
@@ -63,13 +63,13 @@ def _compared(model_dir: Path, dtype: str, prompts: list[tuple[int, ...]], expec
     }
 
 
-def _reference(model_dir: Path) -> Engine:
+def _reference(model_dir: Path) -> SpeechLMEngine:
     model = SpeechLanguageModel.load(model_dir, "cpu", "float32")
     model.allocate_cache(model.cache_shape(8, CONTEXT_TOKENS), rows_per_forward=8)
-    return SpeechLMEngine(model, EngineLimits(8, CONTEXT_TOKENS, 4096), RepetitionGuard())
+    return eager_engine(model, EngineLimits(8, CONTEXT_TOKENS), RepetitionGuard(), SystemClock(), max_step_tokens=4096)
 
 
-def _answers(engine: Engine, prompts: list[tuple[int, ...]]) -> list[list[int]]:
+def _answers(engine: SpeechLMEngine, prompts: list[tuple[int, ...]]) -> list[list[int]]:
     params = SamplingParams(max_tokens=TOKENS, seed=0, temperature=0.0)
     answers: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
     for name, prompt in zip(answers, prompts, strict=True):

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from llm_service.embedded.engine import SpeechLMEngine
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.types import GenerationOutput, GenerationRequest, SamplingParams
-from llm_service.gpu.engine import GpuEngine
 from llm_service.vocab import SOS_ID, SPEECH_TOKENS_PER_SECOND, TASK_ID
 from servicekit.clock import SystemClock
 
@@ -36,13 +36,13 @@ def request(prompt_tokens: int = 165, max_tokens: int = 500, seed: int = 1) -> G
     return GenerationRequest(f"r{next(_names)}", (SOS_ID, *text, TASK_ID), params, wants_text=False)
 
 
-def tokens_per_s(engine: GpuEngine, rows: int, tokens: int = 200, prompt_tokens: int = 300) -> dict[str, Any]:
+def tokens_per_s(engine: SpeechLMEngine, rows: int, tokens: int = 200, prompt_tokens: int = 300) -> dict[str, Any]:
     """Run `rows` streams at once, without pause, and time the steps in which all of them advance."""
     for seed in range(rows):
         engine.add_request(request(prompt_tokens, tokens, seed))
     drawn, times = [0], [time.perf_counter()]
     with quiet_heap():
-        while engine.has_work:
+        while engine.idle_s() == 0:
             engine.step()
             drawn.append(engine.stats().generated_tokens)
             times.append(time.perf_counter())
@@ -86,7 +86,7 @@ class StreamTimes:
 class Load:
     """Streams on an engine loop, and when their tokens came."""
 
-    def __init__(self, engine: GpuEngine) -> None:
+    def __init__(self, engine: SpeechLMEngine) -> None:
         """Start the engine's thread; end with `close`."""
         self.loop = EngineLoop(engine, 4096, SystemClock())
         self.loop.start()
@@ -121,7 +121,7 @@ class Load:
         self.loop.stop()
 
 
-def stalls(engine: GpuEngine, prompts_per_s: float, seconds: float) -> dict[str, Any]:
+def stalls(engine: SpeechLMEngine, prompts_per_s: float, seconds: float) -> dict[str, Any]:
     """Let streams of 500 tokens arrive, each after a prompt of 165; return each one's longest wait between tokens."""
     load = Load(engine)
     with quiet_heap():
@@ -144,7 +144,7 @@ def stalls(engine: GpuEngine, prompts_per_s: float, seconds: float) -> dict[str,
     }
 
 
-def capacity(engine: GpuEngine, streams: int, seconds: float) -> dict[str, Any]:
+def capacity(engine: SpeechLMEngine, streams: int, seconds: float) -> dict[str, Any]:
     """Keep so many streams under way, a new one for each that ends; count those whose listeners never lacked a token.
 
     A listener hears 25 tokens a second from the first token on; a stream ends, and the next one comes, when its last
@@ -178,7 +178,7 @@ def capacity(engine: GpuEngine, streams: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def burst_ms(engine: GpuEngine, prompts: int, token: int) -> list[float]:
+def burst_ms(engine: SpeechLMEngine, prompts: int, token: int) -> list[float]:
     """Ask for so many answers at once; return when the token of that number came to each, in ms."""
     load = Load(engine)
     with quiet_heap():

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from llm_service.checkpoint import LOGIT_STD, OFFICIAL_LLM
+from llm_service.embedded.answer import EventPacking
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.gpu.answer import EventPacking
 from llm_service.gpu.build import GpuEngineOptions
 from llm_service.gpu.ops import RotaryTables
-from llm_service.gpu.weights import LayerWeights, SpeechIds, Weights
-from llm_service.vocab import END_IDS, PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
+from llm_service.gpu.weights import LayerWeights, Weights
+from llm_service.vocab import COSYVOICE2, PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS
 
 CONTEXT_TOKENS = 2048
 """Longest prompt plus answer in these measurements."""
@@ -44,10 +44,9 @@ def random_weights(device: torch.device, dtype: torch.dtype, seed: int) -> Weigh
 
     head = torch.randn(SPEECH_HEAD_ROWS, shape.hidden, device=device, generator=generator)
     table = torch.randn(PADDED_VOCABULARY_SIZE, shape.hidden, device=device, generator=generator)
-    rows = tuple(end - SPEECH_TOKEN_OFFSET for end in END_IDS)
     return Weights(
         shape=shape,
-        ids=SpeechIds(SPEECH_TOKEN_OFFSET, SPEECH_HEAD_ROWS, rows),
+        vocabulary=COSYVOICE2,
         embedding=table.to(dtype),
         layers=tuple(layer() for _ in range(shape.layers)),
         norm=torch.ones(shape.hidden, device=device),

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.lib.llm_gpu.model import CONTEXT_TOKENS, Reference
+from llm_service.embedded.steps import BANNED, AnswerStart, Ints, PromptPiece, pages_for
 from llm_service.gpu.decoder import SlotDecoder
-from llm_service.gpu.slot_state import AnswerStart, SlotState, StateSizes, pages_for
-from llm_service.gpu.step_runner import Ints, PromptPiece, RunnerSizes, StepRunner
+from llm_service.gpu.slot_state import SlotState, StateSizes
+from llm_service.gpu.step_runner import RunnerSizes, StepRunner
 from llm_service.gpu.weights import Weights
-from llm_service.vocab import SOS_ID, TASK_ID
+from llm_service.vocab import SOS_ID, SPEECH_TOKEN_COUNT, TASK_ID
 
 PROMPT_TOKENS = 165
 CONTEXT = 400
@@ -33,7 +34,7 @@ class StepBench:
         self.weights, self.sizes = weights, sizes
         self.slots = sizes.decode_rows[-1]
         self._pages = pages_for(CONTEXT + WINDOW_TOKENS)
-        state = StateSizes(self.slots, self.slots * self._pages, CONTEXT_TOKENS, weights.ids.rows, 16)
+        state = StateSizes(self.slots, self.slots * self._pages, CONTEXT_TOKENS, weights.vocabulary.head_rows, 16)
         self.state = SlotState(state, weights.embedding.device)
         with torch.inference_mode():
             self.decoder = SlotDecoder(weights, self.state, sizes.max_rows, sizes.max_draws)
@@ -74,7 +75,7 @@ class StepBench:
                 drawn.append(self.runner.decode(np.arange(rows, dtype=np.int32)).tokens())
                 logits.append(self.decoder.logits[:rows].clone())
             ours = torch.stack(logits, 1)
-            speech = torch.tensor(drawn[:-1], device=ours.device).T + self.weights.ids.first_id
+            speech = torch.tensor(drawn[:-1], device=ours.device).T + self.weights.vocabulary.first_id
             tokens = torch.cat([torch.tensor(prompt, device=ours.device).expand(rows, -1), speech], 1)
             at_once = max(1, REFERENCE_TOKENS // tokens.shape[1])
             for begin in range(0, rows, at_once):
@@ -121,7 +122,7 @@ class StepBench:
         for _ in range(spoken + rest - 1):
             whole += self.runner.decode(np.zeros(1, np.int32)).tokens()
         heard = np.array(whole[:spoken], np.int32)
-        longer = np.concatenate([prompt, heard + self.weights.ids.first_id])
+        longer = np.concatenate([prompt, heard + self.weights.vocabulary.first_id])
         flags = _end_flags(self.weights)
         flags[heard] |= 1
         start = AnswerStart(
@@ -165,6 +166,6 @@ def _distance(ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 def _end_flags(weights: Weights) -> Any:
-    flags = np.zeros(weights.ids.rows, np.int8)
-    flags[list(weights.ids.end_rows)] = 2
+    flags = np.zeros(weights.vocabulary.head_rows, np.int8)
+    flags[SPEECH_TOKEN_COUNT:] = BANNED
     return flags

@@ -18,7 +18,8 @@ from gateway.llm.token_client import TokenStreamClient
 from gateway.llm.wire import LLMWire, PromptForm
 from llm_service.config import LLMBackend
 from llm_service.embedded.app import SpeechLMServer, create_app
-from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
+from llm_service.embedded.eager import eager_engine
+from llm_service.embedded.engine import EngineLimits
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.schema import PromptReader
@@ -63,7 +64,7 @@ def encoder(llm_dir: Path) -> TextEncoder:
 async def served(kind: str, llm_dir: Path, wire: LLMWire) -> AsyncIterator[tuple[Any, EngineLoop, ScriptedModel]]:
     """Serve the scripted model over HTTP or gRPC; yield a client, the loop and the model."""
     model = ScriptedModel(COSYVOICE2, LENGTH)
-    engine = SpeechLMEngine(model, EngineLimits(1, 500, 400), RepetitionGuard(0))
+    engine = eager_engine(model, EngineLimits(1, 500), RepetitionGuard(0), SystemClock())
     loop = EngineLoop(engine, 2, SystemClock())
     loop.start()
     try:

@@ -29,10 +29,12 @@ from gateway.llm.wire import LLMWire
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import LLM, Fleet
 from gateway.routing.options import check_address
+from llm_service.embedded.eager import eager_engine
+from llm_service.embedded.engine import EngineLimits
 from llm_service.embedded.loop import EngineLoop
+from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.token_stream import SpeechTokenServicer, serving_tokens
-from llm_service.gpu.build import GpuEngineOptions, build_gpu_engine
 from servicekit.clock import SystemClock
 from tests.gateway.fakes import CharacterEncoder
 from tests.gateway.routing.fakes import QUICK
@@ -52,8 +54,10 @@ def llm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def served(llm_dir: Path, slots: int = 2, positions: int = 600) -> AsyncIterator[tuple[str, EngineLoop]]:
     """Serve the random LLM; yield the address and the engine's loop."""
     torch.set_num_threads(1)
-    options = GpuEngineOptions(torch.device("cpu"), torch.float32, slots, positions, 0.3, RepetitionGuard())
-    loop = EngineLoop(build_gpu_engine(llm_dir, options, SystemClock()), 0, SystemClock())
+    model = SpeechLanguageModel.load(llm_dir, "cpu", "float32")
+    model.allocate_cache(model.cache_shape(slots, positions), rows_per_forward=slots)
+    engine = eager_engine(model, EngineLimits(slots, positions), RepetitionGuard(), SystemClock())
+    loop = EngineLoop(engine, 0, SystemClock())
     loop.start()
     try:
         async with serving_tokens(SpeechTokenServicer(loop, SystemClock()), "127.0.0.1", 0) as port:
@@ -71,8 +75,8 @@ async def client_of(address: str, **deadlines: float) -> AsyncIterator[TokenStre
         await client.close()
 
 
-async def collect(client: TokenStreamClient, seed: int = 3) -> list[SpeechTokenDelta]:
-    async with aclosing(client.generate(UTTERANCE, Sampling(), seed)) as deltas:
+async def collect(client: TokenStreamClient, seed: int = 3, sampling: Sampling | None = None) -> list[SpeechTokenDelta]:
+    async with aclosing(client.generate(UTTERANCE, sampling or Sampling(), seed)) as deltas:
         return [delta async for delta in deltas]
 
 
@@ -180,7 +184,8 @@ async def test_after_a_failover_the_answer_goes_on_with_the_very_tokens_that_wer
     async with AsyncExitStack() as stack:
         addresses = [(await stack.enter_async_context(served(llm_dir)))[0] for _ in range(2)]
         client = await stack.enter_async_context(client_of(addresses[0]))
-        expected = tokens_of(await collect(client))
+        greedy = Sampling(temperature=0.0)
+        expected = tokens_of(await collect(client, sampling=greedy))
         made: list[BreakingClient] = []
 
         def make_client(address: str) -> BreakingClient:
@@ -193,7 +198,7 @@ async def test_after_a_failover_the_answer_goes_on_with_the_very_tokens_that_wer
         try:
             assert await router.is_ready()
             BreakingClient.breaks_after = breaks_after
-            async with aclosing(router.generate(UTTERANCE, Sampling(), 3)) as deltas:
+            async with aclosing(router.generate(UTTERANCE, greedy, 3)) as deltas:
                 found: list[int] = []
                 async for delta in deltas:
                     found += delta.token_ids

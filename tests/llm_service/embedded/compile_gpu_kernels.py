@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.embedded.steps import PromptPiece
 from llm_service.gpu.build import GpuEngineOptions, engine_of
-from llm_service.gpu.step_runner import PromptPiece
 from llm_service.gpu.weights import load_weights
 from servicekit.clock import SystemClock
 from tests.triton_compiler import compile_instead_of_running
@@ -24,7 +24,7 @@ def main() -> None:
     names = compile_instead_of_running(int(sys.argv[2]))
     device = torch.device("cpu")
     weights = load_weights(Path(sys.argv[1]), device, torch.bfloat16)
-    options = GpuEngineOptions(device, torch.bfloat16, 128, 128, 0.1, RepetitionGuard(), interprets=True)
+    options = GpuEngineOptions(device, torch.bfloat16, 128, 128, 0.1, RepetitionGuard())
     runner = engine_of(weights, options, SystemClock())._runner
     for rows in (1, 128):
         runner.decode(np.zeros(rows, np.int32))

@@ -42,11 +42,11 @@ def weights(llm_dir: Path) -> Weights:
     return load_weights(llm_dir, torch.device("cpu"), torch.float32)
 
 
-@pytest.fixture(scope="module", params=["eager", "graphs"])
-def server_url(llm_dir: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The embedded server on each of its engines, with 4 slots and 2 queue places, on a free port."""
+@pytest.fixture(scope="module")
+def server_url(llm_dir: Path) -> Iterator[str]:
+    """The embedded server with 4 slots and 2 queue places, on a free port."""
     settings = {"model_dir": str(llm_dir), "max_batch_size": 4, "served_model_name": MODEL_NAME, "max_seq_len": 4096}
-    settings |= {"num_threads": 1, "max_queue_size": 2, "engine": request.param}
+    settings |= {"num_threads": 1, "max_queue_size": 2}
     app = build_app(parse_server_config(LLMBackend.EMBEDDED, settings), SystemClock())
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))

@@ -1,56 +1,51 @@
-"""Both engines of the embedded server on one random checkpoint and virtual time, and what their tests ask of them."""
+"""Engines on one random checkpoint and virtual time, and what their tests ask of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from llm_service.embedded.answer import EventPacking
+from llm_service.embedded.eager import EagerRunner, SlotModel
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import GenerationOutput, GenerationRequest, SamplingParams
-from llm_service.gpu.answer import EventPacking
 from llm_service.gpu.build import GpuEngineOptions, engine_of
-from llm_service.gpu.engine import GpuEngine
 from llm_service.gpu.weights import Weights
-from llm_service.vocab import SOS_ID, TASK_ID
+from llm_service.vocab import COSYVOICE2, SOS_ID, TASK_ID, SpeechVocabulary
 from tests.gateway.fakes import ManualClock
 
-Engine = SpeechLMEngine | GpuEngine
-EngineMaker = Callable[..., Any]
-LIMITS = EngineLimits(slots=4, max_sequence_tokens=300, max_step_tokens=400)
+LIMITS = EngineLimits(slots=4, max_sequence_tokens=300)
 SINGLE = EventPacking(single_tokens=1 << 20)
 NO_GUARD = RepetitionGuard(0)
-_FIELDS = ("deadline_s", "priority", "continued_tokens", "tokens_per_s", "head_start_tokens")
+_FIELDS = ("deadline_s", "priority", "continued_tokens", "tokens_per_s", "head_start_tokens", "interleaved")
 
 
-def reference_engine(
-    model: SpeechLanguageModel, limits: EngineLimits = LIMITS, guard: RepetitionGuard | None = None
-) -> SpeechLMEngine:
-    model.allocate_cache(model.cache_shape(limits.slots, limits.max_sequence_tokens), rows_per_forward=3)
-    return SpeechLMEngine(model, limits, guard or RepetitionGuard())
-
-
-def gpu_engine(
-    weights: Weights,
-    slots: int = 4,
+def make_engine(
+    model: SlotModel,
+    limits: EngineLimits = LIMITS,
     guard: RepetitionGuard | None = None,
     clock: ManualClock | None = None,
-    **options: object,
-) -> GpuEngine:
-    asked = GpuEngineOptions(
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        slots=slots,
-        max_sequence_tokens=300,
-        memory_share=0.5,
-        guard=guard or RepetitionGuard(),
-        packing=SINGLE,
-    )
-    return engine_of(weights, replace(asked, **options), clock or ManualClock())  # type: ignore[arg-type]
+    vocabulary: SpeechVocabulary = COSYVOICE2,
+    max_step_tokens: int = 400,
+    **options: Any,
+) -> SpeechLMEngine:
+    if isinstance(model, SpeechLanguageModel):
+        model.allocate_cache(model.cache_shape(limits.slots, limits.max_sequence_tokens), rows_per_forward=3)
+    runner = EagerRunner(model, limits.slots, vocabulary, max_step_tokens)
+    given = {"packing": SINGLE, **options}
+    return SpeechLMEngine(runner, limits, guard or RepetitionGuard(), clock or ManualClock(), vocabulary, **given)
+
+
+def engine_on_kernels(weights: Weights, guard: RepetitionGuard) -> SpeechLMEngine:
+    """Make an engine whose kernels run in the Triton language's interpreter; it has one slot."""
+    device, dtype = torch.device("cpu"), torch.float32
+    options = GpuEngineOptions(device, dtype, 1, LIMITS.max_sequence_tokens, 0.5, guard, packing=SINGLE)
+    return engine_of(weights, options, ManualClock())
 
 
 def make_request(name: str, text_tokens: int = 5, **params: object) -> GenerationRequest:
@@ -60,16 +55,17 @@ def make_request(name: str, text_tokens: int = 5, **params: object) -> Generatio
     return GenerationRequest(name, prompt, sampling, **fields)  # type: ignore[arg-type]
 
 
-def run_all(engine: Engine) -> dict[str, list[GenerationOutput]]:
+def run_all(engine: SpeechLMEngine) -> dict[str, list[GenerationOutput]]:
+    """Step until there is nothing to do: all has ended, or waits for text."""
     outputs: dict[str, list[GenerationOutput]] = {}
-    while engine.has_work:
+    while engine.idle_s() == 0:
         for output in engine.step():
             outputs.setdefault(output.request_id, []).append(output)
         engine.check_integrity()
     return outputs
 
 
-def run_one(engine: Engine, request: GenerationRequest) -> tuple[list[int], GenerationOutput]:
+def run_one(engine: SpeechLMEngine, request: GenerationRequest) -> tuple[list[int], GenerationOutput]:
     engine.add_request(request)
     outputs = run_all(engine)[request.request_id]
     return tokens_of(outputs), outputs[-1]

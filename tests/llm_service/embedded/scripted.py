@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llm_service.embedded.engine import Logits
+from llm_service.embedded.eager import Logits
 from llm_service.embedded.model import DecodeRow
 from llm_service.vocab import SpeechVocabulary
 

@@ -13,9 +13,8 @@ from gateway.errors import LLMProtocolError
 from gateway.llm.wire import LLMWire, PromptForm
 from llm_service.checkpoint import make_random_llm
 from llm_service.config import LLMBackend
-from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
+from llm_service.embedded.engine import EngineLimits
 from llm_service.embedded.model import SpeechLanguageModel
-from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.schema import ChatMessage, PromptReader
 from llm_service.embedded.types import GenerationRequest, SamplingParams
 from llm_service.errors import VocabularyError
@@ -28,12 +27,12 @@ from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import (
     COSYVOICE2,
     COSYVOICE3,
-    SPEECH_TOKEN_COUNT,
     SpeechTokenTextParser,
     SpeechVocabulary,
     vocabulary_of_ids,
     vocabulary_of_table,
 )
+from tests.llm_service.embedded.engines import make_engine
 
 INSTRUCTION = "You are a helpful assistant."
 
@@ -123,9 +122,7 @@ def test_a_text_can_not_bring_a_tag_of_its_own(llm_dir: Path) -> None:
 
 def test_the_engine_says_speech_tokens_only_and_ends(llm_dir: Path) -> None:
     model = SpeechLanguageModel.load(llm_dir, "cpu", "float32")
-    limits = EngineLimits(slots=2, max_sequence_tokens=400, max_step_tokens=600)
-    model.allocate_cache(model.cache_shape(2, 400), rows_per_forward=1)
-    engine = SpeechLMEngine(model, limits, RepetitionGuard(), model.vocabulary)
+    engine = make_engine(model, EngineLimits(slots=2, max_sequence_tokens=400), vocabulary=model.vocabulary)
     prompt = build_prompt(load_text_encoder(llm_dir).encode, "", "Hello there.", [], COSYVOICE3).token_ids
     for seed in range(2):
         engine.add_request(GenerationRequest(str(seed), prompt, SamplingParams(max_tokens=200, seed=seed)))
@@ -169,7 +166,7 @@ def test_the_converted_form_keeps_the_head_s_rows(llm_dir: Path, tmp_path: Path)
     assert (config["speech_head_first_id"], config["speech_head_rows"]) == (151924, 6761)
     assert (config["eos_token_id"], config["vocab_size"]) == (158486, 158720)
     weights = load_weights(tmp_path, torch.device("cpu"), torch.float32)
-    assert weights.ids.first_id == 151924 and weights.ids.end_rows == tuple(range(SPEECH_TOKEN_COUNT, 6761))
+    assert weights.vocabulary is COSYVOICE3
     torch.testing.assert_close(weights.head, source.head.weight.float())
 
 

@@ -1,58 +1,67 @@
-"""The continuous-batching engine: independence of neighbours, bounds, stops, aborts, failures, and its thread."""
+"""The engine: independence of neighbours, bounds, stops, pace, deadlines, aborts, failures; its thread; its kernels."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from llm_service.embedded.engine import EngineLimits, Logits, SpeechLMEngine
+from llm_service.embedded.answer import EventPacking
+from llm_service.embedded.eager import Logits
+from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
+from llm_service.embedded.interleaving import InterleavedPrompt
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest
 from llm_service.errors import (
+    DeadlineExceededError,
     GenerationFailedError,
     InvalidGenerationError,
     LLMStoppedError,
     QueueFullError,
 )
-from llm_service.gpu.engine import GpuEngine
 from llm_service.gpu.weights import Weights
-from llm_service.vocab import SPEECH_HEAD_ROWS, is_speech_llm_id
+from llm_service.vocab import (
+    COSYVOICE2,
+    END_IDS,
+    SOS_ID,
+    SPEECH_HEAD_ROWS,
+    SPEECH_TOKEN_OFFSET,
+    TASK_ID,
+    format_speech_tokens,
+    is_speech_llm_id,
+)
 from servicekit.clock import SystemClock
+from tests.gateway.fakes import ManualClock
 from tests.llm_service.embedded.engines import (
-    LIMITS,
-    EngineMaker,
-    gpu_engine,
+    NO_GUARD,
+    engine_on_kernels,
+    make_engine,
     make_request,
-    reference_engine,
     run_all,
     run_one,
     tokens_of,
 )
+from tests.triton_compiler import ARCHITECTURES, compiled_kernels
+from tests.triton_interpreter import make_the_interpreter_cheap
 
 WAIT_S = 30.0
-
-
-@pytest.fixture(params=["eager", "graphs"])
-def make_engine(
-    request: pytest.FixtureRequest, model: SpeechLanguageModel, weights: Weights
-) -> Callable[[], SpeechLMEngine | GpuEngine]:
-    """Makes engines of one kind."""
-    if request.param == "eager":
-        return lambda: reference_engine(model)
-    return lambda: gpu_engine(weights)
+GREEDY = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 25}
+BEGUN = (SOS_ID, 50, 51, 52, *(SPEECH_TOKEN_OFFSET + token for token in range(40, 47)))
+INTERLEAVED = InterleavedPrompt(begin_tokens=1, transcript_tokens=3)
 
 
 @pytest.mark.slow
-def test_equal_seeds_give_equal_tokens_whatever_runs_beside(make_engine: EngineMaker) -> None:
+def test_equal_seeds_give_equal_tokens_whatever_runs_beside(model: SpeechLanguageModel) -> None:
     requests = [make_request(str(index), 3 + 9 * index, seed=index) for index in range(7)]
-    alone = {request.request_id: run_one(make_engine(), request)[0] for request in requests}
-    engine = make_engine()
+    alone = {request.request_id: run_one(make_engine(model), request)[0] for request in requests}
+    engine = make_engine(model)
     for request in reversed(requests):
         engine.add_request(request)
     assert {name: tokens_of(outputs) for name, outputs in run_all(engine).items()} == alone
@@ -62,9 +71,9 @@ def test_equal_seeds_give_equal_tokens_whatever_runs_beside(make_engine: EngineM
 
 @pytest.mark.slow
 def test_only_speech_tokens_come_out_and_answers_end_by_themselves_not_before_min_tokens(
-    make_engine: EngineMaker,
+    model: SpeechLanguageModel,
 ) -> None:
-    engine = make_engine()
+    engine = make_engine(model)
     for seed in range(12):
         engine.add_request(make_request(str(seed), seed=seed, min_tokens=30, max_tokens=200))
     answers = run_all(engine).values()
@@ -74,12 +83,21 @@ def test_only_speech_tokens_come_out_and_answers_end_by_themselves_not_before_mi
     assert min(len(tokens_of(outputs)) for outputs in answers) >= 30
 
 
-def test_a_stop_token_ends_the_answer_and_is_not_handed_out(make_engine: EngineMaker) -> None:
-    tokens, _ = run_one(make_engine(), make_request("a", ignore_eos=True))
+def test_a_stop_token_ends_the_answer_and_is_not_handed_out(model: SpeechLanguageModel) -> None:
+    tokens, _ = run_one(make_engine(model), make_request("a", ignore_eos=True))
     asked = make_request("b", ignore_eos=True, stop_token_ids=frozenset({tokens[8]}))
-    stopped, last = run_one(make_engine(), asked)
+    stopped, last = run_one(make_engine(model), asked)
     assert stopped == tokens[: tokens.index(tokens[8])]
     assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, tokens[8])
+
+
+def test_banned_tokens_never_come_and_of_allowed_ones_only_those(model: SpeechLanguageModel) -> None:
+    tokens, _ = run_one(make_engine(model), make_request("a", ignore_eos=True))
+    asked = make_request("b", ignore_eos=True, banned_token_ids=frozenset(tokens))
+    assert not set(run_one(make_engine(model), asked)[0]) & set(tokens)
+    allowed = frozenset(range(SPEECH_TOKEN_OFFSET + 10, SPEECH_TOKEN_OFFSET + 40))
+    only, _ = run_one(make_engine(model), make_request("c", allowed_token_ids=allowed))
+    assert set(only) <= allowed and len(set(only)) > 5
 
 
 @pytest.mark.parametrize(
@@ -89,37 +107,33 @@ def test_a_stop_token_ends_the_answer_and_is_not_handed_out(make_engine: EngineM
         pytest.param(make_request("a", max_tokens=294), "room for 293", id="no room"),
         pytest.param(make_request("a", prompt=()), "0 tokens", id="empty"),
         pytest.param(make_request("a", prompt=(158336,)), "out of range", id="id"),
+        pytest.param(make_request("a", continued_tokens=7), "continued_tokens is 7", id="continued"),
+        pytest.param(make_request("a", interleaved=INTERLEAVED), "expected at least 1, and speech", id="layout"),
     ],
 )
 def test_requests_that_can_never_run_are_refused(
-    make_engine: EngineMaker, request_: GenerationRequest, message: str
+    model: SpeechLanguageModel, request_: GenerationRequest, message: str
 ) -> None:
-    engine = make_engine()
+    engine = make_engine(model)
     with pytest.raises(InvalidGenerationError, match=message):
         engine.add_request(request_)
-    assert not engine.has_work
-
-
-def test_max_tokens_ends_with_length(model: SpeechLanguageModel) -> None:
-    tokens, last = run_one(reference_engine(model), make_request("a", max_tokens=17, ignore_eos=True))
-    assert (len(tokens), last.finish_reason) == (17, FinishReason.LENGTH)
+    assert engine.idle_s() == float("inf")
 
 
 @pytest.mark.slow
-def test_the_longest_request_fits(model: SpeechLanguageModel) -> None:
-    tokens, _ = run_one(reference_engine(model), make_request("a", max_tokens=293, ignore_eos=True))
-    assert len(tokens) == 293
+def test_the_longest_request_fits_and_ends_with_length(model: SpeechLanguageModel) -> None:
+    tokens, last = run_one(make_engine(model), make_request("a", max_tokens=293, ignore_eos=True))
+    assert (len(tokens), last.finish_reason) == (293, FinishReason.LENGTH)
 
 
 def test_requests_beyond_the_slots_wait_and_abort_frees_a_slot(model: SpeechLanguageModel) -> None:
-    engine = reference_engine(model)
+    engine = make_engine(model)
     for index in range(6):
         engine.add_request(make_request(str(index), ignore_eos=True, max_tokens=30))
     engine.step()
     assert (engine.stats().running, engine.stats().waiting, engine.stats().free_slots) == (4, 2, 0)
-    engine.abort("1")
-    engine.abort("5")
-    engine.abort("unknown")
+    for name in ("1", "5", "unknown"):
+        engine.abort(name)
     assert (engine.stats().running, engine.stats().waiting, engine.stats().free_slots) == (3, 1, 1)
     engine.step()
     assert (engine.stats().running, engine.stats().waiting) == (4, 0)
@@ -127,14 +141,83 @@ def test_requests_beyond_the_slots_wait_and_abort_frees_a_slot(model: SpeechLang
     assert (engine.stats().finished, engine.stats().aborted, engine.stats().free_slots) == (4, 2, 4)
 
 
-def test_prompts_share_the_token_budget_of_a_step(model: SpeechLanguageModel) -> None:
-    engine = reference_engine(model, EngineLimits(slots=4, max_sequence_tokens=300, max_step_tokens=100))
+def test_prompts_share_the_token_budget_of_a_step_and_none_is_cut(model: SpeechLanguageModel) -> None:
+    engine = make_engine(model, max_step_tokens=100)
     for index in range(3):
         engine.add_request(make_request(str(index), 58, ignore_eos=True, max_tokens=30))
+    drew = [{output.request_id for output in engine.step()} for _ in range(2)]
+    assert drew == [{"0"}, {"0"}], "of two prompts one fits a step, and prompts take turns with answers"
+    long = make_request("long", 250, **GREEDY)
+    assert run_one(make_engine(model, max_step_tokens=10), long)[0] == run_one(make_engine(model), long)[0]
+
+
+def test_admission_is_by_memory(model: SpeechLanguageModel) -> None:
+    engine = make_engine(model, pages=6)
+    for index in range(3):
+        engine.add_request(make_request(str(index), ignore_eos=True, max_tokens=180))  # 3 pages each
     engine.step()
-    assert engine.stats().running == 1
-    engine.step()
-    assert engine.stats().running == 2
+    assert (engine.stats().running, engine.stats().waiting) == (2, 1)
+    assert set(run_all(engine)) == {"0", "1", "2"}
+
+
+def test_text_is_the_tokens_as_text_and_outputs_are_packed(model: SpeechLanguageModel) -> None:
+    engine = make_engine(model, packing=EventPacking(single_tokens=3, most_tokens=8, longest_wait_s=1e9))
+    engine.add_request(make_request("a", ignore_eos=True))
+    outputs = run_all(engine)["a"]
+    assert [len(output.token_ids) for output in outputs] == [1, 1, 1, 8, 8, 8, 3]
+    engine.add_request(make_request("b", ignore_eos=True, head_start_tokens=12))
+    assert [len(output.token_ids) for output in run_all(engine)["b"]] == [12, 8, 8, 2], "a head start is one output"
+    for output in outputs:
+        assert output.text == format_speech_tokens(token - SPEECH_TOKEN_OFFSET for token in output.token_ids)
+
+
+def test_a_paced_answer_rests_between_its_tokens_and_is_the_same(model: SpeechLanguageModel) -> None:
+    """Head start at once, then a token each 10 ms of virtual time; a step that finds nobody due launches nothing."""
+    alone, paced = make_request("a", **GREEDY), make_request("b", **GREEDY, head_start_tokens=5, tokens_per_s=100.0)
+    expected, _ = run_one(make_engine(model), alone)
+    clock = ManualClock()
+    engine = make_engine(model, clock=clock)
+    engine.add_request(paced)
+    outputs: list[GenerationOutput] = []
+    rests: list[float] = []
+    while (idle_s := engine.idle_s()) < float("inf"):
+        if idle_s > 0:
+            steps = engine.stats().steps
+            assert engine.step() == [] and engine.stats().steps == steps
+            rests.append(idle_s)
+            clock.seconds += idle_s
+        outputs += engine.step()
+    assert tokens_of(outputs) == expected
+    assert rests == pytest.approx([0.01] * (len(expected) - 5))
+
+
+def test_an_answer_ends_at_its_deadline_while_it_runs_rests_waits_for_a_slot_or_for_text(
+    model: SpeechLanguageModel,
+) -> None:
+    clock = ManualClock()
+    engine = make_engine(model, EngineLimits(3, 300), clock=clock)
+    late = {"deadline_s": 5.0, "ignore_eos": True, "max_tokens": 200}
+    engine.add_request(make_request("runs", **late))
+    engine.add_request(make_request("rests", **late, head_start_tokens=1, tokens_per_s=0.01))
+    engine.add_request(make_request("reads", **late, prompt=BEGUN, interleaved=INTERLEAVED))
+    engine.add_request(make_request("waits", **late))
+    for _ in range(5):
+        assert not any(output.error for output in engine.step())
+    clock.seconds = 6.0
+    failed = [output for output in engine.step() if isinstance(output.error, DeadlineExceededError)]
+    assert {output.request_id for output in failed} == {"runs", "rests", "reads", "waits"}
+    engine.check_integrity()
+    assert engine.idle_s() == float("inf") and engine.stats().free_slots == 3
+    engine.feed("reads", (1,), is_last=True)
+
+
+def test_an_impossible_request_fails_alone(model: SpeechLanguageModel) -> None:
+    engine = make_engine(model)
+    engine.add_request(make_request("none", allowed_token_ids=frozenset({END_IDS[0]}), min_tokens=3))
+    engine.add_request(make_request("good"))
+    outputs = run_all(engine)
+    assert isinstance(outputs["none"][-1].error, GenerationFailedError)
+    assert outputs["good"][-1].finish_reason is not None
 
 
 class FaultyModel:
@@ -161,10 +244,10 @@ class FaultyModel:
 @pytest.mark.parametrize("gives_nan", [False, True])
 def test_a_failing_request_does_not_touch_the_others(model: SpeechLanguageModel, gives_nan: bool) -> None:
     requests = [make_request(str(index), seed=index, max_tokens=20) for index in range(3)]
-    alone = {request.request_id: run_one(reference_engine(model), request)[0] for request in requests}
-    reference_engine(model)
+    alone = {request.request_id: run_one(make_engine(model), request)[0] for request in requests}
+    make_engine(model)
     faulty = FaultyModel(model, bad_slot=1, gives_nan=gives_nan)
-    engine = SpeechLMEngine(faulty, LIMITS, RepetitionGuard())
+    engine = make_engine(faulty)
     for request in requests:
         engine.add_request(request)
     outputs = run_all(engine)
@@ -174,7 +257,7 @@ def test_a_failing_request_does_not_touch_the_others(model: SpeechLanguageModel,
 
 
 def test_the_loop_bounds_its_queue_and_stopping_fails_what_runs(model: SpeechLanguageModel) -> None:
-    loop = EngineLoop(reference_engine(model), max_queue_size=1, clock=SystemClock())
+    loop = EngineLoop(make_engine(model), max_queue_size=1, clock=SystemClock())
     outputs: queue.Queue[GenerationOutput] = queue.Queue()
     with pytest.raises(LLMStoppedError):
         loop.submit(make_request("early"), outputs.put)
@@ -209,7 +292,7 @@ class HeldModel:
 
 def test_requests_that_are_being_prefilled_count_as_waiting() -> None:
     model = HeldModel()
-    loop = EngineLoop(SpeechLMEngine(model, LIMITS, RepetitionGuard()), max_queue_size=8, clock=SystemClock())
+    loop = EngineLoop(make_engine(model), max_queue_size=8, clock=SystemClock())
     loop.start()
     outputs: queue.Queue[GenerationOutput] = queue.Queue()
     for index in range(6):
@@ -225,7 +308,7 @@ def test_requests_that_are_being_prefilled_count_as_waiting() -> None:
 
 
 def test_a_receiver_that_fails_loses_only_its_own_request(model: SpeechLanguageModel) -> None:
-    loop = EngineLoop(reference_engine(model), max_queue_size=1, clock=SystemClock())
+    loop = EngineLoop(make_engine(model), max_queue_size=1, clock=SystemClock())
     loop.start()
     outputs: queue.Queue[GenerationOutput] = queue.Queue()
 
@@ -243,3 +326,55 @@ def test_a_receiver_that_fails_loses_only_its_own_request(model: SpeechLanguageM
 
 def iter_ready(outputs: queue.Queue[GenerationOutput]) -> list[GenerationOutput]:
     return [outputs.get_nowait() for _ in range(outputs.qsize())]
+
+
+def interleaved_tokens(
+    engine: SpeechLMEngine, request: GenerationRequest, pieces: Sequence[Sequence[int]]
+) -> list[int]:
+    """Bring the text a piece at a time, each when the engine has nothing to do any more; fills count as drawn."""
+    engine.add_request(request)
+    outputs: list[GenerationOutput] = []
+    for piece in (*pieces, ()):
+        outputs += run_all(engine).get(request.request_id, [])
+        engine.feed(request.request_id, piece, is_last=not piece)
+    outputs += run_all(engine)[request.request_id]
+    assert outputs[-1].is_last and outputs[-1].error is None
+    fill = COSYVOICE2.fill_id
+    return [token for output in outputs for token in (*output.token_ids, *(fill for _ in output.fills))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guard", [NO_GUARD, RepetitionGuard()], ids=["unguarded", "guarded"])
+def test_the_kernels_give_the_answers_of_plain_torch(
+    model: SpeechLanguageModel, weights: Weights, guard: RepetitionGuard
+) -> None:
+    """Long prompts come in pieces there; text may come while it is spoken."""
+    make_the_interpreter_cheap()
+    plain = make_request("a", 140, **{**GREEDY, "max_tokens": 10}, repetition_penalty=1.1)
+    fills = frozenset({COSYVOICE2.fill_id, *END_IDS, SPEECH_TOKEN_OFFSET + 7})
+    written = make_request("b", prompt=BEGUN, interleaved=INTERLEAVED, temperature=0.0, max_tokens=40, min_tokens=30)
+    pieces = (range(1, 4), range(4, 9))
+    kernels = engine_on_kernels(weights, guard)
+    assert run_one(kernels, plain)[0] == run_one(make_engine(model, guard=guard), plain)[0]
+    for request in (written, replace(written, params=replace(written.params, allowed_token_ids=fills))):
+        expected = interleaved_tokens(make_engine(model, guard=guard), request, pieces)
+        assert interleaved_tokens(kernels, request, pieces) == expected
+
+
+@pytest.mark.slow
+def test_a_lost_answer_goes_on_with_the_very_tokens_on_the_kernels(weights: Weights) -> None:
+    make_the_interpreter_cheap()
+    engine = engine_on_kernels(weights, RepetitionGuard())
+    whole, _ = run_one(engine, make_request("whole", ignore_eos=True, max_tokens=12))
+    prompt = (SOS_ID, *range(5), TASK_ID, *whole[:5])
+    rest = make_request("rest", prompt=prompt, continued_tokens=5, ignore_eos=True, max_tokens=7)
+    assert run_one(engine, rest)[0] == whole[5:]
+
+
+@pytest.mark.servers
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_kernel_compiles_for_a_gpu(architecture: str, llm_dir: Path, tmp_path: Path) -> None:
+    module = "tests.llm_service.embedded.compile_gpu_kernels"
+    compiled = compiled_kernels(module, str(llm_dir), architecture, cache=tmp_path)
+    assert {"product_kernel", "attention_kernel", "write_cache_kernel", "sample_kernel", "add_norm_kernel"} <= compiled

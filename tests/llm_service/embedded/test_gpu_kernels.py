@@ -1,17 +1,21 @@
-"""The GPU kernels in the Triton language's interpreter, against the same operations in plain torch."""
+"""The GPU kernels in the Triton language's interpreter: each computes what its operation says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from llm_service.gpu import ops, plain_ops
+from llm_service.embedded.sampling import TokenSampler
+from llm_service.embedded.steps import BANNED, CLOSING, NO_TOKEN, NOT_FINITE, PAGE_TOKENS, SEEN, AnswerStart
+from llm_service.gpu import ops
 from llm_service.gpu.ops import MAX_PARTS, BeginInputs, CacheView, Parts, RotaryTables, Tile, parts_of, tile_for
-from llm_service.gpu.slot_state import BANNED, CLOSING, PAGE_TOKENS, SEEN, SlotState, StateSizes
+from llm_service.gpu.slot_state import SlotState, StateSizes, start_words
 from llm_service.qwen2 import Qwen2Shape
 from tests.triton_interpreter import make_the_interpreter_cheap
 
@@ -46,18 +50,15 @@ def test_the_norm_adds_the_parts_of_a_branch_in_place() -> None:
     out = torch.full((3, HIDDEN), torch.nan)
     ops.add_norm(hidden, Parts(parts.flatten(), 4, 3 * HIDDEN), weight, 1e-6, out)
     assert close(hidden, expected)
-    plain = torch.empty(3, HIDDEN)
-    plain_ops.add_norm(expected, None, weight, 1e-6, plain)
-    assert close(out, plain)
+    assert close(out, functional.rms_norm(expected, (HIDDEN,), weight, 1e-6))
 
 
 def test_picked_rows_are_normed_and_the_stream_stays() -> None:
-    hidden, weight, branch = torch.randn(5, HIDDEN), torch.randn(HIDDEN), torch.randn(5 * HIDDEN)
-    before = hidden.clone()
-    outs = [torch.full((2, HIDDEN), torch.nan) for _ in range(2)]
-    for module, out in zip((ops, plain_ops), outs, strict=True):
-        module.add_norm(hidden, Parts(branch, 1, 5 * HIDDEN), weight, 1e-6, out, ints(4, 1))
-    assert close(*outs) and torch.equal(hidden, before)
+    hidden, weight, branch = torch.randn(5, HIDDEN), torch.randn(HIDDEN), torch.randn(5, HIDDEN)
+    before, out = hidden.clone(), torch.full((2, HIDDEN), torch.nan)
+    ops.add_norm(hidden, Parts(branch.flatten(), 1, 5 * HIDDEN), weight, 1e-6, out, ints(4, 1))
+    assert close(out, functional.rms_norm((hidden + branch)[[4, 1]], (HIDDEN,), weight, 1e-6))
+    assert torch.equal(hidden, before)
 
 
 @pytest.mark.parametrize(("channels", "parts"), [(48, 1), (896, 2), (4864, 4)])
@@ -83,10 +84,9 @@ def test_a_product_is_the_same_for_a_row_alone_and_among_others(tile: Tile) -> N
 
 def test_silu_takes_gate_and_up_from_columns_in_turn() -> None:
     a, gate_up = torch.randn(3, HIDDEN), torch.randn(40, HIDDEN)
-    outs = [torch.full((3, 20), torch.nan) for _ in range(2)]
-    for module, out in zip((ops, plain_ops), outs, strict=True):
-        module.silu_product(a, gate_up, out)
-    assert close(*outs)
+    out = torch.full((3, 20), torch.nan)
+    ops.silu_product(a, gate_up, out)
+    assert close(out, functional.silu(a @ gate_up[0::2].T) * (a @ gate_up[1::2].T))
 
 
 def test_every_number_of_rows_has_a_tile() -> None:
@@ -108,22 +108,20 @@ ROTARY = RotaryTables.make(Qwen2Shape(HEADS * SIZE, 1, 1, HEADS, GROUPS, 256), 2
 def test_attention_reads_pages_and_writes_its_own_key(parts: int) -> None:
     slots, positions = ints(1, 0, SPARE, 2), ints(150, 63, 0, 64)
     qkv, bias = torch.randn(parts, 4, QKV), torch.randn(QKV)
-    whole = Parts(qkv.sum(0).flatten(), 1, 4 * QKV)
-    (cache, pages), outs = make_cache(), [torch.full((4, HEADS * SIZE), torch.nan) for _ in range(2)]
-    other = cache.clone()
-    ops.attention(
-        Parts(qkv.flatten(), parts, 4 * QKV),
-        bias,
-        ROTARY,
-        CacheView(cache, pages),
-        slots,
-        positions,
-        outs[0],
-        HEADS,
-        True,
-    )
-    plain_ops.attention(whole, bias, ROTARY, CacheView(other, pages), slots, positions, outs[1], HEADS, True)
-    assert close(cache, other) and close(*outs)
+    (cache, pages), out = make_cache(), torch.full((4, HEADS * SIZE), torch.nan)
+    before, view = cache.clone(), CacheView(cache, pages)
+    ops.attention(Parts(qkv.flatten(), parts, 4 * QKV), bias, ROTARY, view, slots, positions, out, HEADS, True)
+    heads = (qkv.sum(0) + bias).view(4, -1, SIZE)
+    for row, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
+        turned = heads[row] * ROTARY.cosines[position] + heads[row].roll(SIZE // 2, -1) * ROTARY.sines[position]
+        page, place = int(pages[slot, position // PAGE_TOKENS]), position % PAGE_TOKENS
+        before[page, 0, :, place] = turned[HEADS : HEADS + GROUPS]
+        before[page, 1, :, place] = heads[row, HEADS + GROUPS :]
+        held = before[pages[slot].long()].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : position + 1]
+        keys, values = held.repeat_interleave(HEADS // GROUPS, 1)
+        expected = functional.scaled_dot_product_attention(turned[:HEADS, None], keys, values)
+        assert close(out[row], expected.flatten())
+    assert close(cache, before)
 
 
 def test_a_prompt_row_attends_as_the_same_token_of_an_answer_does() -> None:
@@ -142,88 +140,100 @@ def test_a_prompt_row_attends_as_the_same_token_of_an_answer_does() -> None:
     assert torch.equal(prompt, answer) and torch.equal(cache, other)
 
 
-def make_state(**settings: float) -> SlotState:
-    state = SlotState(SIZES, CPU)
-    state.recent.fill_(-1)
-    state.seed.copy_(torch.tensor([11, -12345678901234567, (1 << 62) + 5, 0]))
-    for name, value in settings.items():
-        getattr(state, name).fill_(value)
+def make_start(slot: int, **settings: Any) -> AnswerStart:
+    flags = np.zeros(SIZES.rows, np.int8)
+    flags[3:6], flags[7], flags[8] = SEEN, BANNED, CLOSING
+    plain: dict[str, Any] = {"seed": -12345678901234567, "prompt_tokens": 33, "drawn": 0, "min_tokens": 0, "window": 0}
+    plain |= {"repeat_limit": 0, "top_k": 0, "temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "penalty": 1.0}
+    return AnswerStart(slot=slot, **plain | settings, recent_rows=(), pages=(5, 2), flags=flags)
+
+
+def begun(*starts: AnswerStart) -> SlotState:
+    """Begin answers in the slots of a new state; entries behind them are left alone."""
+    state, entries = SlotState(SIZES, CPU), len(starts) + 1
+    words, numbers = torch.full((entries, SIZES.words), 1, dtype=torch.int32), torch.rand(entries, 4)
+    pages = torch.zeros(entries, SIZES.pages_per_slot, dtype=torch.int32)
+    flags = torch.randint(0, 8, (entries, SIZES.rows), dtype=torch.int8)
+    for entry, start in enumerate(starts):
+        words[entry] = torch.from_numpy(start_words(start, SIZES.recent))
+        numbers[entry] = torch.tensor([start.temperature, start.top_p, start.min_p, start.penalty])
+        pages[entry, : len(start.pages)] = ints(*start.pages)
+        flags[entry] = torch.from_numpy(start.flags)
+    ops.begin_answers(BeginInputs(ints(len(starts), 0, 0, 0), words, numbers, pages, flags), state)
     return state
+
+
+def test_an_answer_begins_with_its_settings_pages_and_flags() -> None:
+    start = make_start(2, drawn=4, min_tokens=6, window=10, repeat_limit=2, top_k=50, top_p=0.8, min_p=0.1, penalty=1.7)
+    state = begun(start)
+    for name in ("seed", "drawn", "min_tokens", "window", "repeat_limit", "top_k", "temperature"):
+        assert float(getattr(state, name)[2]) == float(getattr(start, name)), name
+    assert [float(each[2]) for each in (state.top_p, state.min_p, state.penalty)] == pytest.approx([0.8, 0.1, 1.7])
+    assert state.next_position.tolist() == [0, 0, 33, 0] and state.pages[2].tolist() == [5, 2, 0, 0]
+    assert torch.equal(state.flags[2], torch.from_numpy(start.flags)) and not state.flags[1].any()
+    assert (state.recent[2] == -1).all()
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({}, id="plain"),
-        pytest.param({"temperature": 0.0}, id="greedy"),
-        pytest.param({"temperature": 0.7, "top_k": 5, "top_p": 0.8}, id="top_k-top_p"),
-        pytest.param({"min_p": 0.3, "penalty": 1.7}, id="min_p-penalty"),
-        pytest.param({"window": 10, "repeat_limit": 1, "top_k": 3}, id="guarded"),
-        pytest.param({"window": 10, "repeat_limit": 1, "temperature": 0.0, "min_tokens": 3}, id="greedy-guarded"),
+        pytest.param({}, id="greedy"),
+        pytest.param({"penalty": 1.7, "min_tokens": 3}, id="penalty"),
+        pytest.param({"window": 10, "repeat_limit": 1}, id="guarded"),
+        pytest.param({"window": 4, "repeat_limit": 2, "min_tokens": 3}, id="guarded twice"),
     ],
 )
-def test_the_sampler_draws_what_the_plain_one_draws(settings: dict[str, float]) -> None:
-    """Over some steps, so that what it remembers counts too."""
-    states = [make_state(**settings) for _ in range(2)]
-    flags = torch.zeros(SIZES.rows, dtype=torch.int8)
-    flags[3:6], flags[7], flags[8] = SEEN, BANNED, CLOSING
-    slots, positions = ints(2, SPARE, 0), ints(9, 0, 30)
-    for state in states:
-        state.flags[:] = flags
-    for _ in range(6):
+def test_where_nothing_is_random_the_sampler_draws_what_the_one_of_plain_torch_draws(settings: dict[str, Any]) -> None:
+    """Over some steps, so that what it remembers counts too; the spare slot is left alone."""
+    starts = [make_start(slot, temperature=0.0, **settings) for slot in (2, 0)]
+    state, samplers = begun(*starts), [TokenSampler(start) for start in starts]
+    for step in range(6):
         scores = 2 * torch.randn(3, SIZES.rows)
-        outs = [torch.full((3,), 99, dtype=torch.int32) for _ in range(2)]
-        for module, state, out in zip((ops, plain_ops), states, outs, strict=True):
-            module.sample(scores, slots, None, positions, out, state, 1000)
-        assert torch.equal(*outs) and outs[0][1] == 99
-    for name in ("drawn", "next_position", "last_token", "recent", "flags"):
-        assert torch.equal(getattr(states[0], name), getattr(states[1], name)), name
-    assert states[0].next_position.tolist() == [31, 0, 10, 0] and states[0].drawn.tolist() == [6, 0, 6, 0]
+        out = torch.full((3,), 99, dtype=torch.int32)
+        ops.sample(scores, ints(2, SPARE, 0), None, ints(9 + step, 0, 30 + step), out, state, 1000)
+        expected = [sampler.sample(scores[row].numpy()) for sampler, row in zip(samplers, (0, 2), strict=True)]
+        assert out.tolist() == [expected[0], 99, expected[1]]
+        assert state.last_token.tolist() == [expected[1] + 1000, 0, expected[0] + 1000, 0]
+    assert state.next_position.tolist() == [36, 0, 15, 0] and state.drawn.tolist() == [6, 0, 6, 0]
 
 
 def test_scores_that_can_not_be_drawn_from_are_told() -> None:
-    for module in (ops, plain_ops):
-        state, out = make_state(), torch.zeros(2, dtype=torch.int32)
-        state.flags[0] = BANNED
-        scores = torch.zeros(2, SIZES.rows)
-        scores[1, 3] = torch.nan
-        module.sample(scores, ints(0, 1), None, ints(0, 0), out, state, 0)
-        assert out.tolist() == [plain_ops.NO_TOKEN, plain_ops.NOT_FINITE]
+    state, out = begun(make_start(0), make_start(1)), torch.zeros(2, dtype=torch.int32)
+    state.flags[0] = BANNED
+    scores = torch.zeros(2, SIZES.rows)
+    scores[1, 3] = torch.nan
+    ops.sample(scores, ints(0, 1), None, ints(0, 0), out, state, 0)
+    assert out.tolist() == [NO_TOKEN, NOT_FINITE]
 
 
-def test_draws_follow_the_probabilities() -> None:
-    state, out = make_state(), torch.zeros(1, dtype=torch.int32)
+@pytest.mark.parametrize(
+    ("narrow", "expected"),
+    [
+        pytest.param({}, {20, 30, 40}, id="wide"),
+        pytest.param({"top_k": 2}, {20, 30}, id="top_k"),
+        pytest.param({"top_p": 0.55}, {20, 30}, id="top_p"),
+        pytest.param({"min_p": 0.5}, {20, 30}, id="min_p"),
+        pytest.param({"top_p": 1e-6}, {20}, id="tiny top_p"),
+        pytest.param({"temperature": 1e-4}, {20}, id="cold"),
+    ],
+)
+def test_draws_follow_the_probabilities_within_the_nucleus(narrow: dict[str, float], expected: set[int]) -> None:
+    state, out = begun(make_start(0, **narrow)), torch.zeros(1, dtype=torch.int32)
     scores = torch.full((1, SIZES.rows), -30.0)
-    scores[0, 7], scores[0, 40] = 1.0, 0.0
+    for row, share in ((20, 0.5), (30, 0.35), (40, 0.15)):
+        scores[0, row] = np.log(share)
     counts = np.zeros(SIZES.rows)
-    for _ in range(2000):
-        plain_ops.sample(scores, ints(0), None, ints(0), out, state, 0)
+    for _ in range(30 if narrow else 150):
+        ops.sample(scores, ints(0), None, ints(0), out, state, 0)
         counts[int(out[0])] += 1
-    assert abs(counts[7] / 2000 - 0.731) < 0.04 and counts[7] + counts[40] == 2000
-
-
-def test_an_answer_begins_with_its_settings_pages_and_flags() -> None:
-    words = torch.zeros(2, SIZES.words, dtype=torch.int32)
-    words[0, :9] = ints(2, -5, 7, 33, 4, 6, 10, 2, 50)
-    words[0, 16:] = torch.arange(16)
-    pages = torch.arange(2 * SIZES.pages_per_slot, dtype=torch.int32).view(2, -1)
-    flags = torch.randint(0, 8, (2, SIZES.rows), dtype=torch.int8)
-    inputs = BeginInputs(ints(1, 0, 0, 0), words, torch.rand(2, 4), pages, flags)
-    states = [make_state() for _ in range(2)]
-    for module, state in zip((ops, plain_ops), states, strict=True):
-        module.begin_answers(inputs, state)
-    for one, other in zip(states[0].sampling(), states[1].sampling(), strict=True):
-        assert torch.equal(one, other)
-    assert torch.equal(states[0].pages, states[1].pages)
-    assert int(states[0].seed[2]) == (7 << 32) + (1 << 32) - 5
+    assert set(np.flatnonzero(counts)) == expected
+    if not narrow:
+        assert counts[[20, 30, 40]] / 150 == pytest.approx([0.5, 0.35, 0.15], abs=0.12)
 
 
 def test_embeddings_come_from_prompts_or_from_the_latest_tokens() -> None:
-    table = torch.randn(30, HIDDEN)
-    latest, places = ints(3, 4, 5, 0), ints(10, 11, 12, 0)
-    for tokens in (None, ints(29, 0)):
-        outs, all_positions = [torch.empty(2, HIDDEN) for _ in range(2)], [ints(0, 0), ints(0, 0)]
-        for module, out, positions in zip((ops, plain_ops), outs, all_positions, strict=True):
-            module.embed(ints(2, 0), tokens, positions, latest, places, table, out)
-        assert torch.equal(*outs) and torch.equal(*all_positions)
-        assert all_positions[0].tolist() == ([12, 10] if tokens is None else [0, 0])
+    table, latest, places = torch.randn(30, HIDDEN), ints(3, 4, 5, 0), ints(10, 11, 12, 0)
+    for tokens, expected, at in ((None, [5, 3], [12, 10]), (ints(29, 0), [29, 0], [0, 0])):
+        out, positions = torch.empty(2, HIDDEN), ints(0, 0)
+        ops.embed(ints(2, 0), tokens, positions, latest, places, table, out)
+        assert torch.equal(out, table[expected]) and positions.tolist() == at

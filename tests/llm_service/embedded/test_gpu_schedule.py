@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
-from llm_service.gpu.schedule import (
+from llm_service.embedded.schedule import (
     SchedulePolicy,
     Slots,
     StreamPaces,
     choose_rows,
     nearly_due,
-    next_to_begin,
     prompt_tokens,
+    rank,
 )
 
 POLICY = SchedulePolicy(first_tokens=10, max_lead_s=2.0, free_rows=2, piece_tokens=100, burst_piece_tokens=400)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request that waits."""
-
-    priority: int
-    arrived_s: float
 
 
 def paces(*launched: int, first_token_s: float = 0.0) -> StreamPaces:
@@ -59,15 +49,14 @@ def chosen(streams: StreamPaces, now_s: float, prompts_wait: bool = False, max_r
 
 
 def test_priority_then_arrival_decides_who_begins() -> None:
-    waiting = [Asked(10, 0.0), Asked(3, 1.0), Asked(3, 0.5)]
-    assert next_to_begin(waiting, 2.0, POLICY) == 2
+    waiting = [(10, 0.0), (3, 1.0), (3, 0.5)]
+    assert min(waiting, key=lambda asked: rank(*asked, 2.0, POLICY)) == (3, 0.5)
 
 
 def test_the_least_priority_does_not_starve() -> None:
     """However many of the first priority keep coming, the wait of another lifts it above them."""
-    waiting = [Asked(10, 0.0), Asked(1, 44.0)]
-    assert next_to_begin(waiting, 44.9, POLICY) == 1
-    assert next_to_begin([Asked(10, 0.0), Asked(1, 50.0)], 50.1, POLICY) == 0
+    assert rank(10, 0.0, 44.9, POLICY) > rank(1, 44.0, 44.9, POLICY)
+    assert rank(10, 0.0, 50.1, POLICY) < rank(1, 50.0, 50.1, POLICY)
 
 
 def test_all_advance_while_nobody_waits() -> None:

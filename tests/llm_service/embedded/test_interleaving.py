@@ -18,17 +18,16 @@ from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.interleaving import MAX_SPEECH_PER_TEXT_TOKEN, InterleavedPrompt
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
-from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.token_stream import SpeechTokenServicer, serving_tokens
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest, SamplingParams
 from llm_service.errors import EngineError, InvalidGenerationError
 from llm_service.vocab import COSYVOICE2, COSYVOICE3, SpeechVocabulary
 from servicekit.clock import SystemClock
 from tests import ROOT
+from tests.llm_service.embedded.engines import NO_GUARD, make_engine
 from tests.llm_service.embedded.scripted import ScriptedModel
 
-LIMITS = EngineLimits(slots=2, max_sequence_tokens=400, max_step_tokens=500)
-NO_GUARD = RepetitionGuard(0)
+LIMITS = EngineLimits(slots=2, max_sequence_tokens=400)
 PARAMS = SamplingParams(max_tokens=200, seed=3, temperature=0.0, repetition_penalty=1.0)
 WAIT_S = 30.0
 
@@ -58,11 +57,11 @@ def run(engine: SpeechLMEngine, request: GenerationRequest, text: Sequence[int])
     outputs: list[GenerationOutput] = []
     engine.add_request(request)
     for index in range(len(text) + 1):
-        while engine.has_work:
+        while engine.idle_s() == 0:
             outputs += engine.step()
             engine.check_integrity()
         engine.feed("a", text[index : index + 1], is_last=index == len(text))
-    while engine.has_work:
+    while engine.idle_s() == 0:
         outputs += engine.step()
     assert outputs[-1].is_last and engine.stats().free_slots == LIMITS.slots
     return outputs
@@ -86,7 +85,9 @@ FAMILIES = {"cosyvoice2_unet": COSYVOICE2, "cosyvoice3_dit": COSYVOICE3}
 def test_what_is_fed_is_the_originals_trace_without_the_token_that_it_feeds_twice(folder: str, name: str) -> None:
     case, vocabulary = trace(folder, name), FAMILIES[folder]
     model = ScriptedModel(vocabulary, len(case["yielded"]))
-    outputs = run(SpeechLMEngine(model, LIMITS, NO_GUARD, vocabulary), make_request(case, vocabulary), case["text"])
+    outputs = run(
+        make_engine(model, LIMITS, NO_GUARD, vocabulary=vocabulary), make_request(case, vocabulary), case["text"]
+    )
     expected = " ".join(case["fed_per_step"]).split()
     twice = [index for index in range(1, len(expected)) if expected[index] == expected[index - 1]]
     assert len(twice) == 1, "the token before the rest of the text"
@@ -99,7 +100,7 @@ def test_what_is_fed_is_the_originals_trace_without_the_token_that_it_feeds_twic
 def test_prompt_speech_that_a_short_text_leaves_over_is_fed_behind_it() -> None:
     case = trace("cosyvoice2_unet", "bi_text_too_short_for_prompt")
     model = ScriptedModel(COSYVOICE2, len(case["yielded"]))
-    outputs = run(SpeechLMEngine(model, LIMITS, NO_GUARD), make_request(case, COSYVOICE2), case["text"])
+    outputs = run(make_engine(model, LIMITS, NO_GUARD), make_request(case, COSYVOICE2), case["text"])
     first, *later = (step.split() for step in case["fed_per_step"])
     rest = [f"s{1000 + index}" for index in range(18)]
     assert names_of(model.fed, COSYVOICE2) == [*first, *rest, *(name for step in later for name in step)]
@@ -115,14 +116,14 @@ def test_no_end_is_drawn_while_text_is_to_come(folder: str) -> None:
             continue
         model = ScriptedModel(vocabulary, 40, wishes={5: end})
         request = make_request(case, vocabulary, replace(PARAMS, stop_token_ids=stops))
-        outputs = run(SpeechLMEngine(model, LIMITS, NO_GUARD, vocabulary), request, case["text"])
+        outputs = run(make_engine(model, LIMITS, NO_GUARD, vocabulary=vocabulary), request, case["text"])
         assert speech_of(outputs, vocabulary) == list(range(100, 140))
 
 
 def test_nothing_is_drawn_before_any_text() -> None:
     case = trace("cosyvoice3_dit", "bi_no_llm_prompt_speech")
     model = ScriptedModel(COSYVOICE3, len(case["yielded"]))
-    engine = SpeechLMEngine(model, LIMITS, NO_GUARD, COSYVOICE3)
+    engine = make_engine(model, LIMITS, NO_GUARD, vocabulary=COSYVOICE3)
     outputs = run(engine, make_request(case, COSYVOICE3), case["text"])
     fed = names_of(model.fed, COSYVOICE3)
     assert fed[:9] == ["sos", "t31", "t32", "eop", "t1", "t2", "t3", "t4", "t5"]
@@ -138,15 +139,15 @@ def test_a_fill_that_the_llm_draws_itself_asks_for_text_and_is_neither_fed_nor_h
     begin = (vocabulary.sos_id, vocabulary.endofprompt_id)
     request = GenerationRequest("a", begin, PARAMS, interleaved=InterleavedPrompt(2, 0))
     outputs: list[GenerationOutput] = []
-    engine = SpeechLMEngine(model, LIMITS, NO_GUARD, vocabulary)
+    engine = make_engine(model, LIMITS, NO_GUARD, vocabulary=vocabulary)
     engine.add_request(request)
     engine.feed("a", range(1, 8), is_last=False)
-    while engine.has_work:
+    while engine.idle_s() == 0:
         outputs += engine.step()
     assert speech_of(outputs, vocabulary) == [100, 101, 102, 103], "it waits for text after four tokens"
     engine.feed("a", (), is_last=True)
     model.wishes.clear()
-    while engine.has_work:
+    while engine.idle_s() == 0:
         outputs += engine.step()
     assert names_of(model.fed, vocabulary)[7:14] == ["s100", "s101", "s102", "s103", "t6", "t7", "task"]
     assert speech_of(outputs, vocabulary) == list(range(100, 125))
@@ -159,13 +160,13 @@ def test_what_was_drawn_elsewhere_is_laid_out_as_it_was_there(text: range, count
     asking = [4] if len(text) == 3 else [4, 18]  # behind so many tokens
     model = ScriptedModel(COSYVOICE2, 50, Once(dict.fromkeys(asking, COSYVOICE2.fill_id)))
     request = make_request(case, COSYVOICE2)
-    drawn = drawn_of(run(SpeechLMEngine(model, LIMITS, NO_GUARD), request, text))
+    drawn = drawn_of(run(make_engine(model, LIMITS, NO_GUARD), request, text))
     assert drawn.count(COSYVOICE2.fill_id) == len(asking)
     fed, going_on = list(model.fed), (*request.prompt_ids, *drawn[:count])
     asking = asking[drawn[:count].count(COSYVOICE2.fill_id) :]
     model.wishes = Once(dict.fromkeys(asking, COSYVOICE2.fill_id))
     continued = replace(request, prompt_ids=going_on, continued_tokens=count)
-    assert drawn_of(run(SpeechLMEngine(model, LIMITS, NO_GUARD), continued, text)) == drawn[count:]
+    assert drawn_of(run(make_engine(model, LIMITS, NO_GUARD), continued, text)) == drawn[count:]
     assert model.fed == fed
 
 
@@ -184,7 +185,7 @@ def drawn_of(outputs: Sequence[GenerationOutput]) -> list[int]:
 
 def test_continued_tokens_are_bounded_by_the_prompt_and_counted_for_the_text() -> None:
     request = make_request({"prompt_text": [51], "prompt_speech_len": 4}, COSYVOICE2)
-    engine = SpeechLMEngine(ScriptedModel(COSYVOICE2, 99), LIMITS, NO_GUARD)
+    engine = make_engine(ScriptedModel(COSYVOICE2, 99), LIMITS, NO_GUARD)
     for wrong in (5, 7):
         with pytest.raises(InvalidGenerationError, match=f"and {wrong} continued; expected"):
             engine.add_request(replace(request, continued_tokens=wrong))
@@ -198,18 +199,17 @@ def test_continued_tokens_are_bounded_by_the_prompt_and_counted_for_the_text() -
 def test_a_prompt_of_whole_blocks_waits_for_text_before_it_speaks() -> None:
     case = {"prompt_text": [51, 52, 53, 54, 55], "prompt_speech_len": 15}
     model = ScriptedModel(COSYVOICE2, 20)
-    engine = SpeechLMEngine(model, LIMITS, NO_GUARD)
+    engine = make_engine(model, LIMITS, NO_GUARD)
     engine.add_request(make_request(case, COSYVOICE2))
-    while engine.has_work:
+    while engine.idle_s() == 0:
         assert engine.step() == []
     assert len(model.fed) == 21, "the prompt's block is computed while text is waited for"
-    assert engine.stats().running == 1 and not engine.has_work
+    assert engine.stats().running == 1 and engine.idle_s() == float("inf")
 
 
 @pytest.fixture
 def engine(model: SpeechLanguageModel) -> SpeechLMEngine:
-    model.allocate_cache(model.cache_shape(LIMITS.slots, LIMITS.max_sequence_tokens), rows_per_forward=2)
-    return SpeechLMEngine(model, LIMITS, RepetitionGuard())
+    return make_engine(model, LIMITS)
 
 
 def test_the_models_cache_grows_as_if_all_had_been_there_at_once(model: SpeechLanguageModel) -> None:
@@ -228,7 +228,7 @@ def test_interleaved_answers_do_not_touch_their_neighbours(engine: SpeechLMEngin
     plain = GenerationRequest("b", (COSYVOICE2.sos_id, *range(9), COSYVOICE2.task_id), SamplingParams(40, 5))
     engine.add_request(plain)
     alone: list[GenerationOutput] = []
-    while engine.has_work:
+    while engine.idle_s() == 0:
         alone += engine.step()
     request = make_request({"prompt_text": [51], "prompt_speech_len": 8}, COSYVOICE2, replace(PARAMS, temperature=0.8))
     beside: list[GenerationOutput] = []
@@ -238,7 +238,7 @@ def test_interleaved_answers_do_not_touch_their_neighbours(engine: SpeechLMEngin
         for _ in range(9):
             beside += engine.step()
         engine.feed("a", piece, is_last=not piece)
-    while engine.has_work:
+    while engine.idle_s() == 0:
         beside += engine.step()
         engine.check_integrity()
     of_plain = [output for output in beside if output.request_id == "b"]
@@ -256,7 +256,7 @@ def test_interleaved_answers_do_not_touch_their_neighbours(engine: SpeechLMEngin
     ],
 )
 def test_text_that_cant_be_taken_is_refused(text: list[Sequence[int]], said: str) -> None:
-    engine = SpeechLMEngine(ScriptedModel(COSYVOICE2, 9), LIMITS, NO_GUARD)
+    engine = make_engine(ScriptedModel(COSYVOICE2, 9), LIMITS, NO_GUARD)
     engine.add_request(make_request({"prompt_text": [51], "prompt_speech_len": 8}, COSYVOICE2))
     for piece in text[:-1]:
         engine.feed("a", piece, is_last=True)
@@ -265,7 +265,7 @@ def test_text_that_cant_be_taken_is_refused(text: list[Sequence[int]], said: str
 
 
 def test_an_answer_whose_text_is_whole_takes_no_more_and_a_wrong_layout_is_refused() -> None:
-    engine = SpeechLMEngine(ScriptedModel(COSYVOICE2, 9), LIMITS, NO_GUARD)
+    engine = make_engine(ScriptedModel(COSYVOICE2, 9), LIMITS, NO_GUARD)
     engine.add_request(GenerationRequest("a", (COSYVOICE2.sos_id, 1, COSYVOICE2.task_id), PARAMS))
     with pytest.raises(InvalidGenerationError, match="was whole when it began"):
         engine.feed("a", (1,), is_last=True)
@@ -277,7 +277,7 @@ def test_an_answer_whose_text_is_whole_takes_no_more_and_a_wrong_layout_is_refus
 
 @pytest.fixture
 def loop() -> Iterator[EngineLoop]:
-    loop = EngineLoop(SpeechLMEngine(ScriptedModel(COSYVOICE2, 20), LIMITS, NO_GUARD), 4, SystemClock())
+    loop = EngineLoop(make_engine(ScriptedModel(COSYVOICE2, 20), LIMITS, NO_GUARD), 4, SystemClock())
     loop.start()
     yield loop
     loop.stop()

@@ -6,25 +6,25 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
-from llm_service.embedded.sampling import RepetitionGuard, TokenSampler
-from llm_service.embedded.types import SamplingParams
-from llm_service.errors import GenerationFailedError
+from llm_service.embedded.sampling import TokenSampler
+from llm_service.embedded.steps import BANNED, CLOSING, NO_TOKEN, NOT_FINITE, SEEN, AnswerStart
 
 ROWS = 40
 END_ROWS = (37, 38, 39)
-PLAIN = SamplingParams(max_tokens=100, seed=1, temperature=1.0, top_p=1.0, top_k=0, repetition_penalty=1.0)
-NO_GUARD = RepetitionGuard(window_tokens=0)
+PLAIN = AnswerStart(
+    slot=0, seed=1, prompt_tokens=3, drawn=0, min_tokens=0, window=0, repeat_limit=0, top_k=0, temperature=1.0,
+    top_p=1.0, min_p=0.0, penalty=1.0, recent_rows=(), pages=(), flags=np.zeros(ROWS, np.int8),
+)  # fmt: skip
 
 
-def make_sampler(
-    params: SamplingParams,
-    guard: RepetitionGuard = NO_GUARD,
-    prompt_rows: tuple[int, ...] = (),
-    stop_rows: tuple[int, ...] = (),
-) -> TokenSampler:
-    return TokenSampler(params, guard, ROWS, prompt_rows, END_ROWS, stop_rows)
+def make_sampler(start: AnswerStart, **flags: tuple[int, ...]) -> TokenSampler:
+    """Begin, with the rows that are seen, banned or closing; end rows close."""
+    marks = np.zeros(ROWS, np.int8)
+    marks[list(END_ROWS)] = CLOSING
+    for name, bit in (("seen", SEEN), ("banned", BANNED), ("closing", CLOSING)):
+        marks[list(flags.get(name, ()))] |= bit
+    return TokenSampler(replace(start, flags=marks))
 
 
 def peaked_logits(row: int, height: float = 20.0) -> npt.NDArray[np.float32]:
@@ -69,7 +69,7 @@ def test_top_k_and_top_p_keep_only_the_nucleus() -> None:
 
 
 def test_the_guard_redraws_a_recent_token() -> None:
-    sampler = make_sampler(PLAIN, RepetitionGuard(window_tokens=10, tau=0.1))
+    sampler = make_sampler(replace(PLAIN, window=10, repeat_limit=1))
     drawn = [sampler.sample(peaked_logits(3, 60.0)) for _ in range(40)]
     assert drawn[0] == 3
     places = [place for place, row in enumerate(drawn) if row == 3]
@@ -78,24 +78,18 @@ def test_the_guard_redraws_a_recent_token() -> None:
     assert [unguarded.sample(peaked_logits(3, 60.0)) for _ in range(40)] == [3] * 40
 
 
-def test_the_guard_counts_the_share_of_its_window() -> None:
-    guard = RepetitionGuard(window_tokens=10, tau=0.2)
-    assert not guard.is_repeated(3, [3, 1, 2])
-    assert guard.is_repeated(3, [3, 1, 3])
-
-
 def test_the_repetition_penalty_counts_prompt_and_answer() -> None:
     logits = np.zeros(ROWS, dtype=np.float32)
     logits[1], logits[2] = 2.0, 1.5
-    greedy = replace(PLAIN, temperature=0.0, repetition_penalty=2.0)
+    greedy = replace(PLAIN, temperature=0.0, penalty=2.0)
     assert make_sampler(greedy).sample(logits) == 1
-    assert make_sampler(greedy, prompt_rows=(1,)).sample(logits) == 2
+    assert make_sampler(greedy, seen=(1,)).sample(logits) == 2
     sampler = make_sampler(greedy)
     assert [sampler.sample(logits) for _ in range(2)] == [1, 2]
 
 
 def test_end_and_stop_rows_wait_for_min_tokens() -> None:
-    sampler = make_sampler(replace(PLAIN, min_tokens=3), stop_rows=(5,))
+    sampler = make_sampler(replace(PLAIN, min_tokens=3), closing=(5,))
     logits = peaked_logits(37, 60.0)
     logits[5] = 60.0
     drawn = [sampler.sample(logits) for _ in range(4)]
@@ -103,17 +97,12 @@ def test_end_and_stop_rows_wait_for_min_tokens() -> None:
     assert drawn[3] in (5, 37)
 
 
-def test_ignore_eos_makes_end_rows_impossible() -> None:
-    sampler = make_sampler(replace(PLAIN, ignore_eos=True))
+def test_banned_rows_are_impossible() -> None:
+    sampler = make_sampler(PLAIN, banned=END_ROWS)
     assert not {sampler.sample(peaked_logits(37, 60.0)) for _ in range(50)} & set(END_ROWS)
 
 
-def test_logits_that_are_not_finite_are_an_error() -> None:
-    with pytest.raises(GenerationFailedError, match="not finite"):
-        make_sampler(PLAIN).sample(np.full(ROWS, np.nan, dtype=np.float32))
-
-
-def test_excluding_every_token_is_an_error() -> None:
-    sampler = make_sampler(replace(PLAIN, min_tokens=5), stop_rows=tuple(range(ROWS)))
-    with pytest.raises(GenerationFailedError, match="no token is possible"):
-        sampler.sample(np.zeros(ROWS, dtype=np.float32))
+def test_scores_that_can_not_be_drawn_from_are_told() -> None:
+    assert make_sampler(PLAIN).sample(np.full(ROWS, np.nan, dtype=np.float32)) == NOT_FINITE
+    sampler = make_sampler(replace(PLAIN, min_tokens=5), closing=tuple(range(ROWS)))
+    assert sampler.sample(np.zeros(ROWS, dtype=np.float32)) == NO_TOKEN

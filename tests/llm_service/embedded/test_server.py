@@ -15,14 +15,14 @@ import pytest
 from starlette.testclient import TestClient
 
 from llm_service.embedded.app import BODY_BYTES_PER_TOKEN, FIXED_BODY_BYTES, SpeechLMServer, create_app
-from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
+from llm_service.embedded.engine import SpeechLMEngine
 from llm_service.embedded.loop import LONGEST_TURN_S, EngineLoop
-from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.schema import ChatMessage, PromptReader
 from llm_service.embedded.types import GenerationOutput
 from llm_service.prompt import build_chat_messages, build_prompt, load_text_encoder
 from llm_service.vocab import END_IDS, SpeechTokenTextParser, speech_id_from_llm_id
 from servicekit.clock import SystemClock
+from tests.llm_service.embedded.engines import make_engine
 
 from .conftest import MODEL_NAME, WAIT_S, read_metrics, wait_until
 
@@ -217,8 +217,7 @@ class HeldPrompts:
 
 def test_prompts_are_read_one_at_a_time_and_hold_nobody_up() -> None:
     prompts = HeldPrompts()
-    engine = SpeechLMEngine(None, EngineLimits(4, 300, 400), RepetitionGuard())  # type: ignore[arg-type]
-    loop = EngineLoop(engine, 8, SystemClock())
+    loop = EngineLoop(make_engine(None), 8, SystemClock())  # type: ignore[arg-type]
     loop.start()
     server = SpeechLMServer(loop, prompts, MODEL_NAME, lambda: 0.0)  # type: ignore[arg-type]
 
@@ -237,24 +236,22 @@ def test_prompts_are_read_one_at_a_time_and_hold_nobody_up() -> None:
     server.close()
 
 
-def test_an_engine_that_hangs_in_a_step_is_not_healthy() -> None:
+def test_an_engine_that_hangs_in_a_step_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     class Clock:
         now_s = 0.0
 
         def now(self) -> float:
             return self.now_s
 
-    class Hanging(SpeechLMEngine):
-        def idle_s(self) -> float:
-            return 0.0
-
-        def step(self) -> list[GenerationOutput]:
-            is_hanging.set()
-            assert may_go_on.wait(WAIT_S)
-            return []
+    def hang(_: SpeechLMEngine) -> list[GenerationOutput]:
+        is_hanging.set()
+        assert may_go_on.wait(WAIT_S)
+        return []
 
     is_hanging, may_go_on, clock = threading.Event(), threading.Event(), Clock()
-    loop = EngineLoop(Hanging(None, EngineLimits(4, 300, 400), RepetitionGuard()), 8, clock)  # type: ignore[arg-type]
+    monkeypatch.setattr(SpeechLMEngine, "idle_s", lambda _: 0.0)
+    monkeypatch.setattr(SpeechLMEngine, "step", hang)
+    loop = EngineLoop(make_engine(None), 8, clock)  # type: ignore[arg-type]
     server = SpeechLMServer(loop, HeldPrompts(), MODEL_NAME, lambda: 0.0)  # type: ignore[arg-type]
     loop.start()
     assert is_hanging.wait(WAIT_S)

@@ -5,42 +5,41 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import torch
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
+from llm_service.embedded.answer import EventPacking
+from llm_service.embedded.engine import EngineLimits
 from llm_service.embedded.loop import EngineLoop
-from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.token_stream import SERVICE_NAME, SpeechTokenServicer, serving_tokens
-from llm_service.gpu.answer import EventPacking
-from llm_service.gpu.build import GpuEngineOptions, build_gpu_engine
 from llm_service.vocab import SOS_ID, SPEECH_TOKEN_COUNT, TASK_ID
 from servicekit.clock import SystemClock
+from tests.llm_service.embedded.engines import make_engine
 
 PROMPT = [SOS_ID, *range(5), TASK_ID]
 WAIT_S = 30.0
+GREEDY = messages.Sampling(top_p=1.0, repetition_penalty=1.1)
 
 
-def make_loop(llm_dir: Path, slots: int = 2) -> EngineLoop:
+def make_loop(model: SpeechLanguageModel, slots: int = 2) -> EngineLoop:
     packing = EventPacking(single_tokens=4, most_tokens=8, longest_wait_s=1e9)
-    device, dtype = torch.device("cpu"), torch.float32
-    options = GpuEngineOptions(device, dtype, slots, 600, 0.5, RepetitionGuard(), packing=packing)
-    loop = EngineLoop(build_gpu_engine(llm_dir, options, SystemClock()), 1, SystemClock())
+    engine = make_engine(model, EngineLimits(slots, 600), packing=packing)
+    loop = EngineLoop(engine, 1, SystemClock())
     loop.start()
     return loop
 
 
 @asynccontextmanager
-async def serving(llm_dir: Path) -> AsyncIterator[tuple[Any, EngineLoop, Any]]:
+async def serving(model: SpeechLanguageModel) -> AsyncIterator[tuple[Any, EngineLoop, Any]]:
     """Serve; yield the stub, the loop and the channel."""
-    loop = make_loop(llm_dir)
+    loop = make_loop(model)
     try:
         async with serving_tokens(SpeechTokenServicer(loop, SystemClock()), "127.0.0.1", 0) as port:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -71,8 +70,10 @@ async def is_free(loop: EngineLoop) -> bool:
     return True
 
 
-async def test_an_answer_comes_token_by_token_then_in_packs_and_is_the_same_every_time(llm_dir: Path) -> None:
-    async with serving(llm_dir) as (stub, _, _):
+async def test_an_answer_comes_token_by_token_then_in_packs_and_is_the_same_every_time(
+    model: SpeechLanguageModel,
+) -> None:
+    async with serving(model) as (stub, _, _):
         first = await answer(stub, request())
         again, other = await asyncio.gather(answer(stub, request()), answer(stub, request(seed=4)))
     ids = [token for message in first for token in message.speech_ids]
@@ -83,11 +84,13 @@ async def test_an_answer_comes_token_by_token_then_in_packs_and_is_the_same_ever
     assert ids != [token for message in other for token in message.speech_ids]
 
 
-async def test_a_lost_answer_is_continued(llm_dir: Path) -> None:
-    async with serving(llm_dir) as (stub, _, _):
-        whole = [token for message in await answer(stub, request()) for token in message.speech_ids]
+async def test_a_lost_answer_is_continued(model: SpeechLanguageModel) -> None:
+    async with serving(model) as (stub, _, _):
+        whole = [token for message in await answer(stub, request(sampling=GREEDY)) for token in message.speech_ids]
         prompt = [*PROMPT, *(SOS_ID - 6564 + token for token in whole[:12])]
-        rest = await answer(stub, request(prompt_ids=prompt, continued_tokens=12, max_tokens=18, min_tokens=18))
+        rest = await answer(
+            stub, request(prompt_ids=prompt, continued_tokens=12, max_tokens=18, min_tokens=18, sampling=GREEDY)
+        )
     assert [token for message in rest for token in message.speech_ids] == whole[12:]
 
 
@@ -104,16 +107,16 @@ async def test_a_lost_answer_is_continued(llm_dir: Path) -> None:
         ({"continued_tokens": 9}, "continued_tokens is 9"),
     ],
 )
-async def test_bad_requests_are_refused(llm_dir: Path, fields: dict[str, Any], message: str) -> None:
-    async with serving(llm_dir) as (stub, loop, _):
+async def test_bad_requests_are_refused(model: SpeechLanguageModel, fields: dict[str, Any], message: str) -> None:
+    async with serving(model) as (stub, loop, _):
         with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
             await answer(stub, request(**fields))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert await is_free(loop)
 
 
-async def test_cancelling_and_a_deadline_free_the_slot(llm_dir: Path) -> None:
-    async with serving(llm_dir) as (stub, loop, _):
+async def test_cancelling_and_a_deadline_free_the_slot(model: SpeechLanguageModel) -> None:
+    async with serving(model) as (stub, loop, _):
         call = stub.Generate(request(max_tokens=590, min_tokens=590), timeout=WAIT_S)
         assert await call.read()
         call.cancel()
@@ -125,8 +128,8 @@ async def test_cancelling_and_a_deadline_free_the_slot(llm_dir: Path) -> None:
         assert await is_free(loop)
 
 
-async def test_too_many_requests_are_told_so_and_a_stopped_engine_too(llm_dir: Path) -> None:
-    async with serving(llm_dir) as (stub, loop, _):
+async def test_too_many_requests_are_told_so_and_a_stopped_engine_too(model: SpeechLanguageModel) -> None:
+    async with serving(model) as (stub, loop, _):
         calls = [stub.Generate(request(max_tokens=590, min_tokens=590), timeout=WAIT_S) for _ in range(3)]
         await until(lambda: loop.stats().running + loop.stats().waiting == 3)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -159,8 +162,8 @@ def begin(number: int, asked: Any, timeout_ms: int = 0) -> Any:
 
 
 @pytest.mark.slow
-async def test_many_answers_share_a_stream_and_equal_those_alone(llm_dir: Path) -> None:
-    async with serving(llm_dir) as (stub, loop, _):
+async def test_many_answers_share_a_stream_and_equal_those_alone(model: SpeechLanguageModel) -> None:
+    async with serving(model) as (stub, loop, _):
         alone = [[i for m in await answer(stub, request(seed=seed)) for i in m.speech_ids] for seed in (3, 4)]
         call = stub.GenerateMany()
         asked = [begin(seed, request(seed=seed)) for seed in (3, 4)]
@@ -172,8 +175,8 @@ async def test_many_answers_share_a_stream_and_equal_those_alone(llm_dir: Path) 
         assert await is_free(loop)
 
 
-async def test_among_many_a_bad_one_fails_alone(llm_dir: Path) -> None:
-    async with serving(llm_dir) as (stub, loop, _):
+async def test_among_many_a_bad_one_fails_alone(model: SpeechLanguageModel) -> None:
+    async with serving(model) as (stub, loop, _):
         call = stub.GenerateMany()
         long = request(max_tokens=590, min_tokens=590)
         asked = [begin(1, request()), begin(1, request()), begin(2, request(prompt_ids=[])), begin(3, long, 50)]
@@ -195,8 +198,8 @@ async def test_among_many_a_bad_one_fails_alone(llm_dir: Path) -> None:
         call.cancel()
 
 
-async def test_among_many_a_cancelled_one_and_the_streams_end_free_their_slots(llm_dir: Path) -> None:
-    async with serving(llm_dir) as (stub, loop, _):
+async def test_among_many_a_cancelled_one_and_the_streams_end_free_their_slots(model: SpeechLanguageModel) -> None:
+    async with serving(model) as (stub, loop, _):
         long = request(max_tokens=590, min_tokens=590)
         call = stub.GenerateMany()
         await call.write(messages.GenerateManyRequest(begin=[begin(1, long), begin(2, long)]))
@@ -207,8 +210,8 @@ async def test_among_many_a_cancelled_one_and_the_streams_end_free_their_slots(l
         assert await is_free(loop)
 
 
-async def test_health_is_told(llm_dir: Path) -> None:
-    async with serving(llm_dir) as (_, _, channel):
+async def test_health_is_told(model: SpeechLanguageModel) -> None:
+    async with serving(model) as (_, _, channel):
         health = health_pb2_grpc.HealthStub(channel)
         told = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE_NAME), timeout=WAIT_S)
     assert told.status == health_pb2.HealthCheckResponse.SERVING

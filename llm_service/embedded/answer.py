@@ -1,9 +1,9 @@
-"""One request inside the GPU engine: what the device must know of it, and what may be handed out. Knows no tensors."""
+"""One request inside the engine: what its steps must know of it, and what may be handed out. Knows no tensors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -11,11 +11,10 @@ import numpy as np
 
 from llm_service.embedded.interleaving import WHOLE_TEXT, Feed, Interleaver
 from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.embedded.steps import BANNED, CLOSING, SEEN, AnswerStart
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest
 from llm_service.errors import InvalidGenerationError
-from llm_service.gpu.slot_state import BANNED, CLOSING, SEEN, AnswerStart
-from llm_service.gpu.weights import SpeechIds
-from llm_service.vocab import END_TOKENS, speech_token_text
+from llm_service.vocab import SpeechVocabulary
 
 _ROUNDING = 1e-9
 
@@ -31,19 +30,6 @@ class EventPacking:
     """First tokens that are sent one by one where no head start is asked for: the first audio waits for at most 18."""
     most_tokens: int = 16
     longest_wait_s: float = 0.05
-
-
-class TokenTexts:
-    """The text of every head row of a checkpoint."""
-
-    def __init__(self, ids: SpeechIds) -> None:
-        first_end = min(ids.end_rows)
-        self._texts = [speech_token_text(row) for row in range(first_end)]
-        self._texts += [END_TOKENS[min(index, len(END_TOKENS) - 1)] for index in range(ids.rows - first_end)]
-
-    def of(self, rows: list[int]) -> str:
-        """Return the text of some rows."""
-        return "".join([self._texts[row] for row in rows])
 
 
 class Next(Enum):
@@ -67,13 +53,21 @@ class Answer:
     def __init__(
         self,
         request: GenerationRequest,
-        ids: SpeechIds,
-        texts: TokenTexts,
+        vocabulary: SpeechVocabulary,
         arrived_s: float,
-        interleaver: Interleaver | None = None,
-        positions: int = 0,
+        positions: int,
     ) -> None:
-        """Begin; with an interleaver, whose text is to come, `positions` are those that it may have in the cache."""
+        """Begin.
+
+        Args:
+            request: checked, but for the layout of one whose text is to come.
+            vocabulary: the checkpoint's.
+            arrived_s: when it came.
+            positions: that it may have in the cache.
+
+        Raises:
+            InvalidGenerationError: it is not laid out as it says.
+        """
         self.request = request
         self.arrived_s = arrived_s
         self.prompt = np.array(request.prompt_ids, np.int32)
@@ -87,23 +81,21 @@ class Answer:
         self.pending: list[int] = []  # head rows not handed out yet
         self.flush_s = 0.0
         self.waits_for_text = False
-        self._ids, self._texts = ids, texts
-        self._interleaver, self._positions = interleaver, positions
+        self._vocabulary, self._positions = vocabulary, positions
+        self._interleaver: Interleaver | None = None
+        if request.interleaved is not None:
+            layout = (request.prompt_ids, request.interleaved, vocabulary)
+            self._interleaver = Interleaver(*layout, positions, request.continued_tokens)
         continued = len(self.prompt) - request.continued_tokens
-        self._drawn_rows: list[int] = (self.prompt[continued:] - ids.first_id).tolist()
+        self._drawn_rows: list[int] = (self.prompt[continued:] - vocabulary.first_id).tolist()
         """Rows drawn elsewhere; if text is to come, all rows drawn so far."""
-        stops = {token_id - ids.first_id for token_id in request.params.stop_token_ids}
-        self.closing_rows = frozenset(ids.end_rows) | {row for row in stops if 0 <= row < ids.rows}
+        self._end_rows = self._rows_of(vocabulary.end_ids)
+        self.closing_rows = frozenset((*self._end_rows, *self._rows_of(request.params.stop_token_ids)))
 
     @property
     def is_interleaved(self) -> bool:
         """Whether its text comes while it is spoken."""
         return self._interleaver is not None
-
-    @property
-    def priority(self) -> int:
-        """1 begins first."""
-        return self.request.priority
 
     @property
     def most_positions(self) -> int:
@@ -131,7 +123,7 @@ class Answer:
         if self._interleaver is None:
             return True
         self._drawn_rows.append(row)
-        token_id = row + self._ids.first_id
+        token_id = row + self._vocabulary.first_id
         if self._interleaver.is_fill(token_id):
             self._interleaver.note_fill()
             return False
@@ -156,17 +148,15 @@ class Answer:
         return Next.PROMPT
 
     def start(self, guard: RepetitionGuard) -> AnswerStart:
-        """Return what the device must know from here on."""
-        params, ids = self.request.params, self._ids
-        rows = np.array(self.request.prompt_ids, np.int32) - ids.first_id
-        heard = rows[(rows >= 0) & (rows < ids.rows)]
-        flags = np.zeros(ids.rows, np.int8)
-        flags[heard] = SEEN
+        """Return what its steps must know from here on."""
+        params, head_rows = self.request.params, self._vocabulary.head_rows
+        flags = np.zeros(head_rows, np.int8)
+        flags[self._rows_of(self.request.prompt_ids)] = SEEN
         flags[list(self.closing_rows)] |= CLOSING
         if params.ignore_eos:
-            flags[list(ids.end_rows)] |= BANNED
+            flags[self._end_rows] |= BANNED
         if params.allowed_token_ids is not None:
-            is_barred = np.ones(ids.rows, bool)
+            is_barred = np.ones(head_rows, bool)
             is_barred[self._rows_of(params.allowed_token_ids)] = False
             flags[is_barred] |= BANNED
         flags[self._rows_of(params.banned_token_ids)] |= BANNED
@@ -195,8 +185,8 @@ class Answer:
     def flush(self, reason: FinishReason | None = None, stop_reason: int | None = None) -> GenerationOutput:
         """Hand out what is pending."""
         rows, self.pending = self.pending, []
-        first_id = self._ids.first_id
-        text = self._texts.of(rows) if self.request.wants_text else ""
+        first_id = self._vocabulary.first_id
+        text = "".join(map(self._vocabulary.row_text, rows)) if self.request.wants_text else ""
         ids = tuple([row + first_id for row in rows])
         return GenerationOutput(self.request.request_id, ids, text, reason, stop_reason)
 
@@ -205,7 +195,7 @@ class Answer:
         if row in self.closing_rows:
             if self.request.params.include_end_token:
                 self.pending.append(row)
-            return self.flush(FinishReason.STOP, row + self._ids.first_id)
+            return self.flush(FinishReason.STOP, row + self._vocabulary.first_id)
         self.pending.append(row)
         return self.flush(FinishReason.LENGTH if self.generated >= self.most_tokens else None)
 
@@ -213,13 +203,14 @@ class Answer:
         """Return the rows that can't be drawn before the next start: the answer must not end before its text."""
         if self._interleaver is None or self._interleaver.is_closed:
             return []
-        return [row for row in self.closing_rows if not self._interleaver.is_fill(row + self._ids.first_id)]
+        return [row for row in self.closing_rows if not self._interleaver.is_fill(row + self._vocabulary.first_id)]
 
-    def _rows_of(self, token_ids: frozenset[int]) -> list[int]:
-        rows = (token_id - self._ids.first_id for token_id in token_ids)
-        return [row for row in rows if 0 <= row < self._ids.rows]
+    def _rows_of(self, token_ids: Iterable[int]) -> list[int]:
+        """Return the head rows of those ids that have one."""
+        rows = (token_id - self._vocabulary.first_id for token_id in token_ids)
+        return [row for row in rows if 0 <= row < self._vocabulary.head_rows]
 
     def _is_drawn_last(self, feed: Feed) -> bool:
         if not (feed.draws and len(feed.token_ids) == 1 and self._drawn_rows):
             return False
-        return feed.token_ids[0] == self._drawn_rows[-1] + self._ids.first_id
+        return feed.token_ids[0] == self._drawn_rows[-1] + self._vocabulary.first_id

@@ -12,9 +12,7 @@ their steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,31 +40,13 @@ class SchedulePolicy:
     """Seconds of waiting after which a request's priority rises by one."""
     early_tokens: float = 8.0
     """Tokens ahead of its own pace up to which a stream takes part in others' steps."""
+    keeps_pace: bool = True
+    """Whether streams rest when they are ahead of the pace that their callers named."""
 
 
-class Waiting(Protocol):
-    """What the order of beginning goes by."""
-
-    @property
-    def priority(self) -> int:
-        """1 begins first."""
-        ...
-
-    @property
-    def arrived_s(self) -> float:
-        """When it came."""
-        ...
-
-
-def next_to_begin(waiting: Sequence[Waiting], now_s: float, policy: SchedulePolicy) -> int:
-    """Return the index of the request that begins next: by priority, which grows with the wait, then by arrival."""
-
-    def rank(index: int) -> tuple[int, float]:
-        entry = waiting[index]
-        aged = int((now_s - entry.arrived_s) / policy.aging_s)
-        return entry.priority - aged, entry.arrived_s
-
-    return min(range(len(waiting)), key=rank)
+def rank(priority: int, arrived_s: float, now_s: float, policy: SchedulePolicy) -> tuple[int, float]:
+    """Return who begins first, the least of all: by priority, 1 to 10, which rises with the wait, then by arrival."""
+    return priority - int((now_s - arrived_s) / policy.aging_s), arrived_s
 
 
 @dataclass
