@@ -7,9 +7,7 @@ Not thread-safe: owned by `loop.py`. Knows nothing of HTTP, threads or how a ste
 
 from __future__ import annotations
 
-import itertools
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -38,7 +36,7 @@ from llm_service.embedded.steps import (
     pages_for,
 )
 from llm_service.embedded.types import EngineStats, FinishReason, GenerationOutput, GenerationRequest
-from llm_service.errors import DeadlineExceededError, EngineError, GenerationFailedError, InvalidGenerationError
+from llm_service.errors import EngineError, GenerationFailedError, InvalidGenerationError
 from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
 from servicekit.clock import Clock
 
@@ -111,7 +109,7 @@ class SpeechLMEngine:
             runner: its state has `limits.slots` slots and `pages` pages.
             limits: of the engine.
             guard: repetition-aware sampling.
-            clock: for leads, waits and deadlines.
+            clock: for leads and waits.
             vocabulary: the checkpoint's numbering.
             pages: of the cache; None: as many as all slots can use.
             policy: of scheduling.
@@ -137,8 +135,6 @@ class SpeechLMEngine:
         self._ran_prompt = False
         self._may_admit = False  # whether a request has come or a place become free since it was last looked
         self._flying: _Flying | None = None
-        self._deadlines: list[tuple[float, int, Answer]] = []  # a heap
-        self._counter = itertools.count()
         self._counters = EngineStats()
 
     @property
@@ -152,9 +148,7 @@ class SpeechLMEngine:
             return 0.0
         now_s = self._clock.now()
         self._look_who_is_ready()
-        _, idle_s = nearly_due(self._ready, self._paces, now_s, self._policy)
-        deadline_s = self._deadlines[0][0] - now_s if self._deadlines else math.inf
-        return max(0.0, min(idle_s, deadline_s))
+        return nearly_due(self._ready, self._paces, now_s, self._policy)[1]
 
     @property
     def speech_ids(self) -> range:
@@ -206,11 +200,8 @@ class SpeechLMEngine:
             InvalidGenerationError: it can never run here.
         """
         self.validate(request)
-        answer = self._answer(request)
-        self._waiting.append(answer)
+        self._waiting.append(self._answer(request))
         self._may_admit = True
-        if request.deadline_s is not None:
-            heappush(self._deadlines, (request.deadline_s, next(self._counter), answer))
 
     def abort(self, request_id: str) -> None:
         """Forget a request and free its slot; nothing happens if it is gone already."""
@@ -220,13 +211,11 @@ class SpeechLMEngine:
             self._counters.aborted += 1
         elif (waiting := self._waiting_one(request_id)) is not None:
             self._waiting.remove(waiting)
-            waiting.is_over = True
             self._counters.aborted += 1
 
     def step(self) -> list[GenerationOutput]:
         """Launch the next step, then read the one before it, and itself if it has run; return what came out."""
         now_s = self._clock.now()
-        outputs = self._expire(now_s)
         self._admit(now_s)
         launched = self._launch(now_s)
         done, self._flying = self._flying, launched
@@ -234,9 +223,7 @@ class SpeechLMEngine:
             self._counters.steps += 1
             if self._runner.limits.is_immediate:
                 done, self._flying = launched, None
-        if done is not None:
-            outputs += self._read(done)
-        return outputs
+        return [] if done is None else self._read(done)
 
     def stats(self) -> EngineStats:
         """Return the counters."""
@@ -267,16 +254,6 @@ class SpeechLMEngine:
 
     def _waiting_one(self, request_id: str) -> Answer | None:
         return next((answer for answer in self._waiting if answer.request.request_id == request_id), None)
-
-    def _expire(self, now_s: float) -> list[GenerationOutput]:
-        """Fail what has passed its deadline."""
-        if not self._deadlines or now_s < self._deadlines[0][0]:
-            return []
-        late = []
-        while self._deadlines and now_s >= self._deadlines[0][0]:
-            answer = heappop(self._deadlines)[2]
-            late += [] if answer.is_over else [answer]
-        return [self._fail(answer, DeadlineExceededError("the request's deadline has passed")) for answer in late]
 
     def _admit(self, now_s: float) -> None:
         """Give slots and pages to waiting requests, the next in order first; a large one is not overtaken."""
@@ -428,11 +405,7 @@ class SpeechLMEngine:
 
     def _fail(self, answer: Answer, error: EngineError) -> GenerationOutput:
         logger.error("request %s failed: %s", answer.request.request_id, error)
-        if answer in self._waiting:
-            self._waiting.remove(answer)
-            answer.is_over = True
-        else:
-            self._release(answer)
+        self._release(answer)
         self._counters.failed += 1
         return GenerationOutput(answer.request.request_id, error=error)
 

@@ -62,7 +62,7 @@ class ClientDisconnected(Exception):
 
 
 class Generation:
-    """One request in the engine; use as a context manager, which aborts what has not ended."""
+    """One request in the engine, whose owner aborts it in the end."""
 
     def __init__(self, loop: EngineLoop, request: GenerationRequest, span: Span = NULL_SPAN) -> None:
         """Prepare; `span` is of this request and ends with it."""
@@ -70,7 +70,6 @@ class Generation:
         self._request = request
         self._trace = GenerationTrace(span, len(request.prompt_ids))
         self._outputs: asyncio.Queue[GenerationOutput] = asyncio.Queue()
-        self.has_started = False
 
     def start(self) -> None:
         """Queue the request.
@@ -88,7 +87,6 @@ class Generation:
         except BaseException as error:
             self._trace.end(error)
             raise
-        self.has_started = True
 
     def abort(self) -> None:
         """Stop the work; harmless when it has ended."""
@@ -108,24 +106,6 @@ class Generation:
                 raise output.error
             yield output
             if output.is_last:
-                return
-
-    async def packs(self) -> AsyncIterator[list[GenerationOutput]]:
-        """Yield outputs up to the last, all that are there at a time.
-
-        Raises:
-            EngineError: the request failed.
-        """
-        while True:
-            pack = [await self._outputs.get()]
-            while not self._outputs.empty():
-                pack.append(self._outputs.get_nowait())
-            for output in pack:
-                self._trace.note(output)
-                if output.error is not None:
-                    raise output.error
-            yield pack
-            if pack[-1].is_last:
                 return
 
     async def whole(self) -> GenerationOutput:

@@ -100,13 +100,6 @@ class Interleaver:
         self.text_tokens = 0
         """Text tokens to be spoken so far, without the transcript."""
 
-    @property
-    def can_go_on(self) -> bool:
-        """Whether `take` has something: a drawn token, or the next block's text."""
-        if self.is_closed or self._left_in_block:
-            return bool(self._unfed)
-        return self._has_ended or len(self._text) >= TEXT_BLOCK_TOKENS or bool(self._unfed)
-
     def push(self, text_ids: Collection[int], is_last: bool) -> None:
         """Take more text, behind what came before.
 

@@ -31,12 +31,6 @@ StatusOf = Callable[[EngineError], int]
 """Returns gRPC's number of the status for an error."""
 
 
-def speech_ids(token_ids: tuple[int, ...], llm_ids: range) -> list[int]:
-    """Return the speech ids, from 0 on, of LLM ids; end tokens are left out."""
-    first = llm_ids.start
-    return [token - first for token in token_ids if token in llm_ids]
-
-
 @dataclass
 class _Answer:
     """An answer under way."""
@@ -160,7 +154,7 @@ class ManyAnswers:
                 continue
             part = ready.setdefault(number, _Part())
             part.fills += [len(part.ids) + place for place in output.fills]
-            part.ids += speech_ids(output.token_ids, llm_ids)
+            part.ids += [token - llm_ids.start for token in output.token_ids if token in llm_ids]  # no end tokens
             part.reason = output.finish_reason
         parts = (each for each in ready.items() if each[1].ids or each[1].reason or each[1].fills)
         return [*(self._message(number, part) for number, part in parts), *failed]

@@ -84,7 +84,7 @@ def build_app(config: ServerConfig, clock: Clock) -> FastAPI:
     server = SpeechLMServer(loop, prompts, config.served_model_name, time.time, tracer)
     if config.grpc_port is None:
         return create_app(server)
-    servicer = SpeechTokenServicer(loop, clock, tracer)
+    servicer = SpeechTokenServicer(loop, tracer)
     return create_app(server, lambda: serving_tokens(servicer, config.host, config.grpc_port or 0))
 
 

@@ -21,10 +21,9 @@ from grpc_health.v1.health import aio as health_aio
 from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
-from llm_service.embedded.generation import Generation
 from llm_service.embedded.interleaving import InterleavedPrompt
 from llm_service.embedded.loop import EngineLoop
-from llm_service.embedded.many_answers import REASONS, ManyAnswers, speech_ids
+from llm_service.embedded.many_answers import ManyAnswers
 from llm_service.embedded.schema import MIN_REPETITION_PENALTY
 from llm_service.embedded.types import DEFAULT_PRIORITY, GenerationRequest, SamplingParams
 from llm_service.errors import (
@@ -35,7 +34,6 @@ from llm_service.errors import (
     LLMStoppedError,
     QueueFullError,
 )
-from servicekit.clock import Clock
 from servicekit.tasks import cancel
 from servicekit.tracing import NULL_TRACER, TRACEPARENT, Span, Tracer
 
@@ -47,10 +45,6 @@ MAX_SCALE = 10.0
 """Largest temperature and largest repetition penalty."""
 MAX_TOKENS_PER_S = 1e6
 SEED_BITS = 63
-BREATH_S = 0.0001
-"""Pause after a message, for each answer under way: tokens drawn meanwhile travel together, so that a burst of calls is
-not held up by its own messages. A call alone does not notice it."""
-MANY_ANSWERS = 8
 GRACE_S = 5.0
 MAX_MESSAGE_BYTES = 1 << 20
 """Most bytes of a message; a prompt of 100,000 ids takes 300 KB."""
@@ -64,50 +58,38 @@ _STATUS = (
     (DeadlineExceededError, grpc.StatusCode.DEADLINE_EXCEEDED),
     (EngineError, grpc.StatusCode.INTERNAL),
 )
+_STATUS_OF_CODE = {status.value[0]: status for _, status in _STATUS}
 
 
 class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):
     """Answers calls from one engine loop."""
 
-    def __init__(self, loop: EngineLoop, clock: Clock, tracer: Tracer = NULL_TRACER) -> None:
-        """Take a running loop; `clock` is the engine's."""
-        self._loop, self._clock, self._tracer = loop, clock, tracer
-        self._under_way = 0
+    def __init__(self, loop: EngineLoop, tracer: Tracer = NULL_TRACER) -> None:
+        """Take a running loop."""
+        self._loop, self._tracer = loop, tracer
         self._streams: set[ManyAnswers] = set()
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # gRPC's name
-        """See the interface."""
-        span = self._tracer.begin(f"/{SERVICE_NAME}/Generate", dict(context.invocation_metadata()).get(TRACEPARENT))
-        request_id = f"grpc-{secrets.token_hex(12)}"
-        span.note(request_id=request_id)
-        generation: Generation | None = None
+        """See the interface: one answer among many, over a stream of its own."""
+        if request.HasField("interleaved"):
+            said = "Generate takes no further text; ask for interleaved answers by GenerateMany"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, said)
+        answers = ManyAnswers(self._loop, self._numbered, _code)
+        traceparent = dict(context.invocation_metadata()).get(TRACEPARENT)
+        answers.begin(messages.NumberedRequest(request=request, traceparent=traceparent))
+        answers.take_no_more()
         try:
-            if request.HasField("interleaved"):
-                raise InvalidGenerationError(
-                    "Generate takes no further text; ask for interleaved answers by GenerateMany"
-                )
-            asked = self._asked(request, request_id, context.time_remaining(), span.trace_id)
-            generation = Generation(self._loop, asked, span)
-            generation.start()
-            self._under_way += 1
-            async for pack in generation.packs():
-                drawn = tuple(token for output in pack for token in output.token_ids)
-                ids = speech_ids(drawn, self._loop.speech_ids)
-                reason = pack[-1].finish_reason
-                if ids or reason is not None:
-                    yield messages.GenerateResponse(speech_ids=ids, finish_reason=REASONS[reason])
-                if self._under_way > MANY_ANSWERS and reason is None:
-                    await asyncio.sleep(self._under_way * BREATH_S)
-        except EngineError as err:
-            await context.abort(_status(err), str(err))
+            async for response in answers.responses():
+                for part in response.parts:
+                    if part.HasField("failure"):
+                        await context.abort(_STATUS_OF_CODE[part.failure.code], part.failure.message)
+                    yield part.response
         finally:
-            if generation is not None:
-                self._under_way -= generation.has_started
-                generation.abort()
+            answers.cancel_all()
 
     async def GenerateMany(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # gRPC's name
         """See the interface."""
-        answers = ManyAnswers(self._loop, self._numbered, lambda error: int(_status(error).value[0]))
+        answers = ManyAnswers(self._loop, self._numbered, _code)
         taking = asyncio.ensure_future(_take(requests, answers))
         self._streams.add(answers)
         try:
@@ -137,14 +119,12 @@ class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):
         request_id = f"grpc-{secrets.token_hex(12)}"
         span.note(request_id=request_id)
         try:
-            return self._asked(asked.request, request_id, None, span.trace_id), span
+            return self._asked(asked.request, request_id, span.trace_id), span
         except InvalidGenerationError as error:
             span.end(error)
             raise
 
-    def _asked(
-        self, request: Any, request_id: str, remaining_s: float | None, trace_id: str | None
-    ) -> GenerationRequest:
+    def _asked(self, request: Any, request_id: str, trace_id: str | None) -> GenerationRequest:
         """Read a request.
 
         Raises:
@@ -167,7 +147,6 @@ class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):
             params,
             trace_id,
             priority=request.priority or DEFAULT_PRIORITY,
-            deadline_s=None if remaining_s is None else self._clock.now() + remaining_s,
             continued_tokens=request.continued_tokens,
             wants_text=False,
             interleaved=_interleaved(request.interleaved) if request.HasField("interleaved") else None,
@@ -200,8 +179,8 @@ async def _take(requests: Any, answers: ManyAnswers) -> None:
         answers.take_no_more()
 
 
-def _status(error: EngineError) -> grpc.StatusCode:
-    return next(code for kind, code in _STATUS if isinstance(error, kind))
+def _code(error: EngineError) -> int:
+    return int(next(status for kind, status in _STATUS if isinstance(error, kind)).value[0])
 
 
 def _sampling(given: Any) -> dict[str, Any]:

@@ -92,7 +92,6 @@ class GenerationRequest:
     params: SamplingParams
     trace_id: str | None = None  # for the log
     priority: int = DEFAULT_PRIORITY  # who begins earlier
-    deadline_s: float | None = None  # the engine's clock; an answer that has not ended by then fails
     continued_tokens: int = 0  # at the prompt's end: tokens of this very answer, drawn by a server that was lost
     wants_text: bool = True  # False: outputs carry ids only
     tokens_per_s: float = 0.0  # needed behind the head start; 0: as fast as can be. The eager engine does not rest

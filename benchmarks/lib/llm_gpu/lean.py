@@ -42,7 +42,7 @@ def serve() -> None:
     loop = EngineLoop(engine, SLOTS, clock)
     loop.start()
     exempt_startup_objects()
-    asyncio.run(_serve(SpeechTokenServicer(loop, clock)))
+    asyncio.run(_serve(SpeechTokenServicer(loop)))
 
 
 async def _serve(servicer: SpeechTokenServicer) -> None:

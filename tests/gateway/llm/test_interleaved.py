@@ -69,7 +69,7 @@ async def served(kind: str, llm_dir: Path, wire: LLMWire) -> AsyncIterator[tuple
     loop.start()
     try:
         if kind == "grpc":
-            async with serving_tokens(SpeechTokenServicer(loop, SystemClock()), "127.0.0.1", 0) as port:
+            async with serving_tokens(SpeechTokenServicer(loop), "127.0.0.1", 0) as port:
                 async with closing_client(TokenStreamClient(f"grpc://127.0.0.1:{port}", wire)) as client:
                     yield client, loop, model
             return

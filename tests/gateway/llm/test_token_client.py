@@ -60,7 +60,7 @@ async def served(llm_dir: Path, slots: int = 2, positions: int = 600) -> AsyncIt
     loop = EngineLoop(engine, 0, SystemClock())
     loop.start()
     try:
-        async with serving_tokens(SpeechTokenServicer(loop, SystemClock()), "127.0.0.1", 0) as port:
+        async with serving_tokens(SpeechTokenServicer(loop), "127.0.0.1", 0) as port:
             yield f"grpc://127.0.0.1:{port}", loop
     finally:
         loop.stop()

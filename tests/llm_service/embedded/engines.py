@@ -22,7 +22,7 @@ from tests.gateway.fakes import ManualClock
 LIMITS = EngineLimits(slots=4, max_sequence_tokens=300)
 SINGLE = EventPacking(single_tokens=1 << 20)
 NO_GUARD = RepetitionGuard(0)
-_FIELDS = ("deadline_s", "priority", "continued_tokens", "tokens_per_s", "head_start_tokens", "interleaved")
+_FIELDS = ("priority", "continued_tokens", "tokens_per_s", "head_start_tokens", "interleaved")
 
 
 def make_engine(

@@ -297,7 +297,7 @@ def test_the_loop_hands_text_on_and_ends_what_cant_take_it(loop: EngineLoop) -> 
 
 
 async def test_over_grpc_text_comes_among_the_answers_of_one_stream(loop: EngineLoop) -> None:
-    async with serving_tokens(SpeechTokenServicer(loop, SystemClock()), "127.0.0.1", 0) as port:
+    async with serving_tokens(SpeechTokenServicer(loop), "127.0.0.1", 0) as port:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = stubs.SpeechTokenServiceStub(channel)
             layout = messages.Interleaved(begin_tokens=1)

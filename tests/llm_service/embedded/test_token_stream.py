@@ -41,7 +41,7 @@ async def serving(model: SpeechLanguageModel) -> AsyncIterator[tuple[Any, Engine
     """Serve; yield the stub, the loop and the channel."""
     loop = make_loop(model)
     try:
-        async with serving_tokens(SpeechTokenServicer(loop, SystemClock()), "127.0.0.1", 0) as port:
+        async with serving_tokens(SpeechTokenServicer(loop), "127.0.0.1", 0) as port:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 yield stubs.SpeechTokenServiceStub(channel), loop, channel
     finally:
