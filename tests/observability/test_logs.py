@@ -26,6 +26,7 @@ from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import SystemClock
 from servicekit.logs import JsonFormatter, LogFormat, first_line, log_format_of
+from servicekit.otel_tracing import OtelTracer
 from servicekit.tracing import (
     NULL_SPAN,
     NULL_TRACER,
@@ -36,7 +37,6 @@ from servicekit.tracing import (
     open_tracer,
     trace_headers,
 )
-from servicekit.tracing.otel import OtelTracer
 from tests.gateway.access.door import BEARER, KEY, opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from token2wav_service.serving.stream_trace import NO_TRACE, begin_trace
@@ -229,6 +229,6 @@ def test_without_a_receiver_or_a_caller_s_trace_nothing_is_made() -> None:
 
 
 def test_without_opentelemetry_a_receiver_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "servicekit.tracing.otel", None)
+    monkeypatch.setitem(sys.modules, "servicekit.otel_tracing", None)
     with pytest.raises(TracingUnavailableError, match=r"\[tracing\]"):
         open_tracer("x", "http://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""`servicekit.tracing.span` on OpenTelemetry's SDK; imported only where tracing is on."""
+"""`servicekit.tracing` on OpenTelemetry's SDK; imported only where tracing is on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from servicekit.tracing.span import TRACEPARENT, Attribute, Span, SpanKind, Tracer
+from servicekit.tracing import TRACEPARENT, Attribute, Span, SpanKind, Tracer
 
 _SCOPE = "cosydit"
 _TRACES_PATH = "/v1/traces"
