@@ -223,29 +223,33 @@ class EngineLoop:
         if inbox.is_stopping:
             return False
         self._turn_began_s = self._clock.now()
-        self._take(inbox)
-        outputs = self._engine.step() if self._engine.idle_s() == 0 else []
+        outputs = self._take(inbox)
+        if self._engine.idle_s() == 0:
+            outputs += self._engine.step()
         self._stats = self._engine.stats()
         for output in outputs:
             self._deliver(output)
         self._turn_began_s = None
         return True
 
-    def _take(self, inbox: _Inbox) -> None:
+    def _take(self, inbox: _Inbox) -> list[GenerationOutput]:
+        """Hand the inbox to the engine; return the ends of the requests that it refused."""
+        refused: list[GenerationOutput] = []
         for request in inbox.requests:
             try:
                 self._engine.add_request(request)
             except EngineError as err:
-                self._deliver(GenerationOutput(request.request_id, error=err))
+                refused.append(GenerationOutput(request.request_id, error=err))
         for request_id, text_ids, is_last in inbox.texts:
             try:
                 self._engine.feed(request_id, text_ids, is_last)
             except EngineError as err:
                 self._engine.abort(request_id)
-                self._deliver(GenerationOutput(request_id, error=err))
+                refused.append(GenerationOutput(request_id, error=err))
         for request_id in inbox.aborts:
             self._engine.abort(request_id)
             self._forget(request_id, "aborted")
+        return refused
 
     def _deliver(self, output: GenerationOutput) -> None:
         entry = self._entries.get(output.request_id)
