@@ -131,8 +131,8 @@ class TritonCall:
         self._is_answered = True
         return response.infer_response.id, _tensors(response.infer_response)
 
-    async def first_result(self, tensor: str, deadline_s: float, patience: Patience) -> Tensors:
-        """Return the tensors of the first response that has `tensor`; `patience` is that with the server.
+    async def first_result(self, wanted: tuple[str, ...], deadline_s: float, patience: Patience) -> Tensors:
+        """Return the tensors of the first response that has one of those wanted; `patience` is that with the server.
 
         Raises:
             Token2WavDeadlineError: it did not come in time; the call is cancelled.
@@ -140,7 +140,7 @@ class TritonCall:
         """
         try:
             async with patient_timeout(deadline_s, patience.begin(deadline_s)):
-                return await self._first_with(tensor)
+                return await self._first_with(wanted)
         except asyncio.TimeoutError as error:
             got = f"token2wav at {self._url} did not answer within {deadline_s} s"
             raise errors.Token2WavDeadlineError(f"{got}; it is overloaded or stuck: see its log") from error
@@ -153,12 +153,12 @@ class TritonCall:
         while await self.next_result() is not None:
             pass
 
-    async def _first_with(self, tensor: str) -> Tensors:
+    async def _first_with(self, wanted: tuple[str, ...]) -> Tensors:
         while (result := await self.next_result()) is not None:
-            if tensor in result[1]:
+            if not result[1].keys().isdisjoint(wanted):
                 return result[1]
         raise errors.Token2WavProtocolError(
-            f"token2wav at {self._url} ended without {tensor!r}; gateway and server are of different versions"
+            f"token2wav at {self._url} ended without {wanted[0]!r}; gateway and server are of different versions"
         )
 
     def _from_rpc(self, error: Any) -> errors.GatewayError:

@@ -214,6 +214,7 @@ class Token2WavModel:
         importing.add_done_callback(_when_done(responder, partial(_send_features, responder)))
 
     def _open(self, inputs: RequestInputs, responder: Responder) -> None:
+        """Answer with the stream's id; where its voice is still being made, with the voice's id before."""
         if self._is_draining():
             raise EngineStoppedError("the server stops when its streams have ended: open the stream on another one")
         voice_id = inputs.text("voice_id")
@@ -224,6 +225,7 @@ class Token2WavModel:
         if making is None:
             open_lease()
         else:
+            responder.send({"voice_id": text_tensor(voice_id)})  # it may take longer than a caller waits for no sign
             making.add_done_callback(_when_done(responder, lambda voice: open_lease()))
 
     def _open_lease(self, responder: Responder, voice_id: str, options: StreamOptions, traceparent: str | None) -> None:
