@@ -17,7 +17,7 @@ from typing import Protocol
 from gateway.errors import LexiconNotFoundError, UnsupportedOptionError
 from gateway.text.alignment import Alignment, NormalizedText, Normalizer, SpokenStretch, unchanged
 from gateway.text.cleaning import CleaningReader
-from gateway.text.english import is_plain
+from gateway.text.english.forms import is_plain
 from gateway.text.markup.markdown import MarkupReader
 from gateway.text.markup.ssml import SsmlReader
 from gateway.text.normalization.addresses import spoken_addresses
