@@ -31,8 +31,8 @@ from gateway.llm.routed import LLMReplicaClient, RoutedSpeechLM
 from gateway.llm.token_client import SCHEME, TokenStreamClient
 from gateway.llm.wire import LLMWire
 from gateway.processes.worker import Worker
+from gateway.routing.discovery import sources_of
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
-from gateway.routing.options import sources_of
 from gateway.speech.guard import GuardSettings
 from gateway.speech.prosody_carry import CarryLimits
 from gateway.speech.speaker import PipelineSettings, Speaker
