@@ -260,7 +260,9 @@ def _make_pipeline(
         voices,
         settings,
         clock,
-        front_end=load_text_front_end(bounds.segment_letters, declaration, lexicons, config.refuses_styles),
+        front_end=load_text_front_end(
+            bounds.segment_letters, declaration, lexicons.lexicons_for, config.refuses_styles
+        ),
         access=access,
         admission=gate,
         observer=observer,

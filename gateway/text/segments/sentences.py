@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import sentencex
 
@@ -29,23 +28,6 @@ _RULES_OF_UNKNOWN_LANGUAGES = _ENGLISH
 _LOUD = "!?"
 
 
-class SentenceRules(Protocol):
-    """What the search for breaks asks at each mark that may end a sentence."""
-
-    def is_abbreviation(self, before: str) -> bool:
-        """Tell whether a full stop is an abbreviation's; then the word behind it tells whether a sentence ends, too."""
-        ...
-
-    def is_sentence_end(self, before: str, after: str) -> bool:
-        """Tell whether a sentence ends between two pieces of text.
-
-        Args:
-            before: the text so far, ending with the mark; without tags and the quotes that close behind the mark.
-            after: the first letter or digit behind it; behind an abbreviation or a number, the first word.
-        """
-        ...
-
-
 class SentencexRules:
     """Rules of some 300 languages, by the library sentencex, and our own for English abbreviations; offline."""
 
@@ -62,11 +44,16 @@ class SentencexRules:
         self._guessed: str | None = None
 
     def is_abbreviation(self, before: str) -> bool:
-        """See `SentenceRules`."""
+        """Tell whether a full stop is an abbreviation's; then the word behind it tells whether a sentence ends, too."""
         return is_abbreviation(before)
 
     def is_sentence_end(self, before: str, after: str) -> bool:
-        """See `SentenceRules`."""
+        """Tell whether a sentence ends between two pieces of text.
+
+        Args:
+            before: the text so far, ending with the mark; without tags and the quotes that close behind the mark.
+            after: the first letter or digit behind it; behind an abbreviation or a number, the first word.
+        """
         language = self._language or self._guess(before) or _RULES_OF_UNKNOWN_LANGUAGES
         if language == _ENGLISH and (known := self._english(before, after)) is not None:
             return known
