@@ -31,8 +31,8 @@ from gateway.llm.routed import LLMReplicaClient, RoutedSpeechLM
 from gateway.llm.token_client import SCHEME, TokenStreamClient
 from gateway.llm.wire import LLMWire
 from gateway.processes.worker import Worker
+from gateway.routing.discovery import sources_of
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
-from gateway.routing.options import sources_of
 from gateway.speech.guard import GuardSettings
 from gateway.speech.prosody_carry import CarryLimits
 from gateway.speech.speaker import PipelineSettings, Speaker
@@ -260,7 +260,9 @@ def _make_pipeline(
         voices,
         settings,
         clock,
-        front_end=load_text_front_end(bounds.segment_letters, declaration, lexicons, config.refuses_styles),
+        front_end=load_text_front_end(
+            bounds.segment_letters, declaration, lexicons.lexicons_for, config.refuses_styles
+        ),
         access=access,
         admission=gate,
         observer=observer,

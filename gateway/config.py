@@ -20,8 +20,8 @@ from gateway.errors import ConfigError
 from gateway.lifecycle.sampling_probe import ProbeMode
 from gateway.llm.client import LLMDeadlines
 from gateway.llm.wire import PromptForm
+from gateway.routing.discovery import sources_of
 from gateway.routing.fleet import LLM, TOKEN2WAV
-from gateway.routing.options import sources_of
 from gateway.routing.settings import RoutingSettings
 from gateway.settings import AUTO, GATEWAY
 from gateway.speech.guard import GuardMode

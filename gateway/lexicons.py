@@ -205,7 +205,7 @@ class LexiconBook:
         return tuple(sorted(self._lexicons))
 
     def lexicons_for(self, options: TextOptions) -> tuple[Lexicon, ...]:
-        """See `LexiconSource.lexicons_for`; a text that is read as it is written gets no default dictionary.
+        """Return what a text asks for, and the default dictionary; a text that is read as written gets no default.
 
         Raises:
             LexiconNotFoundError: there is none of that name.

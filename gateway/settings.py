@@ -10,7 +10,7 @@ AUTO = "auto"
 KEEP = "keep"
 MAX_PROCESSES = 64
 _MS = 1000.0
-_ADDRESSES = "several by commas or by repeating the option; dns:HOST:PORT; kubernetes:NAMESPACE/SERVICE:PORT"
+_ADDRESSES = "several by commas or by repeating the option; dns:HOST:PORT"
 _EACH_CALLER = "for a key, or for an address without keys"
 
 

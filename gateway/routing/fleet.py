@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from gateway.errors import GatewayError, LLMUnavailableError, OverloadedError, Token2WavUnavailableError
@@ -129,17 +129,14 @@ class Fleet:
         replica = self._replicas.get(address)
         return None if replica is None else replica.state
 
-    def set_replicas(self, found: Mapping[str, bool]) -> None:
-        """Take over what discovery found: address -> whether it may get new streams.
-
-        One that is gone finishes its streams and is forgotten then.
-        """
+    def set_replicas(self, found: Collection[str]) -> None:
+        """Take over the addresses that discovery found; a replica that is gone finishes its streams first."""
         for address in found:
             if address not in self._replicas:
                 self._replicas[address] = Replica(self.service, address, self.settings, self._clock)
         self._gone = set(self._replicas) - set(found)
         for replica in self.snapshot():
-            replica.is_listed = found.get(replica.address, False)
+            replica.is_listed = replica.address in found
             self._forget_if_gone(replica)
         self.on_room()
 

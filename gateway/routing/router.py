@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from gateway import errors
-from gateway.routing.discovery import Found, ReplicaSource, merged
+from gateway.routing.discovery import ReplicaSource, merged
 from gateway.routing.fleet import NOBODY, NOWHERE, Fleet, SlotLease
 from gateway.routing.health import FailureKind, ReplicaState
 from gateway.routing.replica import LoadReport, Replica, ReplicaLife
@@ -111,7 +111,7 @@ class Router(Generic[C]):
         self._clients: dict[str, C] = {}
         self._probers: dict[str, asyncio.Task[None]] = {}
         self._following: asyncio.Task[None] | None = None
-        fleet.set_replicas({address: may for source in sources for address, may in source.known.items()})
+        fleet.set_replicas([address for source in sources for address in source.known])
 
     def start(self) -> None:
         """Begin to look for replicas and to probe them, inside the running event loop."""
@@ -184,7 +184,7 @@ class Router(Generic[C]):
             await asyncio.sleep(LOOK_AGAIN_S)
         return replica
 
-    def _found(self, found: Found) -> None:
+    def _found(self, found: Collection[str]) -> None:
         before = self.fleet.addresses
         self.fleet.set_replicas(found)
         if self.fleet.addresses != before:

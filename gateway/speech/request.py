@@ -16,8 +16,7 @@ from gateway.errors import InvalidRequestError, InvalidTextError, TextTooLongErr
 from gateway.speech.letter_times import LetterTimes
 from gateway.speech.prosody_carry import ProsodyCarry
 from gateway.text import Normalization, SpokenSegment, TextOptions
-from gateway.text.manner import PLAIN, Manner
-from gateway.text.pauses import check_breaks
+from gateway.text.manner import PLAIN, Manner, check_breaks
 from gateway.voices.profile import DEFAULT_VOICE
 from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
 

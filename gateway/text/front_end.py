@@ -12,19 +12,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from gateway.errors import LexiconNotFoundError, UnsupportedOptionError
 from gateway.text.alignment import Alignment, NormalizedText, Normalizer, SpokenStretch, unchanged
 from gateway.text.cleaning import CleaningReader
-from gateway.text.english import is_plain
+from gateway.text.english.forms import is_plain
+from gateway.text.manner import check_sum
 from gateway.text.markup.markdown import MarkupReader
 from gateway.text.markup.ssml import SsmlReader
 from gateway.text.normalization.addresses import spoken_addresses
 from gateway.text.normalization.language import DeclaredLanguages, LanguageGuesser, language_runs
 from gateway.text.normalization.wetext_normalizer import clauses, load_normalizers
 from gateway.text.options import Normalization, TextOptions
-from gateway.text.pauses import check_sum
 from gateway.text.pronunciation.aliases import NO_PHONEMES, Lexicon, apply_lexicons
 from gateway.text.rules import noted
 from gateway.text.segments.breaks import BreakFinder, ended
@@ -41,29 +40,8 @@ from servicekit.checkpoint_file import CheckpointDeclaration
 _UNMARKED = re.compile(r"[A-Za-z\u4e00-\u9fff][ -%'-)+-;=-Z\]^a-{}\u4e00-\u9fff，。！？、；：“”]*")
 """A line that begins with a letter, of letters and marks that are clean and no markup."""
 GuessLanguage = Callable[[str], str | None]
-
-
-class LexiconSource(Protocol):
-    """Where pronunciation dictionaries are found."""
-
-    def lexicons_for(self, options: TextOptions) -> tuple[Lexicon, ...]:
-        """Return the dictionaries that a text asks for, and the default one behind them.
-
-        Raises:
-            GatewayError: one of them can't be had.
-        """
-        ...
-
-
-class NoLexicons:
-    """Has no dictionaries: requests bring their own rules."""
-
-    def lexicons_for(self, options: TextOptions) -> tuple[Lexicon, ...]:
-        """See `LexiconSource.lexicons_for`."""
-        if options.lexicons:
-            got = f"there is no pronunciation dictionary {options.lexicons[0][:100]!r}"
-            raise LexiconNotFoundError(f"{got}: this server keeps none", param="lexicons")
-        return ()
+FindLexicons = Callable[[TextOptions], tuple[Lexicon, ...]]
+"""Returns the dictionaries that a text asks for, and the default one behind them; raises GatewayError if it can't."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +82,7 @@ class TextFrontEnd:
         segment_letters: int | None = None,
         declared: DeclaredLanguages | None = None,
         silent_tags: Iterable[str] = (),
-        lexicons: LexiconSource | None = None,
+        lexicons: FindLexicons | None = None,
         styles: StyleRule | None = None,
         takes_phonemes: bool = False,
     ) -> None:
@@ -118,7 +96,7 @@ class TextFrontEnd:
                 segment then ends as a text does, also where it is cut at a comma.
             declared: the checkpoint's languages; None: nobody knows them.
             silent_tags: those of `tags` that the checkpoint does not know; normalising takes them out.
-            lexicons: where dictionaries are found; None: there are none.
+            lexicons: finds dictionaries; None: there are none.
             styles: whether ways of speaking can be asked for; None: they are left alone.
             takes_phonemes: whether the LLM reads phonemes, which `tags` has then too.
         """
@@ -126,7 +104,7 @@ class TextFrontEnd:
         self._declared = declared
         self._styles = styles or StyleRule()
         self._silent_tags = frozenset(silent_tags)
-        self._lexicons = lexicons or NoLexicons()
+        self._find_lexicons = lexicons
         self._segment_letters = segment_letters
         self._normalizers = normalizers
         self._guess_language = guess_language
@@ -144,7 +122,10 @@ class TextFrontEnd:
         self._lexicons_for(options)
 
     def _lexicons_for(self, options: TextOptions) -> tuple[Lexicon, ...]:
-        lexicons = self._lexicons.lexicons_for(options)
+        if self._find_lexicons is None and options.lexicons:
+            got = f"there is no pronunciation dictionary {options.lexicons[0][:100]!r}"
+            raise LexiconNotFoundError(f"{got}: this server keeps none", param="lexicons")
+        lexicons = self._find_lexicons(options) if self._find_lexicons is not None else ()
         if options.aliases:
             lexicons = (Lexicon(options.aliases), *lexicons)
         word = next((each.in_phonemes for each in lexicons if each.in_phonemes is not None), None)
@@ -225,23 +206,6 @@ class TextFrontEnd:
         normalizer = self._normalizers.get(language)
         return text if normalizer is None else normalizer.normalize(text).text
 
-    def prepare(
-        self,
-        segment: Segment,
-        options: TextOptions,
-        earlier_language: str | None,
-        lexicons: tuple[Lexicon, ...] = (),
-    ) -> SpokenSegment:
-        """Normalise one segment.
-
-        Args:
-            segment: of any text.
-            options: the text's.
-            earlier_language: taken where neither the options nor the segment tell one.
-            lexicons: what they replace is normalised like any other text.
-        """
-        return finished(self.preparing(segment, options, earlier_language, lexicons))
-
     def preparing(
         self,
         segment: Segment,
@@ -250,7 +214,15 @@ class TextFrontEnd:
         lexicons: tuple[Lexicon, ...] = (),
         goes_on: bool = False,
     ) -> Steps[SpokenSegment]:
-        """Do what `prepare` does in small steps; one that `goes_on` is given no end."""
+        """Normalise one segment in small steps.
+
+        Args:
+            segment: of any text.
+            options: the text's.
+            earlier_language: taken where neither the options nor the segment tell one.
+            lexicons: what they replace is normalised like any other text.
+            goes_on: the segment is given no end.
+        """
         bare = segment.text if segment.bare is None else segment.bare.text
         language = options.primary_language
         if segment.manner is not None:
@@ -408,10 +380,10 @@ class TextStream:
 
     def _cutting(self, markup: Markup, parts: Iterator[BareText]) -> Iterator[Segment | None]:
         """Cut text without markup; a break ends a segment wherever it comes."""
-        for part in parts:
-            yield from self._as_written(markup, self._splitter.cutting(part.text))
+        for text, has_pause in parts:
+            yield from self._as_written(markup, self._splitter.cutting(text))
             yield None
-            if part.has_pause:
+            if has_pause:
                 segments = markup.with_pause([markup.as_written(cut) for cut in self._splitter.flush()])
                 self._pauses_s += segments[-1].pause_s
                 yield from segments
@@ -451,7 +423,7 @@ class TextStream:
 def load_text_front_end(
     segment_letters: int | None = None,
     declaration: CheckpointDeclaration | None = None,
-    lexicons: LexiconSource | None = None,
+    lexicons: FindLexicons | None = None,
     refuses_styles: bool = False,
 ) -> TextFrontEnd:
     """Load every normaliser and the language model: once per process, and without network.

@@ -13,8 +13,7 @@ from typing import Protocol
 
 from gateway.errors import InvalidRequestError
 from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, unchanged
-from gateway.text.manner import Manner
-from gateway.text.pauses import Pause
+from gateway.text.manner import Manner, Pause
 from gateway.text.segments.splitter import Segment
 
 
@@ -30,12 +29,8 @@ class Stretch:
     """How the stretch is spoken; None: as the rest of the text."""
 
 
-@dataclass(frozen=True)
-class BareText:
-    """Text without markup, and the break that follows it."""
-
-    text: str
-    has_pause: bool
+BareText = tuple[str, bool]
+"""Text without markup, and whether a break follows it."""
 
 
 class TextReader(Protocol):
@@ -137,9 +132,9 @@ class Markup:
         for stretch in stretches:
             spoken.append(stretch.spoken)
             if stretch.pause is not None:
-                parts.append(BareText("".join(spoken), has_pause=True))
+                parts.append(("".join(spoken), True))
                 spoken = []
-        return [*parts, BareText("".join(spoken), has_pause=False)]
+        return [*parts, ("".join(spoken), False)]
 
 
 def _parted(stretch: Stretch, spoken: int) -> tuple[Stretch, Stretch]:

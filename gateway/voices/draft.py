@@ -87,6 +87,12 @@ def checked_name(name: str) -> str:
     return tidy
 
 
+def plain_form(name: str) -> str:
+    """Return what a reader takes for the same name: in small letters, of any width, without marks that few see."""
+    apart = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", name).casefold())
+    return "".join(letter for letter in apart if unicodedata.category(letter)[0] not in "MC")
+
+
 def checked_text(what: str, text: str, max_characters: int, *, is_required: bool = False) -> str:
     """Return a text as it is kept with a voice.
 

@@ -29,9 +29,8 @@ from gateway.errors import (
     VoiceStoreError,
 )
 from gateway.voices.directory import EVERYBODY, OPERATOR, StoredVoice, Viewer
-from gateway.voices.draft import VoiceDraft
+from gateway.voices.draft import VoiceDraft, plain_form
 from gateway.voices.known import InlineVoiceBudget, KnownVoices
-from gateway.voices.names import ReservedNames
 from gateway.voices.profile import DEFAULT_VOICE, NO_ALIASES, NO_PROFILE, VoiceAliases, VoiceProfile, read_profile
 from gateway.voices.recordings import readable
 from gateway.voices.store import CreatedVoices
@@ -101,7 +100,7 @@ class VoiceRegistry:
         self._store = store
         self._aliases = aliases.table({voice.name: voice.profile.gender for voice in self._voices.values()})
         self._folded_aliases = {alias.casefold(): alias for alias in self._aliases}
-        self._reserved = ReservedNames([DEFAULT_VOICE, *self._voices, *self._aliases])
+        self._reserved = {plain_form(name): name for name in (DEFAULT_VOICE, *self._voices, *self._aliases)}
         self._viewer = viewer
         self._transcripts = transcripts or TranscriptCheck()
         self._known = known if known is not None else KnownVoices()

@@ -9,9 +9,10 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gateway.core import RegisteredVoice, VoiceMaker
 from gateway.errors import (
@@ -25,8 +26,7 @@ from gateway.errors import (
 )
 from gateway.ledger import CallerLedger
 from gateway.voices.directory import EVERYBODY, StoredVoice, Viewer, VoiceDirectory, new_voice_id
-from gateway.voices.draft import VoiceDraft, checked_draft
-from gateway.voices.names import NO_RESERVED_NAMES, ReservedNames
+from gateway.voices.draft import VoiceDraft, checked_draft, plain_form
 from gateway.voices.recordings import readable
 from gateway.voices.transcripts import TranscriptCheck
 from servicekit.clock import SystemClock
@@ -109,13 +109,13 @@ class CreatedVoices:
         self._check_room(viewer)
 
     async def create(
-        self, draft: VoiceDraft, reserved: ReservedNames = NO_RESERVED_NAMES, viewer: Viewer = EVERYBODY
+        self, draft: VoiceDraft, reserved: Mapping[str, str] = MappingProxyType({}), viewer: Viewer = EVERYBODY
     ) -> tuple[StoredVoice, RegisteredVoice]:
         """Make a voice's features and keep them with its recording.
 
         Args:
             draft: what the caller gave.
-            reserved: names that callers may not give.
+            reserved: names that callers may not give, by their `plain_form`.
             viewer: whose voice it will be.
 
         Raises:
@@ -128,8 +128,8 @@ class CreatedVoices:
             GatewayError: token2wav or the disk failed.
         """
         draft = checked_draft(draft, self.limits.max_audio_bytes)
-        if (like := reserved.like(draft.name)) is not None:
-            got = f"the name {draft.name!r} is kept for the server's own voice {like!r}, or looks like it"
+        if (like := reserved.get(plain_form(draft.name))) is not None:
+            got = f"the name {draft.name!r} is kept for the server's own voice {like!r}"
             raise VoiceExistsError(f"{got}; choose another name", param="name")
         with self._held(draft.name, viewer):
             registered, file = await self._make(await readable(draft.audio))

@@ -109,7 +109,7 @@ async def _time(token2wav: Token2Wav | InstantToken2Wav, voice_id: str) -> float
 def _placement_s(replicas: int) -> float:
     fleet = Fleet(TOKEN2WAV, RoutingSettings(), SystemClock())
     addresses = [f"replica-{number}:1" for number in range(replicas)]
-    fleet.set_replicas(dict.fromkeys(addresses, True))
+    fleet.set_replicas(addresses)
     for address in addresses:
         fleet.reported(address, LoadReport(slots=SLOTS))
     began_s = time.perf_counter()

@@ -77,10 +77,9 @@ def _check_llm(arguments: list[str]) -> None:
 def _check_gateway(arguments: list[str]) -> None:
     is_given_keys = any(argument.startswith("--keys-file") for argument in arguments)
     variables = {} if is_given_keys else {"COSYDIT_API_KEYS": f"anna sha256:{'0' * 64}"}
-    variables |= {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
     with patch.dict("os.environ", variables):
         try:
-            gateway.config.parse_args([each.replace("$(POD_NAMESPACE)", "cosydit") for each in arguments])
+            gateway.config.parse_args(arguments)
         except gateway.errors.ConfigError as error:
             raise ValueError(str(error)) from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.text.english.money import CURRENCY_CODES
+from gateway.text.english.amounts import CURRENCY_CODES
 from gateway.text.english.words import any_of, cardinal, digits, groups, pairs, two_digits, year
 from gateway.text.rules import rule
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from gateway.text.english.sentences import begins_sentence, ends_before_capital, is_last
-from gateway.text.english.units import MEASURE
+from gateway.text.english.abbreviations import begins_sentence, ends_before_capital, is_last
+from gateway.text.english.amounts import MEASURE
 from gateway.text.english.words import cardinal, digits, ordinal, two_digits, year
 from gateway.text.rules import rule
 

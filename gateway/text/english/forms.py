@@ -22,15 +22,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from gateway.text.english import abbreviations, codes, dates, formulas, money, quantities, units
+from gateway.text.english import abbreviations, amounts, codes, dates, quantities
 from gateway.text.rules import applied, noted
-from gateway.text.segments.lists import list_markers
+from gateway.text.segments.sentences import list_markers
 
 _HAS_NUMBER = re.compile(r"[\d½¼¾⅓⅔⅛⅜⅝⅞⅕⅖⅗⅘⅙⅚²³]")
 _MAY_BE_RANGE = re.compile(r"[a-z][-–][MTWFSJAOND]")
 
 _BEFORE_NUMBERS = (*abbreviations.STREETS, *abbreviations.ABBREVIATIONS, *abbreviations.ROMAN_NUMERALS)
-_SUMS = (*formulas.EQUATIONS, *formulas.SIGNS, *formulas.POWERS)
+_SUMS = (*quantities.EQUATIONS, *quantities.SIGNS, *quantities.POWERS)
 _NUMBERS = (
     *quantities.GROUPED,
     *quantities.SPECIAL_FRACTIONS,
@@ -39,15 +39,15 @@ _NUMBERS = (
     *codes.NETWORKS_AND_VERSIONS,
     *codes.TELEPHONES_AND_CODES,
     *codes.CALLED_IN_PAIRS,
-    *units.SIDES,
-    *money.MONEY_RANGES,
-    *formulas.EQUATIONS,
+    *amounts.SIDES,
+    *amounts.MONEY_RANGES,
+    *quantities.EQUATIONS,
     *quantities.RANGES,
-    *formulas.SIGNS,
-    *money.MONEY,
-    *units.MEASURES,
-    *formulas.POWERS,
-    *money.SCALED,
+    *quantities.SIGNS,
+    *amounts.MONEY,
+    *amounts.MEASURES,
+    *quantities.POWERS,
+    *amounts.SCALED,
     *quantities.FRACTIONS,
     *quantities.NUMBERS,
 )
@@ -97,8 +97,8 @@ def english_forms(text: str) -> str:
         text: at most a segment.
     """
     text = noted("forms.with_items", text, _with_items(text))
-    if formulas.MAY_BE_FORMULA.search(text):
-        text = applied(formulas.LATEX, text)
+    if quantities.MAY_BE_FORMULA.search(text):
+        text = applied(quantities.LATEX, text)
     has_number = _HAS_NUMBER.search(text) is not None
     if has_number or abbreviations.MAY_BE_SHORT.search(text):
         text = applied(_BEFORE_NUMBERS, text)
@@ -106,7 +106,7 @@ def english_forms(text: str) -> str:
         text = applied(dates.DATES, text)
     if has_number:
         return applied(_NUMBERS, text)
-    return applied(_SUMS, text) if formulas.MAY_BE_FORMULA.search(text) else text
+    return applied(_SUMS, text) if quantities.MAY_BE_FORMULA.search(text) else text
 
 
 def _with_items(text: str) -> str:

@@ -16,16 +16,8 @@ from dataclasses import replace
 
 from gateway.errors import InvalidRequestError
 from gateway.text.cleaning import cleaned
-from gateway.text.manner import Manner
-from gateway.text.pauses import Pause, read_break
-from gateway.text.segments.breaks import (
-    CLOSERS,
-    NARROW_CLAUSE_MARKS,
-    NARROW_TERMINATORS,
-    WIDE_CLAUSE_MARKS,
-    WIDE_TERMINATORS,
-    full_stop,
-)
+from gateway.text.manner import Manner, Pause, read_break
+from gateway.text.segments.breaks import ALL_MARKS, CLOSERS_AND_BLANKS, full_stop
 from gateway.text.stretches import Stretch
 from gateway.text.styles import AUDIO_TAGS_FIELD, AudioTag, StyleRule, audio_tag_at
 from gateway.text.tags import InlineTags
@@ -83,10 +75,8 @@ _SLICE = 1024
 """Characters of a long piece that are read at once."""
 _LINE_END, _SHORT_PAUSE, _LONG_PAUSE = "\n", "\x00,", "\x00."
 """Marks that are put in place of markup; whether they are written depends on the character before them."""
-_CLOSERS_AND_BLANKS = CLOSERS + "“‘ \t\n"
 _PUT_MARKS = frozenset(".,。，")
 _INLINE = re.compile(r"[*_~`]{1,3}")
-_MARKS = frozenset(NARROW_TERMINATORS + WIDE_TERMINATORS + NARROW_CLAUSE_MARKS + WIDE_CLAUSE_MARKS)
 _AROUND = frozenset("([{<\"'“‘«)]}>”’».,!?;:—–-*~`|…。，！？：；（）「」")
 _TRIGGER = re.compile(rf"[*_~`\[!<&\\|\n]|{_EMOJI.pattern}")
 _LINE_START = re.compile(
@@ -142,22 +132,14 @@ class MarkupReader:
         }
         self._begin_line()
 
-    def push(self, piece: str) -> list[Stretch]:
-        """Take more text, of any length, and return what is certain."""
-        return [stretch for step in self.reading(piece) for stretch in step]
-
-    def flush(self) -> list[Stretch]:
-        """Return all that is left, as if the text ended here; more may be pushed afterwards."""
-        return [stretch for step in self.finishing() for stretch in step]
-
     def reading(self, piece: str) -> Iterator[list[Stretch]]:
-        """Do what `push` does form by form, to the end."""
+        """See `TextReader.reading`; yields form by form."""
         for at in range(0, len(piece), _SLICE):
             self._text += piece[at : at + _SLICE]
             yield from self._read(is_complete=False)
 
     def finishing(self) -> Iterator[list[Stretch]]:
-        """Do what `flush` does form by form, to the end."""
+        """See `TextReader.finishing`."""
         yield from self._read(is_complete=True)
         held, self._held, self._last, self._manner = self._held, [], "", None
         self._begin_line()
@@ -326,7 +308,7 @@ class MarkupReader:
         if spoken == _LINE_END:
             spoken = ("" if not self._needs_stop else self._pause(_LONG_PAUSE)) + "\n"
             self._begin_line()
-        elif last := spoken.rstrip(_CLOSERS_AND_BLANKS)[-1:]:
+        elif last := spoken.rstrip(CLOSERS_AND_BLANKS)[-1:]:
             self._last_spoken = last
         if not spoken:
             self._held.append(Stretch(written, ""))
@@ -351,7 +333,7 @@ class MarkupReader:
 
     def _pause(self, pause: str) -> str:
         """Return the mark for a pause here; none where there is one already."""
-        if not self._last_spoken or self._last_spoken in _MARKS:
+        if not self._last_spoken or self._last_spoken in ALL_MARKS:
             return ""
         if pause == _LONG_PAUSE:
             return full_stop(self._last_spoken, None)
@@ -361,7 +343,7 @@ class MarkupReader:
         """Return what was held back: blanks go before a new mark, and one of two where something between them went."""
         held, self._held = self._held, []
         has_vanished = any(not each.spoken for each in held) or (is_put and spoken[:1] in _PUT_MARKS)
-        is_blank_wanted = not (spoken[:1] in _MARKS or spoken[:1] in " \n")
+        is_blank_wanted = not (spoken[:1] in ALL_MARKS or spoken[:1] in " \n")
         if has_vanished and not is_blank_wanted:
             return [Stretch(each.written, "") for each in held]
         return held

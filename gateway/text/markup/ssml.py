@@ -19,21 +19,13 @@ from importlib.util import find_spec
 
 from gateway.errors import InvalidRequestError
 from gateway.text.cleaning import cleaned
-from gateway.text.manner import MAX_RATE, MIN_RATE, PLAIN, Manner, gain_of, rate_of
+from gateway.text.manner import MAX_RATE, MIN_RATE, PLAIN, Manner, Pause, check_sum, gain_of, pause_of, rate_of
 from gateway.text.markup.xml import OpenDocument, XmlProblem
 from gateway.text.normalization.language import primary_language
 from gateway.text.normalization.say_as import CHINESE, LANGUAGES, NotReadableError, said_as
-from gateway.text.pauses import Pause, check_sum, pause_of
 from gateway.text.pronunciation.aliases import MAX_ALIAS, NO_PHONEMES
 from gateway.text.pronunciation.phonemes import IPA, phoneme_tags
-from gateway.text.segments.breaks import (
-    CLOSERS,
-    NARROW_CLAUSE_MARKS,
-    NARROW_TERMINATORS,
-    WIDE_CLAUSE_MARKS,
-    WIDE_TERMINATORS,
-    full_stop,
-)
+from gateway.text.segments.breaks import ALL_MARKS, CLOSERS_AND_BLANKS, full_stop
 from gateway.text.stretches import Stretch
 from gateway.text.tags import InlineTags
 
@@ -50,8 +42,6 @@ _BLOCKS = {"p": "\n\n", "s": " "}
 _WORDS = re.compile(r"\s+|\S+(?: \S+)*")
 _HAN = re.compile("[\u3400-\u9fff]")
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*")
-_CLOSERS_AND_BLANKS = CLOSERS + "“‘ \t\n"
-_MARKS = frozenset(NARROW_TERMINATORS + WIDE_TERMINATORS + NARROW_CLAUSE_MARKS + WIDE_CLAUSE_MARKS)
 _SILENT_ATTRIBUTES = ("version", "xml:lang", "onlangfailure", "xml:base")
 _ATTRIBUTES = {
     "break": ("time", "strength"),
@@ -230,7 +220,7 @@ class SsmlReader:
         manner = manner or (self._stack[-1].manner if self._stack else PLAIN)
         self._next = Stretch("", spoken, pause, None if manner == PLAIN else manner)
         self._last_spoken = "" if pause is not None else spoken[-1:] or self._last_spoken
-        self._mark = spoken.rstrip(_CLOSERS_AND_BLANKS)[-1:] or self._mark
+        self._mark = spoken.rstrip(CLOSERS_AND_BLANKS)[-1:] or self._mark
 
     def _border(self, name: str, is_other_manner: bool) -> tuple[str, Pause | None]:
         """Return what is spoken at the border of an element, and whether the text is cut there."""
@@ -240,7 +230,7 @@ class SsmlReader:
             return "", cut
         if self._next.spoken == " ":
             self._next = replace(self._next, spoken="")
-        return ("" if mark in _MARKS else full_stop(mark, None)) + _BLOCKS[name], cut
+        return ("" if mark in ALL_MARKS else full_stop(mark, None)) + _BLOCKS[name], cut
 
     def _said(self, element: _Element) -> None:
         """Have an element spoken in other words than it holds."""
@@ -253,7 +243,7 @@ class SsmlReader:
             spoken = self._said_as(inner, element)
         self._next = replace(self._next, spoken=spoken)
         self._last_spoken = spoken[-1:] or self._last_spoken
-        self._mark = spoken.rstrip(_CLOSERS_AND_BLANKS)[-1:] or self._mark
+        self._mark = spoken.rstrip(CLOSERS_AND_BLANKS)[-1:] or self._mark
 
     def _said_as(self, inner: str, element: _Element) -> str:
         language = element.manner.language or self._language

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from gateway.text.alignment import Alignment, NormalizedText, Normalizer, align, unchanged
 from gateway.text.chinese import ChineseNormalizer
-from gateway.text.english import english_forms, read_english
+from gateway.text.english.forms import english_forms, read_english
 from gateway.text.normalization.numbers import NUMBER_STYLES, NumberNormalizer
 from gateway.text.rules import applied, noted, rule
 from servicekit.extras import install_command

@@ -19,7 +19,7 @@ from gateway.errors import InvalidRequestError
 from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, unchanged
 from gateway.text.cleaning import cleaned
 from gateway.text.pronunciation.phonemes import phoneme_tags
-from gateway.text.segments.breaks import spoken_length
+from gateway.text.segments.breaks import is_of_word
 
 MAX_WORD = 200
 """Most characters of the word that a rule replaces; a segment of text has not many more."""
@@ -174,12 +174,7 @@ def _belong_together(left: str, right: str) -> bool:
     """Tell whether there is no border of words between two characters."""
     if unicodedata.category(right).startswith("M"):
         return True
-    return _is_of_word(left) and _is_of_word(right)
-
-
-def _is_of_word(character: str) -> bool:
-    """Tell letters that are spelled into words, and digits, from syllables and ideographs, which stand alone."""
-    return character.isdigit() or (character.isalnum() and spoken_length(character) == 1) or character == "_"
+    return all(each == "_" or is_of_word(each) for each in (left, right))
 
 
 def _folded(text: str) -> str:

@@ -12,7 +12,7 @@ and on nothing later; so the answers are the same however the text arrives. Know
 Without one a model may not know that it is done and goes on with words of its own. Measured on the bundled voice: it
 babbles behind a bare word, a dash, a quote, a comma, and now and then behind an ellipsis; not behind `. ! ?`.
 
-`SentenceRules` tell whether a full stop ends a sentence. `spoken_length` is the unit of all bounds on segments: how
+`SentencexRules` tell whether a full stop ends a sentence. `spoken_length` is the unit of all bounds on segments: how
 long a text is when spoken, in letters of an alphabet.
 """
 
@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, unchanged
-from gateway.text.segments.lists import list_markers
-from gateway.text.segments.sentences import SentenceRules
+from gateway.text.segments.sentences import SentencexRules, list_markers
 from gateway.text.tags import InlineTags
 
 # Source: Unicode's properties Sentence_Terminal and Terminal_Punctuation; differs in that only scripts in daily use
@@ -35,12 +34,12 @@ WIDE_TERMINATORS = "。！？｡．"
 NARROW_CLAUSE_MARKS = ",;:،؛՝፣፤–"
 WIDE_CLAUSE_MARKS = "，、；：､—…"
 CLOSERS = "\"'”’»›)]}）］｝〉》」』】〕＂＇"
+CLOSERS_AND_BLANKS = CLOSERS + "“‘ \t\n"
+ALL_MARKS = frozenset(NARROW_TERMINATORS + WIDE_TERMINATORS + NARROW_CLAUSE_MARKS + WIDE_CLAUSE_MARKS)
 # German quotes close with the mark that opens English ones; French ones close behind a space.
 _STRIPPED = CLOSERS + "“‘" + " \u00a0\u202f"
 # What is before one of these belongs to it. Straight quotes and dashes are left out: they may open something.
-_NO_BREAK_BEFORE = frozenset(
-    NARROW_TERMINATORS + WIDE_TERMINATORS + NARROW_CLAUSE_MARKS + WIDE_CLAUSE_MARKS + CLOSERS
-) - frozenset("\"'–—")
+_NO_BREAK_BEFORE = (ALL_MARKS | frozenset(CLOSERS)) - frozenset("\"'–—")
 _PARAGRAPH_LINE_BREAKS = 2
 _ZERO_WIDTH_JOINER = "\u200d"
 _EMOJI_SKIN_TONES = range(0x1F3FB, 0x1F400)
@@ -111,7 +110,7 @@ class BreakFinder:
     A chunk is one tag, or  `body  </tag>  marks  closers  </tag>  space`  with every part optional and bounded.
     """
 
-    def __init__(self, rules: SentenceRules, tags: InlineTags) -> None:
+    def __init__(self, rules: SentencexRules, tags: InlineTags) -> None:
         """Keep what tells the ends of sentences, and the tags, which are never cut."""
         self._rules = rules
         self.tags = tags
@@ -255,10 +254,10 @@ def _joined_end(text: str, end: int, known: int) -> int:
 def _belong_together(left: str, right: str) -> bool:
     if unicodedata.category(right).startswith("M") or _ZERO_WIDTH_JOINER in (left, right):
         return True
-    return ord(right) in _EMOJI_SKIN_TONES or (_is_of_word(left) and _is_of_word(right))
+    return ord(right) in _EMOJI_SKIN_TONES or (is_of_word(left) and is_of_word(right))
 
 
-def _is_of_word(character: str) -> bool:
+def is_of_word(character: str) -> bool:
     """Tell letters that are spelled into words, and digits, from syllables and ideographs."""
     return character.isdigit() or (character.isalnum() and spoken_length(character) == 1)
 

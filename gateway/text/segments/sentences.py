@@ -1,36 +1,31 @@
-"""Tells whether a mark ends a sentence, by the abbreviations and habits of a language."""
+"""Tells whether a mark ends a sentence, and what numbers an item of a list.
+
+Of a list within running text: `1. Apples 2. Pears`, `a) stay b) go`, `• 9. ... • 10. ...`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import sentencex
 
-from gateway.text.english.abbreviations import ANYWHERE, BEFORE_NUMBERS, BEHIND_NAMES, INITIALS, STREET_WORDS, TITLES
-from gateway.text.english.sentences import begins_sentence, is_starter, may_follow_time
+from gateway.text.english.abbreviations import (
+    ANYWHERE,
+    BEFORE_NUMBERS,
+    BEHIND_NAMES,
+    INITIALS,
+    STREET_WORDS,
+    TITLES,
+    begins_sentence,
+    is_starter,
+    may_follow_time,
+)
 
 _ENGLISH = "en"
 _RULES_OF_UNKNOWN_LANGUAGES = _ENGLISH
 _LOUD = "!?"
-
-
-class SentenceRules(Protocol):
-    """What the search for breaks asks at each mark that may end a sentence."""
-
-    def is_abbreviation(self, before: str) -> bool:
-        """Tell whether a full stop is an abbreviation's; then the word behind it tells whether a sentence ends, too."""
-        ...
-
-    def is_sentence_end(self, before: str, after: str) -> bool:
-        """Tell whether a sentence ends between two pieces of text.
-
-        Args:
-            before: the text so far, ending with the mark; without tags and the quotes that close behind the mark.
-            after: the first letter or digit behind it; behind an abbreviation or a number, the first word.
-        """
-        ...
 
 
 class SentencexRules:
@@ -49,11 +44,16 @@ class SentencexRules:
         self._guessed: str | None = None
 
     def is_abbreviation(self, before: str) -> bool:
-        """See `SentenceRules`."""
+        """Tell whether a full stop is an abbreviation's; then the word behind it tells whether a sentence ends, too."""
         return is_abbreviation(before)
 
     def is_sentence_end(self, before: str, after: str) -> bool:
-        """See `SentenceRules`."""
+        """Tell whether a sentence ends between two pieces of text.
+
+        Args:
+            before: the text so far, ending with the mark; without tags and the quotes that close behind the mark.
+            after: the first letter or digit behind it; behind an abbreviation or a number, the first word.
+        """
         language = self._language or self._guess(before) or _RULES_OF_UNKNOWN_LANGUAGES
         if language == _ENGLISH and (known := self._english(before, after)) is not None:
             return known
@@ -130,3 +130,42 @@ def ends_sentence(before: str, after: str) -> bool | None:
 
 def _is_initial(short: str) -> bool:
     return len(short) == 1 and short.isupper()
+
+
+_LIST_MARKER = re.compile(r"(?:(?<=\s)|^)(?P<bullet>[•⁃]\s?)?(?P<number>\d{1,2}|[a-z])(?P<style>\.\)|[.)])(?!\S|\s+\d)")
+_BEFORE_FIRST = ":;.!?。：；！？\n"
+"""What stands before the first item of a list, if anything does."""
+
+
+@dataclass(frozen=True)
+class ListMarker:
+    """What numbers an item: `2.`"""
+
+    start: int
+    end: int
+    bullet: str
+    number: str
+    style: str
+
+    @property
+    def following(self) -> str:
+        """The marker of the next item."""
+        last = self.number
+        number = str(int(last) + 1) if last.isdecimal() else chr(ord(last) + 1)
+        return f"{self.bullet}{number}{self.style}"
+
+
+def list_markers(text: str) -> Iterator[ListMarker]:
+    """Yield the markers of a list's items; a number with a full stop that has no place in a list is none.
+
+    The one at the beginning may have any number, as a longer list may have been cut there. Elsewhere a list begins with
+    1 or a, behind a mark; each further item counts on from the one before.
+    """
+    last: ListMarker | None = None
+    for found in _LIST_MARKER.finditer(text):
+        before = text[: found.start()].rstrip(" ")
+        is_first = not before or (before[-1] in _BEFORE_FIRST and found["number"] in ("1", "a"))
+        marker = ListMarker(found.start(), found.end(), found["bullet"] or "", found["number"], found["style"])
+        if is_first or (last is not None and found[0] == last.following):
+            last = marker
+            yield marker

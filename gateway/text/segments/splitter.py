@@ -15,8 +15,7 @@ from functools import lru_cache
 
 from gateway.errors import ConfigError
 from gateway.text.alignment import NormalizedText
-from gateway.text.manner import Manner
-from gateway.text.pauses import Pause
+from gateway.text.manner import Manner, Pause
 from gateway.text.segments.breaks import Break, BreakFinder, Strength, spoken_length
 
 # Characters of a slice of a long piece, so that memory and work per character do not grow with it.
@@ -222,13 +221,3 @@ class IncrementalSplitter:
         self._bounds = self._settings.later
         self._scan = _Scan()
         return segment
-
-
-def split_text(text: str, finder: BreakFinder, settings: SplitSettings) -> list[Segment]:
-    """Cut a whole text into segments: what an `IncrementalSplitter` gives for it, however it is divided into pieces.
-
-    Raises:
-        ConfigError: a `max_length` has no room for the finder's chunks.
-    """
-    splitter = IncrementalSplitter(finder, settings)
-    return [*splitter.push(text), *splitter.flush()]

@@ -76,9 +76,9 @@ async def opened_door(
     access = open_access(access_settings, clock)
     takes_phonemes = declaration is not None and declaration.phonemes is not None
     lexicons = load_lexicons(directory, takes_phonemes=takes_phonemes)
-    front_end = TextFrontEnd({}, lambda text: None, lexicons=lexicons)
+    front_end = TextFrontEnd({}, lambda text: None, lexicons=lexicons.lexicons_for)
     if declaration is not None:
-        front_end = load_text_front_end(None, declaration, lexicons)
+        front_end = load_text_front_end(None, declaration, lexicons.lexicons_for)
     registry = VoiceRegistry(token2wav, voices)
     pipeline = Speaker(llm, token2wav, registry, clock=clock, front_end=front_end)
     with ThreadPoolExecutor(1) as executor:

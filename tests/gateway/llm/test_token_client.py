@@ -14,7 +14,6 @@ import torch
 
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import (
-    ConfigError,
     LLMBusyError,
     LLMDeadlineError,
     LLMInterruptedError,
@@ -28,7 +27,6 @@ from gateway.llm.token_client import TokenStreamClient
 from gateway.llm.wire import LLMWire
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import LLM, Fleet
-from gateway.routing.options import check_address
 from llm_service.embedded.eager import eager_engine
 from llm_service.embedded.engine import EngineLimits
 from llm_service.embedded.loop import EngineLoop
@@ -208,14 +206,6 @@ async def test_after_a_failover_the_answer_goes_on_with_the_very_tokens_that_wer
             BreakingClient.breaks_after = 1 << 30
             await router.close()
     assert len(expected) > breaks_after + 2 and found == expected
-
-
-def test_grpc_addresses_are_read() -> None:
-    assert check_address("grpc://llm:8100", "http://") == "grpc://llm:8100"
-    with pytest.raises(ConfigError, match="HOST:PORT"):
-        check_address("grpc://llm", "http://")
-    with pytest.raises(ConfigError, match="grpc://127"):
-        check_address("ftp://llm", "http://")
 
 
 async def test_the_request_names_what_is_waited_for_and_the_pace_behind_it() -> None:

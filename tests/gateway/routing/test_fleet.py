@@ -23,7 +23,7 @@ class World:
     def __init__(self, *addresses: str, slots: int | None = 2) -> None:
         self.clock = ManualClock()
         self.fleet = Fleet("token2wav", SETTINGS, self.clock)
-        self.fleet.set_replicas(dict.fromkeys(addresses, True))
+        self.fleet.set_replicas(addresses)
         for address in addresses:
             self.fleet.reported(address, LoadReport(slots=slots))
 
@@ -109,7 +109,7 @@ def test_the_streams_of_an_ejected_replica_are_told_if_there_is_another_one(othe
     for name in ("one", "two"):
         world.slot().on_ejected = lambda name=name: told.append(name)
     if others:
-        world.fleet.set_replicas({"a": True, "b": True})
+        world.fleet.set_replicas(["a", "b"])
         world.fleet.reported("b", LoadReport(slots=2))
     for _ in range(3):
         world.fleet.note_failure("a", "no answer")
@@ -145,7 +145,7 @@ def test_a_replica_with_long_steps_may_take_a_few_of_them() -> None:
 @pytest.mark.parametrize(("failure", "is_ejected"), [(FailureKind.SLOW, False), (FailureKind.WRONG, True)])
 def test_what_seems_slow_while_our_own_loop_stands_still_does_not_count(failure: FailureKind, is_ejected: bool) -> None:
     fleet = Fleet("token2wav", SETTINGS, ManualClock(), stood_still_within=lambda window_s: True)
-    fleet.set_replicas({"a": True})
+    fleet.set_replicas(["a"])
     fleet.reported("a", LoadReport(slots=1))
     for _ in range(3):
         fleet.note_failure("a", "no answer", failure)
@@ -155,7 +155,7 @@ def test_what_seems_slow_while_our_own_loop_stands_still_does_not_count(failure:
 def test_a_replica_that_discovery_drops_is_forgotten_with_its_last_stream() -> None:
     world = World("a", "b")
     slots = [world.slot(), world.slot()]
-    world.fleet.set_replicas({"b": True})
+    world.fleet.set_replicas(["b"])
     assert sorted(world.fleet.addresses) == ["a", "b"]
     assert world.slot().address == "b"
     next(slot for slot in slots if slot.address == "a").end()

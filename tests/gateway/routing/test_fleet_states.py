@@ -33,7 +33,7 @@ class FleetStates(RuleBasedStateMachine):
         self.fleet = Fleet("token2wav", SETTINGS, self.clock, Random(0))
         self.fleet.on_room = self.note_room
         self.knows_of_room = True
-        self.fleet.set_replicas(dict.fromkeys(ADDRESSES, True))
+        self.fleet.set_replicas(ADDRESSES)
         for each in ADDRESSES:
             self.fleet.reported(each, LoadReport(slots=1))
         self.all: list[SlotLease] = []
@@ -72,8 +72,8 @@ class FleetStates(RuleBasedStateMachine):
         self.fleet.note_failure(address, "no answer", failure)
         self.note_room()
 
-    @rule(found=st.dictionaries(address, st.booleans()))
-    def discover(self, found: dict[str, bool]) -> None:
+    @rule(found=st.sets(address))
+    def discover(self, found: set[str]) -> None:
         self.fleet.set_replicas(found)
 
     @rule(seconds=st.sampled_from([0.1, 3.0, 100.0]))

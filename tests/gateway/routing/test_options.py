@@ -6,8 +6,8 @@ import pytest
 
 from gateway.config import GatewayConfig, parse_args
 from gateway.errors import ConfigError
+from gateway.routing.discovery import sources_of
 from gateway.routing.fleet import LLM, TOKEN2WAV
-from gateway.routing.options import sources_of
 from gateway.routing.settings import RoutingSettings
 
 REQUIRED = ["--tokenizer-dir", "t", "--voices-dir", "v"]
@@ -27,7 +27,7 @@ def test_replicas_come_by_commas_and_by_repeating_the_option() -> None:
     config = _parsed("--token2wav-url", "a:1,b:2", "--token2wav-url", "c:3", "--llm-url", "http://l:1")
     sources = sources_of(TOKEN2WAV, config.token2wav_url, config.routing)
     assert [address for source in sources for address in source.known] == ["a:1", "b:2", "c:3"]
-    assert [dict(source.known) for source in sources_of(LLM, config.llm_url, config.routing)] == [{"http://l:1": True}]
+    assert [list(source.known) for source in sources_of(LLM, config.llm_url, config.routing)] == [["http://l:1"]]
 
 
 def test_how_long_a_request_waits_can_be_set() -> None:
@@ -47,9 +47,3 @@ def test_how_long_a_request_waits_can_be_set() -> None:
 def test_what_can_t_work_is_a_config_error(options: list[str]) -> None:
     with pytest.raises(ConfigError):
         _parsed(*options)
-
-
-def test_kubernetes_outside_a_pod_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(ConfigError, match="pod"):
-        _parsed("--token2wav-url", "kubernetes:prod/token2wav:8001")

@@ -19,7 +19,7 @@ from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.speech.text_clock import CharacterTime, TextClock, WordGatherer
 from gateway.text import Segment, SpokenSegment
 from gateway.text.alignment import Alignment, SpokenStretch, align
-from gateway.text.pauses import Pause
+from gateway.text.manner import Pause
 from gateway.voices.registry import NamedVoice
 from llm_service.aligner import PAUSES, Aligner, FloatArray, LetterModel, spell
 from tests.gateway.fakes import FakeToken2Wav, make_pipeline

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch
 from gateway.text.segments.breaks import BreakFinder
-from gateway.text.segments.sentences import SentenceRules, SentencexRules
-from gateway.text.segments.splitter import CutBounds, SplitSettings
+from gateway.text.segments.sentences import SentencexRules
+from gateway.text.segments.splitter import CutBounds, IncrementalSplitter, Segment, SplitSettings
 from gateway.text.tags import InlineTags
 from llm_service.vocab import INLINE_TAGS
 
@@ -87,8 +87,11 @@ texts = st.lists(st.one_of(st.sampled_from([*FRAGMENTS, *INLINE_TAGS]), st.text(
 """Adversarial texts: no lone surrogates, which `st.text` leaves out too."""
 
 
-class CapriciousRules:
+class CapriciousRules(SentencexRules):
     """Sentence rules that hang on every character they are shown."""
+
+    def __init__(self) -> None:
+        super().__init__(None, lambda _: None)
 
     def is_abbreviation(self, before: str) -> bool:
         return zlib.crc32(before.encode()) % 3 == 0
@@ -97,7 +100,7 @@ class CapriciousRules:
         return zlib.crc32(f"{before}|{after}".encode()) % 2 == 0
 
 
-def finder(rules: SentenceRules | None = None) -> BreakFinder:
+def finder(rules: SentencexRules | None = None) -> BreakFinder:
     """Return a break finder, for texts of unknown language unless rules are given."""
     return BreakFinder(rules or SentencexRules(None, lambda _: None), InlineTags())
 
@@ -116,3 +119,8 @@ class Shouting:
     def normalize(self, text: str) -> NormalizedText:
         spans = tuple(SpokenStretch(1, 4 if character == "5" else 1) for character in text)
         return NormalizedText(text.replace("5", "FIVE"), Alignment(spans))
+
+
+def split_text(text: str, finder: BreakFinder, settings: SplitSettings) -> list[Segment]:
+    splitter = IncrementalSplitter(finder, settings)
+    return [*splitter.push(text), *splitter.flush()]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequestError
 from gateway.text import LIVE_TEXT, WHOLE_TEXT, Normalization, SpokenSegment, TextOptions, plain_front_end
-from gateway.text.pauses import check_breaks, read_break
+from gateway.text.manner import check_breaks, read_break
 
 
 @pytest.mark.parametrize(

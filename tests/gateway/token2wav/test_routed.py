@@ -355,7 +355,7 @@ async def test_a_replica_that_leaves_the_list_finishes_its_unslotted_calls() -> 
     async with routed(*replicas) as router:
         registering = asyncio.create_task(router.register_voice(b"anna"))
         await asyncio.sleep(0.02)
-        router.fleet.set_replicas({})
+        router.fleet.set_replicas([])
         await asyncio.sleep(5 * QUICK.interval_s)
         assert not replicas[0].is_closed
         gate.set()

@@ -13,7 +13,6 @@ from gateway import errors
 from gateway.access.settings import AccessSettings
 from gateway.ledger import CallerLedger
 from gateway.voices.directory import Viewer
-from gateway.voices.names import ReservedNames
 from gateway.voices.registry import NamedVoice, VoiceAliases, VoiceRegistry
 from gateway.voices.settings import VoiceSettings, open_registry
 from servicekit.clock import SystemClock
@@ -140,15 +139,11 @@ async def test_voices_of_nobody_are_the_operators(voices: Voices, tmp_path: Path
         pytest.param("default", id="a voice of the operator's"),
         pytest.param("Default", id="in other letters"),
         pytest.param("ｄｅｆａｕｌｔ", id="in full width"),
-        pytest.param("defаult", id="with a Cyrillic a"),
-        pytest.param("аӏӏоу", id="all in Cyrillic"),
-        pytest.param("al1oy", id="with a digit"),
-        pytest.param("aIIoy", id="with capitals that look like l"),
         pytest.param("defa\u034fult", id="with a mark that is not seen"),
     ],
 )
 @pytest.mark.parametrize("headers", [pytest.param(None, id="without keys"), pytest.param(ANNA, id="with keys")])
-async def test_a_name_that_looks_like_the_operators_is_refused(
+async def test_a_name_that_reads_as_the_operators_is_refused(
     name: str, headers: dict[str, str] | None, voices: Voices, tmp_path: Path
 ) -> None:
     viewer = Viewer("anna" if headers else None)
@@ -157,11 +152,6 @@ async def test_a_name_that_looks_like_the_operators_is_refused(
     registry = VoiceRegistry(FakeToken2Wav(), voices, store=store, aliases=aliases, viewer=lambda: viewer)
     with pytest.raises(errors.VoiceExistsError, match="the server's own voice"):
         await registry.create(draft(name))
-
-
-@pytest.mark.parametrize("name", ["Анна", "bella", "alloy 2", "défense", "声", "eva"])
-def test_other_names_stay_free(name: str) -> None:
-    assert ReservedNames(["default", "alloy", "anna"]).like(name) is None
 
 
 async def test_an_alias_comes_before_a_created_voice_that_had_its_name_already(voices: Voices, tmp_path: Path) -> None:

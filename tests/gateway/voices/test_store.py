@@ -13,7 +13,6 @@ import pytest
 from gateway import errors
 from gateway.core import RegisteredVoice
 from gateway.voices.directory import StoredVoice, Viewer, VoiceDirectory
-from gateway.voices.names import ReservedNames
 from gateway.voices.store import CreatedVoices, VoiceLimits
 from servicekit.files import LOCK_FILE, locked
 from tests.gateway.fakes import ManualClock
@@ -171,7 +170,7 @@ async def test_a_name_is_given_once_even_when_asked_for_at_once(tmp_path: Path, 
     results = await asyncio.gather(*(store.create(draft()) for _ in range(3)), return_exceptions=True)
     assert sum(isinstance(result, errors.VoiceExistsError) for result in results) == 2
     with pytest.raises(errors.VoiceExistsError):
-        await store.create(draft("anna"), ReservedNames(["anna"]))
+        await store.create(draft("anna"), {"anna": "anna"})
     assert len(files(tmp_path)) == 1
 
 

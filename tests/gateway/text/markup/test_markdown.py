@@ -52,7 +52,8 @@ marked_up = st.lists(st.sampled_from(FORMS) | st.text(max_size=3), max_size=40).
 def cleaned(text: str, size: int | None = None) -> str:
     reader = MarkupReader(InlineTags())
     pieces = [text] if size is None else [text[at : at + size] for at in range(0, len(text), size)]
-    stretches = [stretch for piece in pieces for stretch in reader.push(piece)] + reader.flush()
+    steps = [step for piece in pieces for step in reader.reading(piece)] + [*reader.finishing()]
+    stretches = [stretch for step in steps for stretch in step]
     assert "".join(stretch.written for stretch in stretches) == text
     return "".join(stretch.spoken for stretch in stretches)
 

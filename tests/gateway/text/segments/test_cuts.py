@@ -10,9 +10,9 @@ from hypothesis import given
 
 from gateway.text.segments.breaks import BreakFinder, ended, full_stop
 from gateway.text.segments.sentences import SentencexRules
-from gateway.text.segments.splitter import INTERLEAVED_TEXT, LIVE_TEXT, WHOLE_TEXT, CutBounds, SplitSettings, split_text
+from gateway.text.segments.splitter import INTERLEAVED_TEXT, LIVE_TEXT, WHOLE_TEXT, CutBounds, SplitSettings
 from gateway.text.tags import InlineTags
-from tests.gateway.text.builders import texts
+from tests.gateway.text.builders import split_text, texts
 
 TABLE = Path(__file__).parents[1] / "data/golden_sentences.tsv"
 EAGER = SplitSettings(first=CutBounds(1, 1000, 1000), later=CutBounds(1, 1000, 1000))

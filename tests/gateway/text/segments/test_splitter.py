@@ -18,11 +18,10 @@ from gateway.text.segments.splitter import (
     IncrementalSplitter,
     Segment,
     SplitSettings,
-    split_text,
 )
 from gateway.text.tags import InlineTags
 from llm_service.prompt import LengthLimits, generation_bounds
-from tests.gateway.text.builders import CHAPTER, SHORT, CapriciousRules, finder, texts, texts_in_pieces
+from tests.gateway.text.builders import CHAPTER, SHORT, CapriciousRules, finder, split_text, texts, texts_in_pieces
 
 EAGER = SplitSettings(first=CutBounds(1, 160, 160), later=CutBounds(1, 160, 160))
 """Cuts after every sentence."""
