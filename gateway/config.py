@@ -36,7 +36,6 @@ from llm_service.prompt import LengthLimits
 from servicekit.logs import LogFormat
 from servicekit.settings import Given, SettingsError, add_options, given_settings, read_settings
 
-DEFAULT_MAX_BODY_BYTES = 1024 * 1024
 DEFAULT_DRAIN_TIMEOUT_S = 60.0
 HTTP_GRACE_S = 10
 """Seconds that answers may take to be sent once the doors close; `shutdown` has ended streams before."""

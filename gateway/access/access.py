@@ -109,7 +109,7 @@ class Access:
         if self._keys is None:
             return None
         caller = current_caller()
-        return caller.name if caller is not None and caller.has_key else ""
+        return caller.name if caller.has_key else ""
 
     def caller_without_key(self, address: str) -> Caller:
         """Return the caller at a door that needs no key, with the limits of an address."""

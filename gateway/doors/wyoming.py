@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from functools import partial
 
 from gateway.access.access import Access
-from gateway.access.caller import address_of, calling
+from gateway.access.caller import NOBODY, calling
 from gateway.access.connections import Connections
 from gateway.dialects.wyoming.connection import WyomingConnection
 from gateway.dialects.wyoming.info import describe
@@ -158,7 +158,7 @@ class _Door:
             self._host, events, info, settings.idle_timeout_s, partial(self._connections.set_idle, counted)
         )
         try:
-            with self._on_behalf_of(address_of(writer.get_extra_info("peername"))):
+            with self._on_behalf_of((writer.get_extra_info("peername") or (NOBODY,))[0]):
                 await connection.serve()
         finally:
             del self._open[task]

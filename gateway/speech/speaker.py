@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gateway.access.access import Access, Account
-from gateway.access.caller import OURSELVES, CallerLimits, current_caller
+from gateway.access.caller import CallerLimits, current_caller
 from gateway.chunking.chunker import Chunker
 from gateway.chunking.pace import PaceBook
 from gateway.chunking.policies import ChunkPolicy, DeadlineChunks, first_chunk_tokens
@@ -137,7 +137,7 @@ class Speaker:
 
     def unspoken_text(self) -> UnspokenText:
         """Begin to count the text of a session of the current caller."""
-        return self._access.unspoken_text(current_caller() or OURSELVES)
+        return self._access.unspoken_text(current_caller())
 
     async def synthesize(
         self, request: SpeechRequest, result: SpeechResult | None = None
@@ -193,7 +193,7 @@ class Speaker:
         """
         async with aclosing(segments), AsyncExitStack() as stack:
             with telling_refusals(self._observer):
-                speaking = self._access.speaking(current_caller() or OURSELVES)
+                speaking = self._access.speaking(current_caller())
                 account = await stack.enter_async_context(speaking)
             with self._begin(request, SpeechResult() if result is None else result, account) as job:
                 async with self._producing(job, segments) as pushes:

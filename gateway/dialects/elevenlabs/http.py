@@ -5,29 +5,25 @@ Parses and refuses; everything else is the pipeline's. Audio is not paced here: 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
+from typing import Annotated
 
+from fastapi import Query
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
-from gateway.dialects.common.answers import (
-    Answer,
-    Handler,
-    StreamedAnswer,
-    answering,
-    ignored_headers,
-    read_body,
-    warning_headers,
-)
-from gateway.dialects.common.parts import checked_json
+from gateway.audio import DEFAULT_ELEVENLABS_FORMAT
+from gateway.audio.formats import AUDIO_TYPES
+from gateway.dialects.common.answers import StreamedAnswer, checked_json, ignored_headers, read_body, warning_headers
+from gateway.dialects.common.endpoints import JSON, Door, Endpoint, VoiceName
 from gateway.dialects.elevenlabs.speech import ElevenLabsSpeech, timestamped_lines, timestamped_object, whole_speech
 from gateway.dialects.elevenlabs.wire import (
+    ElevenLabsErrorBody,
     LexiconLocatorFields,
     VoiceSettingsFields,
-    error_response,
     locators_of,
     parse_request_options,
     speed_of,
@@ -36,7 +32,6 @@ from gateway.host import Host
 from gateway.speech.request import SpeechRequest, check_text, decode_text
 
 PATH = "/v1/text-to-speech/{voice}"
-_JSON = "application/json"
 _UNPROCESSABLE = 422
 
 
@@ -62,50 +57,46 @@ class ElevenLabsSpeechBody(BaseModel):
     """Pronunciation dictionaries, applied in order."""
 
 
+class SpeechQuery(BaseModel):
+    """Options in the URL of a request or a socket."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    output_format: str = DEFAULT_ELEVENLABS_FORMAT
+    """Such as `mp3_44100_128` (default), `pcm_24000`, `opus_48000_64`, `ulaw_8000`."""
+    language_code: str | None = None
+    """BCP 47 tag; by default guessed from the text."""
+    apply_text_normalization: str = "auto"
+    """`auto` (default), `on` or `off`."""
+    seed: int | None = None
+    """0 to 2**63-1: the same seed and text give the same speech tokens."""
+    enable_ssml_parsing: bool = False
+    """`true`: the text is SSML, or what may stand in its `<speak>`."""
+
+
 Make = Callable[[Host, ElevenLabsSpeech], AsyncGenerator[bytes]]
 
 
-def routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRoute]:
-    """Return the routes, ready to be added to an application.
+def _speaking(make: Make, media_type: str | None = None) -> Callable[[Request], Awaitable[Response | StreamedAnswer]]:
+    """Return the handler whose answers have bodies that `make` makes; None: their media type is that of the audio."""
 
-    Args:
-        host: where to find what to speak with, once the application has started.
-        max_body_bytes: largest request body accepted.
-    """
+    async def speak(request: Request) -> Response | StreamedAnswer:
+        host: Host = request.app.state.host
+        raw = await read_body(request, host.limits.max_body_bytes, "text")
+        try:
+            wanted = read_speech(raw, request.query_params, request.path_params["voice"])
+        except ValidationError as error:
+            return _unprocessable(error)
+        speech, name = wanted.speech, wanted.speech.request_id
+        request.scope["request_id"] = name
+        kind = media_type or wanted.output.audio_format.media_type
+        headers = {"content-type": kind, "request-id": name, "cache-control": "no-store"}
+        check_text(speech.text, host.pipeline.settings.max_text_characters)
+        headers |= ignored_headers(host.pipeline.front_end.ignored(speech.text_options, speech.text))
+        return StreamedAnswer(
+            make(host, wanted), headers, name, host.limits.reader_timeout_s, lambda: warning_headers(wanted.result)
+        )
 
-    def speaking(make: Make, media_type: str | None = None) -> Handler:
-        async def speak(request: Request) -> Answer:
-            raw = await read_body(request, max_body_bytes, "text")
-            try:
-                wanted = read_speech(raw, request.query_params, request.path_params["voice"])
-            except ValidationError as error:
-                return _unprocessable(error)
-            return _answer(host(), wanted, make, media_type)
-
-        return answering(speak, error_response)
-
-    return [
-        Route(PATH, speaking(whole_speech), methods=["POST"]),
-        Route(f"{PATH}/with-timestamps", speaking(timestamped_object, _JSON), methods=["POST"]),
-        Route(f"{PATH}/stream", speaking(whole_speech), methods=["POST"]),
-        Route(f"{PATH}/stream/with-timestamps", speaking(timestamped_lines, _JSON), methods=["POST"]),
-    ]
-
-
-def _answer(host: Host, wanted: ElevenLabsSpeech, make: Make, media_type: str | None) -> StreamedAnswer:
-    speech, name = wanted.speech, wanted.speech.request_id
-    media_type = media_type or wanted.output.audio_format.media_type
-    headers = {"content-type": media_type, "request-id": name, "cache-control": "no-store"}
-    check_text(speech.text, host.pipeline.settings.max_text_characters)
-    headers |= ignored_headers(host.pipeline.front_end.ignored(speech.text_options, speech.text))
-    return StreamedAnswer(
-        make(host, wanted),
-        headers,
-        error_response,
-        name,
-        host.limits.reader_timeout_s,
-        lambda: warning_headers(wanted.result),
-    )
+    return speak
 
 
 def read_speech(raw: bytes, query: Mapping[str, str], voice: str) -> ElevenLabsSpeech:
@@ -131,3 +122,37 @@ def _unprocessable(error: ValidationError) -> Response:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     detail = [{"loc": ["body", *each["loc"]], "msg": each["msg"], "type": each["type"]} for each in problems]
     return JSONResponse({"detail": detail}, _UNPROCESSABLE)
+
+
+def _a_speech(voice: VoiceName, query: Annotated[SpeechQuery, Query()], body: ElevenLabsSpeechBody) -> None: ...
+
+
+_ALIGNMENT = {
+    "characters": ["H", "i"],
+    "character_start_times_seconds": [0.0, 0.1],
+    "character_end_times_seconds": [0.1, 0.2],
+}
+_TIMED = {"audio_base64": "UklGRg==", "alignment": _ALIGNMENT, "normalized_alignment": _ALIGNMENT}
+
+ROUTES: list[BaseRoute] = [
+    Endpoint(
+        *("POST", f"{PATH}{below}", handler, Door.ELEVENLABS, ElevenLabsErrorBody, summary),
+        takes=_a_speech,
+        media_types=media_types,
+        example=_TIMED,
+        headers={"request-id": "The request's name in logs."},
+        speaks=True,
+    )
+    for below, handler, summary, media_types in (
+        ("", _speaking(whole_speech), "Speak a text; the audio is sent while it is made.", AUDIO_TYPES),
+        (
+            *("/with-timestamps", _speaking(timestamped_object, JSON)),
+            *("Speak a text; audio in base64 and the time of each character.", (JSON,)),
+        ),
+        ("/stream", _speaking(whole_speech), "The same as without `/stream`.", AUDIO_TYPES),
+        (
+            *("/stream/with-timestamps", _speaking(timestamped_lines, JSON)),
+            *("Lines of JSON while the audio is made.", (JSON,)),
+        ),
+    )
+]

@@ -239,6 +239,27 @@ def closing_message(name: str, message: str, close_code: int) -> dict[str, Any]:
     return {"message": message, "error": name, "code": close_code}
 
 
+class ErrorDetail(BaseModel):
+    """An error of ours."""
+
+    status: str
+    message: str
+
+
+class WrongField(BaseModel):
+    """A field of the body of the wrong form."""
+
+    loc: list[str | int]
+    msg: str
+    type: str
+
+
+class ElevenLabsErrorBody(BaseModel):
+    """The body of an answer that is an error."""
+
+    detail: ErrorDetail | list[WrongField]
+
+
 def error_response(error: GatewayError) -> JSONResponse:
     """Make the HTTP answer to an error."""
     status = wire_status(error)
@@ -246,7 +267,7 @@ def error_response(error: GatewayError) -> JSONResponse:
 
 
 def detail(message: str, code: str) -> dict[str, dict[str, str]]:
-    """Return the body of an answer to an error."""
+    """Return `ElevenLabsErrorBody` for an error of ours."""
     return {"detail": {"status": code, "message": message}}
 
 

@@ -9,23 +9,18 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Path
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
-from gateway.dialects.common.answers import (
-    Answer,
-    StreamedAnswer,
-    answering,
-    ignored_headers,
-    read_body,
-    warning_headers,
-)
-from gateway.dialects.openai.errors import error_response, model_not_found
-from gateway.dialects.openai.request import OpenAISpeech, StreamFormat, read_request
+from gateway.audio.formats import AUDIO_TYPES
+from gateway.dialects.common.answers import StreamedAnswer, ignored_headers, read_body, warning_headers
+from gateway.dialects.common.endpoints import Door, Endpoint
+from gateway.dialects.openai.errors import ErrorBody, described
+from gateway.dialects.openai.request import OpenAISpeech, SpeechBody, StreamFormat, read_request
 from gateway.dialects.openai.speech import audio_events, bare_audio
 from gateway.host import Host
 from gateway.speech.request import SpeechResult
@@ -35,80 +30,34 @@ PATH = "/v1/audio/speech"
 MODELS_PATH = "/v1/models"
 MODEL_ID = "cosydit"
 
+SPEECH_HEADERS = {
+    "x-request-id": "The request's id in logs: the caller's own `x-request-id`, or one that the gateway made.",
+    "x-seed": "The seed that the speech tokens were drawn with.",
+    "x-sample-rate": "Samples a second of the audio.",
+    "x-ignored-fields": "Names of fields of the body that changed nothing; only there if any did.",
+    "x-language-warning": "The text is in a language that the checkpoint does not declare; only there if it is.",
+    "x-voice-warning": "What may be wrong with the voice's recording or transcript; only there if anything is.",
+    "x-speech-warning": "How the speech left its text; only there if that shows before the answer begins.",
+}
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _EVENT_STREAM = "text/event-stream"
-_NO_CONTENT = 204
+_NO_CONTENT, _NOT_FOUND = 204, 404
+_STARTED_S = int(time.time())
 
 
-def routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRoute]:
-    """Return the routes, ready to be added to an application.
-
-    Args:
-        host: where to find what to speak with, once the application has started.
-        max_body_bytes: largest request body accepted.
-    """
-
-    async def speak(request: Request) -> Answer:
-        request_id = _request_id(request)
-
-        async def answer(request: Request) -> Answer:
-            return _answer(host(), await read_body(request, max_body_bytes, "input"), request_id)
-
-        return await answering(answer, lambda error: error_response(error, request_id))(request)
-
-    return [
-        Route(PATH, speak, methods=["POST"]),
-        options_route(PATH, "POST"),
-    ]
-
-
-def options_route(path: str, methods: str) -> Route:
-    """Return the route that answers OPTIONS: `methods` is what else may be asked of the path."""
-
-    async def allow(request: Request) -> Response:
-        return Response(status_code=_NO_CONTENT, headers={"allow": f"{methods}, OPTIONS"})
-
-    return Route(path, allow, methods=["OPTIONS"])
-
-
-def model_routes(host: Callable[[], Host]) -> list[BaseRoute]:
-    """Return the routes of the list of models: GET /v1/models and GET /v1/models/{model}. There is one model.
-
-    It counts as created now, and tells what its checkpoint declares.
-    """
-    created = int(time.time())
-
-    def model() -> dict[str, Any]:
-        declared = host().declaration
-        tags = INLINE_TAGS if declared.tags is None else declared.tags
-        facts: dict[str, Any] = {"id": MODEL_ID, "object": "model", "created": created, "owned_by": MODEL_ID}
-        facts |= {"name": declared.name, "family": declared.family}
-        facts |= {"languages": declared.languages, "tags": tags}
-        return facts | {"instruct": declared.instruct, "phonemes": declared.phonemes}
-
-    async def list_models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [model()]})
-
-    async def show_model(request: Request) -> Response:
-        return _shown(request.path_params["model"], model())
-
-    one = f"{MODELS_PATH}/{{model:path}}"
-    return [
-        Route(MODELS_PATH, list_models, methods=["GET"]),
-        Route(one, show_model, methods=["GET"]),
-        options_route(MODELS_PATH, "GET, HEAD"),
-        options_route(one, "GET, HEAD"),
-    ]
-
-
-def _answer(host: Host, raw: bytes, request_id: str) -> StreamedAnswer:
-    wanted = read_request(raw, host.default_format, request_id)
+async def speak(request: Request) -> StreamedAnswer:
+    """Answer with the speech of a text."""
+    host: Host = request.app.state.host
+    given = request.headers.get("x-request-id", "")
+    request_id = request.scope["request_id"] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    wanted = read_request(
+        await read_body(request, host.limits.max_body_bytes, "input"), host.default_format, request_id
+    )
     make = audio_events if wanted.stream_format is StreamFormat.SSE else bare_audio
     result = SpeechResult()
     return StreamedAnswer(
         make(host, wanted, result),
         _headers(wanted, host),
-        lambda error: error_response(error, request_id),
         request_id,
         host.limits.reader_timeout_s,
         lambda: warning_headers(result),
@@ -126,13 +75,64 @@ def _headers(wanted: OpenAISpeech, host: Host) -> dict[str, str]:
         "x-accel-buffering": "no",  # nginx in between would wait for 8 KiB
     }
     ignored = (*host.pipeline.front_end.ignored(wanted.speech.text_options), *wanted.ignored_fields)
-    return headers | ignored_headers(ignored)
+    return headers | ignored_headers(ignored) if ignored else headers
 
 
-def _request_id(request: Request) -> str:
-    given = request.headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+async def list_models(request: Request) -> Response:
+    """List the one model."""
+    return JSONResponse({"object": "list", "data": [_model(request.app.state.host)]})
 
 
-def _shown(name: str, model: dict[str, Any]) -> Response:
-    return JSONResponse(model) if name == MODEL_ID else model_not_found(name, MODEL_ID)
+async def show_model(request: Request) -> Response:
+    """Show the model, if it is the one that was asked for."""
+    if (name := request.path_params["model"]) == MODEL_ID:
+        return JSONResponse(_model(request.app.state.host))
+    message = f"got model {name!r}, the only one here is {MODEL_ID!r}"
+    return JSONResponse(described(message, "model_not_found", "model"), _NOT_FOUND)
+
+
+def _model(host: Host) -> dict[str, Any]:
+    """Describe the model: it counts as created at the start, and has what its checkpoint declares."""
+    declared = host.declaration
+    tags = INLINE_TAGS if declared.tags is None else declared.tags
+    facts: dict[str, Any] = {"id": MODEL_ID, "object": "model", "created": _STARTED_S, "owned_by": MODEL_ID}
+    facts |= {"name": declared.name, "family": declared.family, "languages": declared.languages, "tags": tags}
+    return facts | {"instruct": declared.instruct, "phonemes": declared.phonemes}
+
+
+def options_route(path: str, methods: str) -> Route:
+    """Return the route that answers OPTIONS: `methods` is what else may be asked of the path."""
+
+    async def allow(request: Request) -> Response:
+        return Response(status_code=_NO_CONTENT, headers={"allow": f"{methods}, OPTIONS"})
+
+    return Route(path, allow, methods=["OPTIONS"])
+
+
+def _a_speech(body: SpeechBody) -> None: ...
+def _a_model(model: Annotated[str, Path(description="Name of the model.")]) -> None: ...
+
+
+_MODEL = {"id": MODEL_ID, "object": "model", "created": 0, "owned_by": MODEL_ID}
+_ONE_MODEL = f"{MODELS_PATH}/{{model:path}}"
+_OURS = (Door.OPENAI, ErrorBody)
+
+ROUTES: list[BaseRoute] = [
+    Endpoint(
+        *("POST", PATH, speak, *_OURS),
+        "Speak a text; the audio is sent while it is made. With `stream_format: sse` in server-sent events.",
+        takes=_a_speech,
+        media_types=(*AUDIO_TYPES, _EVENT_STREAM),
+        headers=SPEECH_HEADERS,
+        speaks=True,
+    ),
+    options_route(PATH, "POST"),
+    Endpoint(
+        *("GET", MODELS_PATH, list_models, *_OURS),
+        "List the models; there is one.",
+        example={"object": "list", "data": [_MODEL]},
+    ),
+    Endpoint("GET", _ONE_MODEL, show_model, *_OURS, "Show the model.", takes=_a_model, example=_MODEL),
+    options_route(MODELS_PATH, "GET, HEAD"),
+    options_route(_ONE_MODEL, "GET, HEAD"),
+]

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
 from gateway.core import InlineVoice
-from gateway.dialects.common.parts import checked_json
+from gateway.dialects.common.answers import checked_json
 from gateway.dialects.common.text_fields import text_options_of
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.speech.request import SpeechRequest, decode_text, draw_seed
