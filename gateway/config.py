@@ -17,7 +17,7 @@ from gateway.delivery import DEFAULT_RUN_AHEAD_S
 from gateway.dialects.wyoming.settings import WyomingSettings, wyoming_settings
 from gateway.doors.grpc import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
 from gateway.errors import ConfigError
-from gateway.lifecycle.sampling_probe import ProbeMode
+from gateway.lifecycle.readiness import ProbeMode
 from gateway.llm.client import LLMDeadlines
 from gateway.llm.wire import PromptForm
 from gateway.routing.fleet import LLM, TOKEN2WAV

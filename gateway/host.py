@@ -39,7 +39,7 @@ class HostLimits:
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
     """Seconds of audio sent before it is played, where the gateway can't see an interruption; see `Pacer`."""
     reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
-    """Seconds that HTTP and gRPC wait for a reader who makes no room; see `gateway.dialects.common.answers.sent`."""
+    """Seconds that HTTP and gRPC wait for a reader who makes no room; see `gateway.dialects.answers.sent`."""
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     """Largest body of an HTTP request that asks for speech."""
     max_contexts: int = DEFAULT_MAX_CONTEXTS

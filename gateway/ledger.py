@@ -79,10 +79,10 @@ class CallerLedger:
 
     # What a process holds.
 
-    def take_stream(self, caller: str, limit: int | None) -> int | None:
+    def take_stream(self, caller: str, limit: int) -> int | None:
         """Count one more stream, unless the caller has `limit` already: then return how many it has."""
         with self._changing() as db:
-            if limit is not None and (streams := self.streams(caller)) >= limit:
+            if (streams := self.streams(caller)) >= limit:
                 return streams
             db.execute(
                 "INSERT INTO held (process, caller, streams) VALUES (?, ?, 1) "

@@ -12,7 +12,7 @@ from gateway.access.http_middleware import guarded
 from gateway.access.settings import http_rules, open_access, uvicorn_options
 from gateway.app import open_with_ports
 from gateway.config import GatewayConfig
-from gateway.dialects.common.json_socket import quiet_refusals
+from gateway.dialects.json_socket import quiet_refusals
 from gateway.doors.http import build_app
 from gateway.errors import ConfigError
 from gateway.host import Host

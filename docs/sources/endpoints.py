@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import tts_service_pb2
 
-from gateway.dialects.common.endpoints import Door, method_of, shown_of
+from gateway.dialects.endpoints import Door, method_of, shown_of
 from gateway.doors.http import build_app
 from sources.markdown import WARNING, code, listing
 from token2wav_service.contract import DROP_IN_MODEL, TOKEN2WAV_MODEL

@@ -73,13 +73,10 @@ class Access:
         self.connections = connections or Connections()
         self.ledger = ledger or CallerLedger(clock)
         self._texts = WeakValueDictionary[str, CallerText]()
+        self.has_keys = keys is not None
+        """Whether callers need a key."""
         self._keys = keys
         self._limits = limits
-
-    @property
-    def has_keys(self) -> bool:
-        """Whether callers need a key."""
-        return self._keys is not None
 
     def authenticate(self, presented: bytes | None, address: str) -> Caller:
         """Return the caller.
@@ -134,7 +131,7 @@ class Access:
             AudioLimitError: its audio is used up.
         """
         limit = caller.limits.streams
-        if (open_already := self.ledger.take_stream(caller.name, limit)) is not None:
+        if limit is not None and (open_already := self.ledger.take_stream(caller.name, limit)) is not None:
             got = f"{caller.name!r} speaks in {open_already} streams already, the limit is {limit}"
             raise StreamLimitError(f"{got}; try again when one has ended", retry_after_s=STREAM_RETRY_S)
         try:
@@ -143,4 +140,5 @@ class Access:
                 raise refusal
             yield account
         finally:
-            self.ledger.give_stream_back(caller.name)
+            if limit is not None:
+                self.ledger.give_stream_back(caller.name)

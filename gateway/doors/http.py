@@ -19,12 +19,12 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from gateway.dialects.common.endpoints import Door, Endpoint, shown_of
+from gateway.dialects import voices_http, web_page
 from gateway.dialects.elevenlabs import account as elevenlabs_account
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
-from gateway.dialects.http import voices_http, web_page
-from gateway.dialects.http.errors import shape_errors
+from gateway.dialects.endpoints import Door, Endpoint, shown_of
+from gateway.dialects.errors import shape_errors
 from gateway.dialects.openai import http as openai_http
 from gateway.dialects.openai.errors import ErrorBody
 from gateway.dialects.speech_ws import socket as speech_ws

@@ -33,9 +33,9 @@ class KnownVoices:
     def find(self, key: str) -> RegisteredVoice | None:
         """Return a voice, which is thereby used; None if it must be registered."""
         voice = self._voices.get(key)
-        if voice is None and self._ledger is not None:
-            voice = self._ledger.told_voice(key)
         if voice is not None:
+            self._voices.move_to_end(key)
+        elif self._ledger is not None and (voice := self._ledger.told_voice(key)) is not None:
             self._keep(key, voice)
         return voice
 

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute
 from gateway.audio import AudioFormat
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
-from gateway.dialects.http.errors import shape_errors
+from gateway.dialects.errors import shape_errors
 from gateway.doors.http import DIALECT_ROUTES
 from gateway.errors import GatewayError, Token2WavInterruptedError, VoiceEvictedError
 from gateway.host import Host, HostLimits

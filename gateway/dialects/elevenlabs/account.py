@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from gateway.access.caller import current_caller
-from gateway.dialects.common.endpoints import Door, Endpoint, a_voice
 from gateway.dialects.elevenlabs.wire import ElevenLabsErrorBody
+from gateway.dialects.endpoints import Door, Endpoint, a_voice
 from gateway.host import Host
 from gateway.voices.directory import StoredVoice
 from gateway.voices.registry import NamedVoice, VoiceRegistry

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.audio import DEFAULT_ELEVENLABS_FORMAT, OutputFormat, parse_elevenlabs_format
-from gateway.dialects.common.answers import error_headers, retry_after_s
+from gateway.dialects.answers import error_headers, first_problem, retry_after_s
 from gateway.errors import GatewayError, InvalidRequestError, public_text, wire_status
 from gateway.speech.request import MAX_SEED
 from gateway.text import Normalization, TextOptions
@@ -143,14 +143,9 @@ def parse_message(fields: Mapping[str, Any]) -> ClientMessage:
     try:
         return ClientMessage.model_validate(fields)
     except ValidationError as error:
-        raise invalid_fields(error) from error
-
-
-def invalid_fields(error: ValidationError) -> InvalidRequestError:
-    """Say what is wrong with a field, without repeating what was sent."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return InvalidRequestError(f"{where or 'message'}: {first['msg']}; correct it and send it again", param=where)
+        where, problem = first_problem(error)
+        got = f"{where or 'message'}: {problem}"
+        raise InvalidRequestError(f"{got}; correct it and send it again", param=where) from error
 
 
 def locators_of(fields: Sequence[LexiconLocatorFields] | None) -> tuple[str, ...]:

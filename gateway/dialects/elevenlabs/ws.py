@@ -24,15 +24,6 @@ from starlette.routing import BaseRoute
 from starlette.websockets import WebSocket
 
 from gateway.audio import open_encoder
-from gateway.dialects.common.endpoints import Door, Socket, VoiceName
-from gateway.dialects.common.json_socket import (
-    FAILURE_CLOSE,
-    NORMAL_CLOSE,
-    POLICY_CLOSE,
-    JsonSocket,
-    SocketClosedError,
-    refuse,
-)
 from gateway.dialects.elevenlabs.context import ContextOpener, ContextState, SpeakingContext
 from gateway.dialects.elevenlabs.http import PATH, SpeechQuery
 from gateway.dialects.elevenlabs.wire import (
@@ -43,6 +34,15 @@ from gateway.dialects.elevenlabs.wire import (
     error_response,
     parse_message,
     parse_socket_options,
+)
+from gateway.dialects.endpoints import Door, Socket, VoiceName
+from gateway.dialects.json_socket import (
+    FAILURE_CLOSE,
+    NORMAL_CLOSE,
+    POLICY_CLOSE,
+    JsonSocket,
+    SocketClosedError,
+    refuse,
 )
 from gateway.errors import GatewayError, InvalidRequestError, public_text
 from gateway.host import Host

@@ -19,7 +19,7 @@ import grpc
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
-from gateway.dialects.common.answers import MAX_VALUES, error_metadata, too_many_values
+from gateway.dialects.answers import MAX_VALUES, error_metadata, too_many_values
 from gateway.errors import (
     GatewayError,
     InvalidRequestError,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from gateway.dialects.common.answers import error_headers
+from gateway.dialects.answers import error_headers
 from gateway.errors import (
     HTTP_SERVER_ERROR,
     GatewayError,

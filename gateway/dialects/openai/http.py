@@ -1,14 +1,25 @@
 """The OpenAI dialect over HTTP: POST /v1/audio/speech, and the list of models.
 
 Parses and refuses, then hands the text to the pipeline. Audio is not paced: a client that turns away hangs up, and one
-that reads slowly holds the pipeline back.
+that reads slowly holds the pipeline back. It is bare, or in server-sent events:
+
+    data: {"type":"speech.audio.delta","audio":"<base64>"}         any number
+    data: {"type":"speech.audio.words","words":[{...}]}            where asked for, behind the audio that they end in
+    data: {"type":"speech.audio.done","usage":{...},...}           all is said
+    data: {"type":"error","error":{...}}                           or this, and the connection breaks
+
+Clients that were seen ignore the error's event, so that only a broken connection tells them that speech is missing.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 import time
 import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import Path
@@ -16,15 +27,20 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
+from gateway.audio import AsyncEncoder, open_encoder
 from gateway.audio.formats import AUDIO_TYPES
-from gateway.dialects.common.answers import StreamedAnswer, ignored_headers, read_body, warning_headers
-from gateway.dialects.common.endpoints import Door, Endpoint
-from gateway.dialects.openai.errors import ErrorBody, described
+from gateway.core import AudioChunk, FloatArray
+from gateway.dialects.answers import StreamedAnswer, ignored_headers, read_body, warning_headers
+from gateway.dialects.endpoints import Door, Endpoint
+from gateway.dialects.openai.errors import ErrorBody, described, error_object
 from gateway.dialects.openai.request import OpenAISpeech, SpeechBody, StreamFormat, read_request
-from gateway.dialects.openai.speech import audio_events, bare_audio
+from gateway.errors import GatewayError
 from gateway.host import Host
 from gateway.speech.request import SpeechResult
+from gateway.speech.speech_job import warning_field
+from gateway.speech.text_clock import TextClock, WordGatherer, WordTime
 from llm_service.vocab import INLINE_TAGS
+from token2wav_service.contract import SAMPLE_RATE_HZ
 
 PATH = "/v1/audio/speech"
 MODELS_PATH = "/v1/models"
@@ -43,6 +59,11 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _EVENT_STREAM = "text/event-stream"
 _NO_CONTENT, _NOT_FOUND = 204, 404
 _STARTED_S = int(time.time())
+_HEAD_SAMPLES = SAMPLE_RATE_HZ // 10
+"""Samples encoded first, so that the first bytes need not wait until the codec has all of the first chunk."""
+_MS_PER_S = 1000
+_MAX_DELTA_BYTES = 24 * 1024
+"""Most bytes of audio in one event, half a second of PCM: some clients read lines of 64 KiB at most."""
 
 
 async def speak(request: Request) -> StreamedAnswer:
@@ -76,6 +97,123 @@ def _headers(wanted: OpenAISpeech, host: Host) -> dict[str, str]:
     }
     ignored = (*host.pipeline.front_end.ignored(wanted.speech.text_options), *wanted.ignored_fields)
     return headers | ignored_headers(ignored) if ignored else headers
+
+
+async def bare_audio(
+    host: Host, wanted: OpenAISpeech, result: SpeechResult | None = None, words: list[WordTime] | None = None
+) -> AsyncGenerator[bytes]:
+    """Yield the bytes of one text's speech; pieces may be empty.
+
+    Args:
+        host: has the pipeline.
+        wanted: what to speak.
+        result: filled in on the way.
+        words: gets those that have ended, if they are wanted; needs a result.
+
+    Raises:
+        GatewayError: see `Speaker.synthesize`; or the format or speed can't be had here.
+    """
+    words_of = _WordTimes(result, words) if result is not None and words is not None else None
+    async with (
+        AsyncEncoder(open_encoder(wanted.output, wanted.speed), host.executor) as encoder,
+        aclosing(host.pipeline.synthesize(wanted.speech, result)) as audio,
+    ):
+        async for chunk in audio:
+            for samples in _pieces(chunk, is_whole=encoder.is_light):
+                yield await encoder.encode(samples)
+            if words_of is not None:
+                words_of.note(chunk)
+                yield b""
+        yield await encoder.finish()
+
+
+async def audio_events(host: Host, wanted: OpenAISpeech, result: SpeechResult) -> AsyncGenerator[bytes]:
+    """Yield the speech as server-sent events.
+
+    Raises:
+        GatewayError: see `bare_audio`; if audio came before, an event has told of it.
+    """
+    is_started = False
+    usage = _Usage(result, host.encode_text)
+    words: list[WordTime] | None = [] if wanted.has_word_times else None
+    try:
+        async with aclosing(bare_audio(host, wanted, result, words)) as pieces:
+            async for piece in pieces:
+                usage.count_text()
+                # One write for all: a client that separates chunks by time would see several in single events.
+                if deltas := [_event({"type": "speech.audio.delta", "audio": delta}) for delta in _deltas(piece)]:
+                    yield b"".join(deltas)
+                    is_started = True
+                if words and is_started:
+                    yield _event({"type": "speech.audio.words", "words": [_told(word, wanted.speed) for word in words]})
+                    words.clear()
+    except GatewayError as error:
+        if is_started:
+            yield _event({"type": "error", "error": error_object(error)})
+        raise
+    done = {"type": "speech.audio.done", "usage": usage.report(), "spoken_text": result.spoken_text}
+    yield _event(done | warning_field(result))
+
+
+def _told(word: WordTime, speed: float) -> dict[str, Any]:
+    start_ms, end_ms = (round(made_s / speed * _MS_PER_S) for made_s in (word.start_s, word.end_s))
+    return {"word": word.word, "start_ms": start_ms, "end_ms": end_ms}
+
+
+class _WordTimes:
+    """Adds the words that have ended to a list, chunk by chunk."""
+
+    def __init__(self, result: SpeechResult, words: list[WordTime]) -> None:
+        self._words, self._samples = words, 0
+        self._clock, self._gatherer = TextClock(result.spans), WordGatherer()
+
+    def note(self, chunk: AudioChunk) -> None:
+        self._samples += len(chunk.samples)
+        made_s = self._samples / SAMPLE_RATE_HZ
+        self._words += self._gatherer.push(self._clock.finish(made_s) if chunk.is_last else self._clock.advance(made_s))
+        self._words += self._gatherer.finish() if chunk.is_last else []
+
+
+class _Usage:
+    """Counts what a speech took: text as the LLM got it, without the voice's prompt, and speech tokens, 25 a second."""
+
+    def __init__(self, result: SpeechResult, encode_text: Callable[[str], list[int]]) -> None:
+        self._result = result
+        self._encode_text = encode_text
+        self._counted_spans = 0
+        self._text_tokens = 0
+
+    def count_text(self) -> None:
+        """Count the segments that are new; on the way, as a long text takes its time."""
+        for span in self._result.spans[self._counted_spans :]:
+            self._text_tokens += len(self._encode_text(span.segment.text))
+            self._counted_spans += 1
+
+    def report(self) -> dict[str, int]:
+        self.count_text()
+        speech_tokens = self._result.speech_tokens
+        return {
+            "input_tokens": self._text_tokens,
+            "output_tokens": speech_tokens,
+            "total_tokens": self._text_tokens + speech_tokens,
+        }
+
+
+def _pieces(chunk: AudioChunk, is_whole: bool) -> Iterator[FloatArray]:
+    """Cut a little off the first chunk's beginning, unless all `is_whole`; chunks without samples have no pieces."""
+    head_samples = _HEAD_SAMPLES if chunk.index == 0 and not is_whole else 0
+    for samples in (chunk.samples[:head_samples], chunk.samples[head_samples:]):
+        if len(samples):
+            yield samples
+
+
+def _deltas(audio: bytes) -> Iterator[str]:
+    for at in range(0, len(audio), _MAX_DELTA_BYTES):
+        yield base64.b64encode(audio[at : at + _MAX_DELTA_BYTES]).decode("ascii")
+
+
+def _event(content: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
 
 
 async def list_models(request: Request) -> Response:

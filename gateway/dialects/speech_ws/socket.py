@@ -19,8 +19,8 @@ from starlette.routing import BaseRoute
 from starlette.websockets import WebSocket
 
 from gateway.audio import open_encoder
-from gateway.dialects.common.endpoints import Door, Socket
-from gateway.dialects.common.json_socket import NORMAL_CLOSE, POLICY_CLOSE, JsonSocket, SocketClosedError
+from gateway.dialects.endpoints import Door, Socket
+from gateway.dialects.json_socket import NORMAL_CLOSE, POLICY_CLOSE, JsonSocket, SocketClosedError
 from gateway.dialects.speech_ws.utterance import SpeakingUtterance, UtteranceParts
 from gateway.dialects.speech_ws.wire import (
     MAX_CONFIG_BYTES,

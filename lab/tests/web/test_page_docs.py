@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.common.endpoints import shown_of
+from gateway.dialects.endpoints import shown_of
 from gateway.doors.http import build_app
 from lab.tests.web.conftest import visited
 from tests.gateway.fakes import FakeLLM, speech_deltas

@@ -20,12 +20,12 @@ from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
 from gateway.audio import AudioFormat
-from gateway.dialects.common.answers import MAX_VALUES
-from gateway.dialects.common.json_socket import JsonSocket
+from gateway.dialects.answers import MAX_VALUES
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import wire as elevenlabs_wire
 from gateway.dialects.grpc import errors as grpc_errors
 from gateway.dialects.grpc import riva_request, tts_config
+from gateway.dialects.json_socket import JsonSocket
 from gateway.dialects.openai import request as openai_request
 from gateway.dialects.speech_ws import wire as speech_wire
 from gateway.dialects.wyoming.wire import CountedReader, EventStream

@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from jsonschema import Draft202012Validator
 from prometheus_client import CollectorRegistry
 
-from gateway.dialects.common.endpoints import shown_of
+from gateway.dialects.endpoints import shown_of
 from gateway.doors.http import build_app, document
 from gateway.voices.registry import NamedVoice
 from tests import ROOT

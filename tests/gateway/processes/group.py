@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.access.access import Access
-from gateway.access.caller import CallerLimits
+from gateway.access.caller import Caller, CallerLimits
 from gateway.ledger import CallerLedger
 from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
@@ -66,7 +66,7 @@ class Group:
             access = Access(None, CallerLimits(), self.clock, ledger)
             with ours:
                 async with worker.serving(access):
-                    gate = Gate(llm, token2wav, self.clock, lambda: self.caller)
+                    gate = Gate(llm, token2wav, self.clock, lambda: Caller(self.caller))
                     yield Process(worker, gate, access, llm, token2wav, KnownVoices(ledger=ledger), ours)
         self.ledger.end_process(number)
 

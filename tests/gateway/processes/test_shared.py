@@ -14,8 +14,7 @@ from prometheus_client.exposition import generate_latest
 from gateway.access.caller import Caller, CallerLimits
 from gateway.errors import AudioLimitError, NotReadyError, OverloadedError, StreamLimitError, TextTooLongError
 from gateway.ledger import CallerLedger
-from gateway.processes.metrics import lasting, merged, snapshot
-from gateway.processes.worker import LEAVE, OPENED, WARM
+from gateway.processes.worker import LEAVE, OPENED, WARM, lasting, merged, snapshot
 from tests.gateway.fakes import ManualClock
 from tests.gateway.processes.group import SLOTS, Group, Process
 from tests.gateway.routing.fakes import QUICK, until

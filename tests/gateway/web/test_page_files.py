@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.dialects.http import web_page
+from gateway.dialects import web_page
 from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS
 from gateway.voices.registry import VoiceRegistry
 from gateway.voices.store import VoiceLimits

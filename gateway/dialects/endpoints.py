@@ -139,7 +139,7 @@ def shown_of(routes: list[BaseRoute]) -> list[APIRoute]:
 
 def method_of(shown: APIRoute) -> str:
     """Return the method that a description is of; `WEBSOCKET` for a socket."""
-    return "WEBSOCKET" if shown.status_code == _SWITCHING_PROTOCOLS else next(iter(shown.methods))
+    return "WEBSOCKET" if shown.status_code == _SWITCHING_PROTOCOLS else next(iter(shown.methods or ()))
 
 
 def _operation_id(method: str, path: str) -> str:

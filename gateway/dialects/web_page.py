@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.audio import AudioFormat, open_encoder, parse_openai_format
 from gateway.audio.formats import OPENAI_FORMATS
-from gateway.dialects.common.endpoints import Door, Endpoint
+from gateway.dialects.endpoints import Door, Endpoint
 from gateway.dialects.openai.errors import ErrorBody
 from gateway.errors import UnsupportedOptionError
 from gateway.host import Host
@@ -27,7 +27,7 @@ FILES_PATH = "/web"
 SETTINGS_PATH = f"{FILES_PATH}/settings.json"
 API_PATH = "/docs"
 
-_DIRECTORY = Path(__file__).parents[2] / "web"
+_DIRECTORY = Path(__file__).parents[1] / "web"
 _OFFERED = {"voice_creation": True, "max_recording_bytes": 10485760}
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",

@@ -17,18 +17,17 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from typing import Any
 
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import (
     GatewayError,
     InvalidRequestError,
-    LimitError,
-    OverloadedError,
+    LaterError,
     StalledReaderError,
     TextTooLongError,
     UnauthenticatedError,
-    VoiceRateError,
 )
 from gateway.speech.request import SpeechResult
 from gateway.speech.speech_job import warnings_of
@@ -79,6 +78,12 @@ def checked_json(text: str) -> str:
     return text
 
 
+def first_problem(error: ValidationError) -> tuple[str, str]:
+    """Return where the first wrong field is, empty for the whole, and what is wrong; not what was sent."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return ".".join(map(str, first["loc"])), first["msg"]
+
+
 def too_many_values() -> InvalidRequestError:
     """Make the error of a message with more values than a parser may be given."""
     return InvalidRequestError(f"the message has more than {MAX_VALUES} values; send fewer words or settings at once")
@@ -113,7 +118,7 @@ _MS_PER_S = 1000
 
 def retry_after_s(error: BaseException) -> float | None:
     """Return when the same request may succeed, if that is known."""
-    return error.retry_after_s if isinstance(error, (LimitError, OverloadedError, VoiceRateError)) else None
+    return error.retry_after_s if isinstance(error, LaterError) else None
 
 
 def error_headers(error: BaseException) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 from fastapi.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from gateway.dialects.common.answers import checked_json
+from gateway.dialects.answers import checked_json
 from gateway.errors import GatewayError, InvalidRequestError
 from servicekit.tasks import cancel
 from servicekit.timeouts import timeout

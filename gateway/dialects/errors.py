@@ -20,8 +20,8 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from gateway.dialects.common.json_socket import refuse as refuse_socket
 from gateway.dialects.elevenlabs import wire as elevenlabs_wire
+from gateway.dialects.json_socket import refuse as refuse_socket
 from gateway.dialects.openai import errors as openai_errors
 from gateway.errors import HTTP_SERVER_ERROR, GatewayError, NotReadyError, wire_status
 

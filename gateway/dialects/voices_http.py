@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from gateway.access.caller import current_caller
-from gateway.dialects.common.endpoints import Door, Endpoint, a_voice
-from gateway.dialects.common.multipart import MEDIA_TYPE, FormPart, FormTooLargeError, read_form
+from gateway.dialects.endpoints import Door, Endpoint, a_voice
+from gateway.dialects.multipart import MEDIA_TYPE, FormPart, FormTooLargeError, read_form
 from gateway.dialects.openai.errors import ErrorBody
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.host import Host
