@@ -103,7 +103,7 @@ async def open_gateway(
         stack.push_async_callback(routes.close)
         stack.push_async_callback(gate.close)
         if worker is not None:
-            await stack.enter_async_context(worker.serving(access))
+            await stack.enter_async_context(worker.serving())
         routes.start()
         await stack.enter_async_context(running_meanwhile(return_memory_at_rest(lambda: gate.speaking)))
         with ThreadPoolExecutor(thread_name_prefix="codec") as executor:

@@ -194,18 +194,14 @@ class CallerText:
 class UnspokenText:
     """Counts the text that a session has accepted and not spoken yet; all sessions of one caller share a limit."""
 
-    def __init__(
-        self, limit: int | None = None, of_caller: CallerText | None = None, elsewhere: Callable[[], int] = lambda: 0
-    ) -> None:
+    def __init__(self, limit: int | None = None, of_caller: CallerText | None = None) -> None:
         """Begin without text.
 
         Args:
             limit: characters that all sessions of the caller may have together; None: any number.
             of_caller: these sessions; this one joins, and leaves when nobody keeps it any more.
-            elsewhere: characters that the caller's sessions in other processes have.
         """
         self._limit = limit
-        self._elsewhere = elsewhere
         self._own = [0]
         self._of_caller = of_caller or CallerText()
         finalize(self, self._of_caller.leave, self._own).atexit = False
@@ -221,7 +217,7 @@ class UnspokenText:
         Raises:
             TextTooLongError: the caller has too much; nothing was taken.
         """
-        waiting = self._of_caller.characters + self._elsewhere()
+        waiting = self._of_caller.characters
         if self._limit is not None and waiting + characters > self._limit:
             got = f"{waiting} characters of all your streams wait to be spoken and {characters} more came"
             advice = "send text no faster than it is spoken"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from weakref import WeakValueDictionary
 
 from gateway.access.caller import Caller, CallerLimits, current_caller
@@ -115,12 +114,7 @@ class Access:
     def unspoken_text(self, caller: Caller) -> UnspokenText:
         """Begin to count the text of one of the caller's sessions."""
         text = self._texts.setdefault(caller.name, CallerText())
-        elsewhere = partial(self.ledger.characters_elsewhere, caller.name)
-        return UnspokenText(caller.limits.unspoken_characters, text, elsewhere)
-
-    def tell_texts(self) -> None:
-        """Tell the other processes what is not spoken yet here."""
-        self.ledger.tell_texts({name: text.characters for name, text in list(self._texts.items())})
+        return UnspokenText(caller.limits.unspoken_characters, text)
 
     @asynccontextmanager
     async def speaking(self, caller: Caller) -> AsyncIterator[Account]:

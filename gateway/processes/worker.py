@@ -16,14 +16,13 @@ import logging
 import operator
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from gateway.access.access import Access
 from gateway.ledger import CallerLedger
 from gateway.telemetry.exposition import BEAT_INTERVAL_S
 from gateway.telemetry.metrics import PREFIX
@@ -33,8 +32,6 @@ logger = logging.getLogger(__name__)
 
 BEAT, OPENED, WARM, LEAVE = b"b", b"o", b"w", b"l"
 """What is said over the socket pair, a byte each."""
-TELL_INTERVAL_S = 0.05
-"""Seconds until other processes know of text that waits here."""
 
 
 class Worker:
@@ -74,13 +71,13 @@ class Worker:
         return gathered_registry(lambda: merged({**self.ledger.metrics(), self.number: snapshot(registry)}))
 
     @asynccontextmanager
-    async def serving(self, access: Access) -> AsyncIterator[None]:
+    async def serving(self) -> AsyncIterator[None]:
         """Talk to the parent and tell the others until the context is left."""
         self._end.setblocking(False)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._end, self._hear)
         try:
-            async with running_meanwhile(self._keep_telling(access)), running_meanwhile(self._keep_beating()):
+            async with running_meanwhile(self._keep_beating()):
                 yield
         finally:
             loop.remove_reader(self._end)
@@ -88,18 +85,14 @@ class Worker:
             if self._is_orphaned:
                 self.ledger.remove()
 
-    async def _keep_telling(self, access: Access) -> None:
-        while True:
-            with _going_on():
-                access.tell_texts()
-            await asyncio.sleep(TELL_INTERVAL_S)
-
     async def _keep_beating(self) -> None:
         while True:
             self._say(BEAT)
-            with _going_on():
+            try:
                 if self._registry is not None:
                     self.ledger.tell_metrics({self.number: await asyncio.to_thread(snapshot, self._registry)})
+            except Exception:
+                logger.exception("the other processes can't be told what this one does; tried again in a moment")
             await asyncio.sleep(BEAT_INTERVAL_S)
 
     def _say(self, what: bytes) -> None:
@@ -119,15 +112,6 @@ class Worker:
         self.is_warm = self.is_warm or WARM in heard
         if LEAVE in heard:
             self.on_leave()
-
-
-@contextmanager
-def _going_on() -> Iterator[None]:
-    """Log what fails, as the next try may do."""
-    try:
-        yield
-    except Exception:
-        logger.exception("the other processes of this gateway can't be told what this one does")
 
 
 Families = list[list[Any]]

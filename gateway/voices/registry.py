@@ -91,7 +91,7 @@ class VoiceRegistry:
             viewer: tells on whose behalf the call under way looks created voices up.
             budget: of voices that come with requests; None: there is no bound.
             caller: names who brings them.
-            known: voices that token2wav knows, where other processes of this gateway tell of some; None: none do.
+            known: remembers voices that token2wav knows; None: the usual number of them.
             transcripts: judges the operator's voices and those of requests; None: by their length only.
         """
         self._budget = budget
