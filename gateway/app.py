@@ -22,10 +22,8 @@ from gateway.errors import ConfigError
 from gateway.host import Host, HostLimits
 from gateway.lexicons import LexiconBook, load_lexicons
 from gateway.lifecycle.gate import Gate, Routes
-from gateway.lifecycle.readiness import Readiness
-from gateway.lifecycle.rest import return_memory_at_rest
-from gateway.lifecycle.sampling_probe import SamplingProbe
-from gateway.lifecycle.shutdown import Shutdown
+from gateway.lifecycle.readiness import Readiness, SamplingProbe
+from gateway.lifecycle.shutdown import Shutdown, return_memory_at_rest
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.routed import LLMReplicaClient, RoutedSpeechLM
 from gateway.llm.token_client import SCHEME, TokenStreamClient
@@ -93,7 +91,7 @@ async def open_gateway(
     bounds, aligner = _speech_files(config)
     transcripts = TranscriptCheck(aligner, is_on=bounds.follows_text is not False)
     voices = _open_voices(config, routes.token2wav, access, transcripts)
-    gate = Gate(routes.llm, routes.token2wav, clock, caller_name)
+    gate = Gate(routes.llm, routes.token2wav, clock)
     pipeline = _make_pipeline(
         config, declaration, bounds, aligner, routes, voices, gate, access, telemetry, clock, lexicons
     )
@@ -105,7 +103,7 @@ async def open_gateway(
         stack.push_async_callback(routes.close)
         stack.push_async_callback(gate.close)
         if worker is not None:
-            await stack.enter_async_context(worker.serving(access))
+            await stack.enter_async_context(worker.serving())
         routes.start()
         await stack.enter_async_context(running_meanwhile(return_memory_at_rest(lambda: gate.speaking)))
         with ThreadPoolExecutor(thread_name_prefix="codec") as executor:

@@ -17,7 +17,7 @@ from gateway.delivery import DEFAULT_RUN_AHEAD_S
 from gateway.dialects.wyoming.settings import WyomingSettings, wyoming_settings
 from gateway.doors.grpc import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
 from gateway.errors import ConfigError
-from gateway.lifecycle.sampling_probe import ProbeMode
+from gateway.lifecycle.readiness import ProbeMode
 from gateway.llm.client import LLMDeadlines
 from gateway.llm.wire import PromptForm
 from gateway.routing.discovery import sources_of
@@ -36,7 +36,6 @@ from llm_service.prompt import LengthLimits
 from servicekit.logs import LogFormat
 from servicekit.settings import Given, SettingsError, add_options, given_settings, read_settings
 
-DEFAULT_MAX_BODY_BYTES = 1024 * 1024
 DEFAULT_DRAIN_TIMEOUT_S = 60.0
 HTTP_GRACE_S = 10
 """Seconds that answers may take to be sent once the doors close; `shutdown` has ended streams before."""

@@ -194,18 +194,14 @@ class CallerText:
 class UnspokenText:
     """Counts the text that a session has accepted and not spoken yet; all sessions of one caller share a limit."""
 
-    def __init__(
-        self, limit: int | None = None, of_caller: CallerText | None = None, elsewhere: Callable[[], int] = lambda: 0
-    ) -> None:
+    def __init__(self, limit: int | None = None, of_caller: CallerText | None = None) -> None:
         """Begin without text.
 
         Args:
             limit: characters that all sessions of the caller may have together; None: any number.
             of_caller: these sessions; this one joins, and leaves when nobody keeps it any more.
-            elsewhere: characters that the caller's sessions in other processes have.
         """
         self._limit = limit
-        self._elsewhere = elsewhere
         self._own = [0]
         self._of_caller = of_caller or CallerText()
         finalize(self, self._of_caller.leave, self._own).atexit = False
@@ -221,7 +217,7 @@ class UnspokenText:
         Raises:
             TextTooLongError: the caller has too much; nothing was taken.
         """
-        waiting = self._of_caller.characters + self._elsewhere()
+        waiting = self._of_caller.characters
         if self._limit is not None and waiting + characters > self._limit:
             got = f"{waiting} characters of all your streams wait to be spoken and {characters} more came"
             advice = "send text no faster than it is spoken"
@@ -237,46 +233,35 @@ class UnspokenText:
         self._of_caller.characters += change
 
 
-class SessionHold(Protocol):
-    """A session's claim to be waited for between two of its streams."""
+class SessionHold:
+    """A session's claim to be waited for between two of its streams by a gateway that is being stopped."""
 
-    @property
-    def is_held(self) -> bool:
-        """Whether a gateway that is being stopped waits for the session now."""
-        ...
+    def __init__(self, count: Callable[[int], None] = lambda change: None) -> None:
+        """Hold nothing yet; `count` adds to what the gateway waits for."""
+        self._count = count
+        self.is_held = False
+        """Whether the gateway waits for the session now."""
 
     def acquire(self) -> None:
-        """Have a gateway that is being stopped wait for the session; harmless if it does."""
-        ...
+        """Have it wait for the session; harmless if it does."""
+        if not self.is_held:
+            self.is_held = True
+            self._count(1)
 
     def release(self) -> None:
-        """Let the gateway stop without waiting for the session; harmless if it would."""
-        ...
+        """Let it stop without waiting for the session; harmless if it would."""
+        if self.is_held:
+            self.is_held = False
+            self._count(-1)
 
 
 class Admission(Protocol):
-    """Decides whether a stream may begin."""
+    """Decides whether a stream may begin (`lifecycle.gate.Gate`)."""
 
-    def session_hold(self) -> SessionHold:
-        """Make a session's hold; it is not acquired yet."""
-        ...
-
+    def session_hold(self) -> SessionHold: ...
     def admitted(
         self, priority: int, patience_s: float | None = None, is_under_way: bool = False
-    ) -> AbstractAsyncContextManager[None]:
-        """Let one stream in and count it until the context is left.
-
-        Args:
-            priority: 1 (first) to 10.
-            patience_s: the caller waits so long at most; None: it did not say.
-            is_under_way: it belongs to a session whose `SessionHold` is held, so it may begin when others may not.
-
-        Raises:
-            OverloadedError: the services had no room for it in time.
-            NotReadyError: the gateway admits no more streams.
-            LLMUnavailableError, Token2WavUnavailableError: no replica of that service can be had.
-        """
-        ...
+    ) -> AbstractAsyncContextManager[None]: ...
 
 
 class VoiceMaker(Protocol):

@@ -1,54 +1,4 @@
-"""What can go wrong between a caller and its audio, and the one table that turns it into wire codes.
-
-GatewayError
- +- ConfigError                    settings that can't work (start-up only)
- +- AccessError                    this caller may never do it
- |   +- UnauthenticatedError       no API key, or an unknown one
- |   +- ForeignOriginError         a web page of another site asks
- |   +- ForeignHostError           asked under a name that is not this machine's
- |   +- LimitError                 the caller has reached a limit for now
- |       +- StreamLimitError       as many streams as the caller may have are open
- |       +- AudioLimitError        the caller's seconds of audio are used up
- +- OverloadedError                no replica will have room for the stream in time
- +- StalledReaderError             the caller does not read its answer
- +- NotReadyError                  no warm-up synthesis has succeeded yet, or a service stopped answering
- +- InvalidRequestError            the caller's mistake; repeating it can't help
- |   +- InvalidTextError           nothing to say, not UTF-8
- |   +- TextTooLongError
- |   +- UnsupportedOptionError     a format, speed, ... that this server does not offer
- |   +- InvalidVoicePromptError    the voice prompt can't be used
- |   +- VoiceNotFoundError         no voice of that name
- |   +- VoiceExistsError           a voice of that name is there already
- |   +- VoiceProtectedError        the voice is not one that callers may delete
- |   +- UploadTooLargeError
- |   +- LexiconNotFoundError       no pronunciation dictionary of that name
- +- VoiceStoreError                voice files can't be written or read
- |   +- VoiceStoreFullError        as many voices as allowed are kept
- |   +- VoiceRateError             one caller creates voices too fast
- |   +- VoiceFileError             a kept voice is damaged
- |   +- VoiceOutdatedError         a kept voice was made with another model
- +- LLMError
- |   +- LLMUnavailableError        can't be reached
- |   |   +- LLMBusyError           says that it is overloaded or starting
- |   |   +- LLMUnconnectedError    can't be reached in time; an LLMDeadlineError too
- |   +- LLMRejectedError           answered 4xx: request and server do not fit
- |   +- LLMFailedError             answered 5xx
- |   +- LLMInterruptedError        went away in mid-stream
- |   +- LLMProtocolError           sent something that is not its contract
- |   +- LLMDeadlineError
- |   +- EmptySpeechError           ended without a single speech token
- +- Token2WavError
-     +- Token2WavUnavailableError  can't be reached
-     |   +- Token2WavStoppingError says itself that it stops
-     +- Token2WavBusyError         no room for another stream or voice
-     +- Token2WavRejectedError     refused what this gateway sent
-     +- Token2WavFailedError       failed inside
-     +- Token2WavInterruptedError  went away, or closed the stream, while it ran
-     |   +- StreamLostError        says itself that the stream has ended
-     +- Token2WavProtocolError     sent something that is not its contract
-     +- Token2WavDeadlineError
-     +- VoiceEvictedError          no longer knows a registered voice
-"""
+"""What can go wrong between a caller and its audio, and the one table that turns it into wire codes."""
 
 from __future__ import annotations
 
@@ -73,6 +23,15 @@ class GatewayError(Exception):
         return wire_status(self).code
 
 
+class LaterError(GatewayError):
+    """The same request may succeed later."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        """Keep how long the caller should wait."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class ConfigError(GatewayError):
     """The gateway can't start with these settings."""
 
@@ -93,13 +52,8 @@ class ForeignHostError(AccessError):
     """The request names another host: perhaps a web page let its own name point to this machine."""
 
 
-class LimitError(AccessError):
+class LimitError(AccessError, LaterError):
     """The caller has reached one of its limits and may try again later."""
-
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
-        """Keep how long the caller should wait."""
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class StreamLimitError(LimitError):
@@ -110,13 +64,8 @@ class AudioLimitError(LimitError):
     """The caller has used up its seconds of audio."""
 
 
-class OverloadedError(GatewayError):
+class OverloadedError(LaterError):
     """No replica will have room for the stream in time."""
-
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
-        """Keep when a slot is expected to be free."""
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class StalledReaderError(GatewayError):
@@ -184,13 +133,8 @@ class VoiceStoreFullError(VoiceStoreError):
     """The gateway already keeps as many voices as allowed."""
 
 
-class VoiceRateError(VoiceStoreError):
+class VoiceRateError(VoiceStoreError, LaterError):
     """The caller creates voices faster than allowed."""
-
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
-        """Keep how long the caller should wait."""
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class VoiceFileError(VoiceStoreError):

@@ -17,6 +17,7 @@ from gateway.voices.registry import VoiceRegistry
 from servicekit.checkpoint_file import CheckpointDeclaration
 from servicekit.clock import Clock
 
+DEFAULT_MAX_BODY_BYTES = 1024 * 1024
 DEFAULT_READER_TIMEOUT_S = 120.0
 """Default for HTTP and gRPC: players of files stop reading while they have minutes of audio ahead. The stream holds its
 slots at both services until then."""
@@ -38,7 +39,9 @@ class HostLimits:
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
     """Seconds of audio sent before it is played, where the gateway can't see an interruption; see `Pacer`."""
     reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
-    """Seconds that HTTP and gRPC wait for a reader who makes no room; see `gateway.dialects.common.answers.sent`."""
+    """Seconds that HTTP and gRPC wait for a reader who makes no room; see `gateway.dialects.answers.sent`."""
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    """Largest body of an HTTP request that asks for speech."""
     max_contexts: int = DEFAULT_MAX_CONTEXTS
     """Contexts open on one WebSocket at once, including those that speak their last words."""
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES

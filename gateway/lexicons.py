@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.errors import ConfigError, InvalidRequestError, LexiconNotFoundError, UnsupportedOptionError
 from gateway.text.markup.xml import XmlProblem, read_xml
-from gateway.text.options import Normalization, TextOptions
+from gateway.text.options import Normalization, TextOptions, check_counts
 from gateway.text.pronunciation.aliases import NO_PHONEMES, AliasRule, Lexicon
 from gateway.text.pronunciation.phonemes import IPA
 
@@ -80,6 +80,18 @@ def rules_of_mapping(words: dict[str, str]) -> tuple[AliasRule, ...]:
         InvalidRequestError: see `rules_of_fields`.
     """
     return _checked([AliasRule(word, alias) for word, alias in words.items()])
+
+
+def own_rules(pronunciations: Mapping[str, str] | None, lexicons: Sequence[str] | None = None) -> tuple[AliasRule, ...]:
+    """Make the rules that a request brings, which has named `lexicons` beside.
+
+    Raises:
+        InvalidRequestError: a word or pronunciation that can't be, or too many of them.
+    """
+    if not pronunciations:
+        return ()
+    check_counts(len(lexicons or ()), len(pronunciations))
+    return rules_of_mapping(dict(pronunciations))
 
 
 def rules_of_fields(fields: Sequence[RuleFields], *, takes_phonemes: bool = False) -> tuple[AliasRule, ...]:

@@ -11,8 +11,8 @@ import uvicorn
 from gateway.access.http_middleware import guarded
 from gateway.access.settings import http_rules, open_access, uvicorn_options
 from gateway.app import open_with_ports
-from gateway.config import DEFAULT_MAX_BODY_BYTES, GatewayConfig
-from gateway.dialects.common.json_socket import quiet_refusals
+from gateway.config import GatewayConfig
+from gateway.dialects.json_socket import quiet_refusals
 from gateway.doors.http import build_app
 from gateway.errors import ConfigError
 from gateway.host import Host
@@ -60,7 +60,6 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
     failed = StartFailure()
     app = build_app(
         partial(open_with_ports, config, access, telemetry, worker, on_failed=failed),
-        DEFAULT_MAX_BODY_BYTES,
         registry if config.telemetry.is_at_the_door(access.has_keys) else None,
         on_warm=exempt_startup_objects,
     )

@@ -8,10 +8,11 @@ of the span that they work under, and the services' spans hang below it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
+from types import MappingProxyType
 
 from servicekit.extras import install_command
 
@@ -73,7 +74,9 @@ NULL_TRACER = Tracer()
 ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 """Environment variable of the base URL of an OTLP/HTTP receiver, e.g. http://127.0.0.1:4318; OpenTelemetry's own
 name."""
-_traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
+_headers: ContextVar[Mapping[str, str]] = ContextVar("trace_headers", default=MappingProxyType({}))
+trace_headers: Callable[[], Mapping[str, str]] = _headers.get
+"""Returns what a request carries; empty where nothing is traced."""
 
 
 class TracingUnavailableError(Exception):
@@ -106,17 +109,11 @@ def open_tracer(service: str, endpoint: str | None) -> Tracer:
     return OtelTracer.to(service, endpoint)
 
 
-def trace_headers() -> dict[str, str]:
-    """Return what a request carries; empty where nothing is traced."""
-    traceparent = _traceparent.get()
-    return {TRACEPARENT: traceparent} if traceparent is not None else {}
-
-
 @contextmanager
 def working_under(traceparent: str | None) -> Iterator[None]:
     """Have requests that are sent inside, and in tasks started inside, carry a W3C traceparent."""
-    token = _traceparent.set(traceparent)
+    token = _headers.set({} if traceparent is None else {TRACEPARENT: traceparent})
     try:
         yield
     finally:
-        _traceparent.reset(token)
+        _headers.reset(token)

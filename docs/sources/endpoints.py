@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
+from prometheus_client import CollectorRegistry
 from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import tts_service_pb2
 
-from gateway.doors.endpoints import ENDPOINTS, Door
+from gateway.dialects.endpoints import Door, method_of, shown_of
+from gateway.doors.http import build_app
 from sources.markdown import WARNING, code, listing
 from token2wav_service.contract import DROP_IN_MODEL, TOKEN2WAV_MODEL
 
@@ -21,6 +23,9 @@ SERVICES: tuple[ServiceDescriptor, ...] = (
     reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
 )
 """Of the gRPC port."""
+ROUTES = build_app(None, CollectorRegistry()).routes  # type: ignore[arg-type]
+SHOWN = shown_of(ROUTES)
+"""Every address of the HTTP port."""
 _PAGES = {
     Door.OPENAI: "[OpenAI](openai.md)",
     Door.VOICES: "[Voices](../voices.md)",
@@ -66,8 +71,8 @@ def page() -> str:
 def _http() -> Iterator[str]:
     for door, title in _PAGES.items():
         yield f"{title}:"
-        asked = [each for each in ENDPOINTS if each.door is door]
-        yield listing((code(f"{each.method} {each.path.replace(':path', '')}"), each.summary, "") for each in asked)
+        asked = [each for each in SHOWN if each.tags == [door]]
+        yield listing((code(f"{method_of(each)} {each.path.replace(':path', '')}"), each.summary, "") for each in asked)
 
 
 def _grpc() -> Iterator[tuple[str, str, str]]:

@@ -15,9 +15,10 @@ from pydantic import BaseModel
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import wire as elevenlabs_wire
 from gateway.dialects.openai import request as openai_request
+from gateway.dialects.openai.http import SPEECH_HEADERS
 from gateway.dialects.speech_ws import wire as speech_ws_wire
-from gateway.doors.endpoints import ENDPOINTS, SPEECH_HEADERS
-from gateway.doors.openapi import document
+from gateway.doors.http import document
+from sources.endpoints import ROUTES
 from sources.markdown import WARNING, attribute_docs, code, listing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +63,7 @@ def websocket_page() -> str:
 
 def openapi() -> str:
     """Return the HTTP door as an OpenAPI 3.1 document."""
-    return json.dumps(document(ENDPOINTS, _version(), "http://127.0.0.1:8080"), indent=0) + "\n"
+    return json.dumps(document(ROUTES, _version(), "http://127.0.0.1:8080"), indent=0) + "\n"
 
 
 def _version() -> str:

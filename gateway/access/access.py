@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from weakref import WeakValueDictionary
 
 from gateway.access.caller import Caller, CallerLimits, current_caller
@@ -73,13 +72,10 @@ class Access:
         self.connections = connections or Connections()
         self.ledger = ledger or CallerLedger(clock)
         self._texts = WeakValueDictionary[str, CallerText]()
+        self.has_keys = keys is not None
+        """Whether callers need a key."""
         self._keys = keys
         self._limits = limits
-
-    @property
-    def has_keys(self) -> bool:
-        """Whether callers need a key."""
-        return self._keys is not None
 
     def authenticate(self, presented: bytes | None, address: str) -> Caller:
         """Return the caller.
@@ -109,7 +105,7 @@ class Access:
         if self._keys is None:
             return None
         caller = current_caller()
-        return caller.name if caller is not None and caller.has_key else ""
+        return caller.name if caller.has_key else ""
 
     def caller_without_key(self, address: str) -> Caller:
         """Return the caller at a door that needs no key, with the limits of an address."""
@@ -118,12 +114,7 @@ class Access:
     def unspoken_text(self, caller: Caller) -> UnspokenText:
         """Begin to count the text of one of the caller's sessions."""
         text = self._texts.setdefault(caller.name, CallerText())
-        elsewhere = partial(self.ledger.characters_elsewhere, caller.name)
-        return UnspokenText(caller.limits.unspoken_characters, text, elsewhere)
-
-    def tell_texts(self) -> None:
-        """Tell the other processes what is not spoken yet here."""
-        self.ledger.tell_texts({name: text.characters for name, text in list(self._texts.items())})
+        return UnspokenText(caller.limits.unspoken_characters, text)
 
     @asynccontextmanager
     async def speaking(self, caller: Caller) -> AsyncIterator[Account]:
@@ -134,7 +125,7 @@ class Access:
             AudioLimitError: its audio is used up.
         """
         limit = caller.limits.streams
-        if (open_already := self.ledger.take_stream(caller.name, limit)) is not None:
+        if limit is not None and (open_already := self.ledger.take_stream(caller.name, limit)) is not None:
             got = f"{caller.name!r} speaks in {open_already} streams already, the limit is {limit}"
             raise StreamLimitError(f"{got}; try again when one has ended", retry_after_s=STREAM_RETRY_S)
         try:
@@ -143,4 +134,5 @@ class Access:
                 raise refusal
             yield account
         finally:
-            self.ledger.give_stream_back(caller.name)
+            if limit is not None:
+                self.ledger.give_stream_back(caller.name)

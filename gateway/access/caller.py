@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from starlette.requests import HTTPConnection
-
 NOBODY = "-"
 """Caller's name in logs if the peer has no address."""
 
@@ -43,16 +41,16 @@ class Caller:
 
 OURSELVES = Caller("(gateway)")
 """The caller of the gateway's own warm-up. No API key can have this name."""
-_caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
-
-
-current_caller: Callable[[], Caller | None] = _caller.get
-"""Returns on whose behalf this runs; None: the gateway's own."""
+_caller: ContextVar[Caller] = ContextVar("caller", default=OURSELVES)
+current_caller: Callable[[], Caller] = _caller.get
+"""Returns on whose behalf this runs."""
+call_for: Callable[[Caller], object] = _caller.set
+"""Has the rest of the running task, and tasks that it starts, run on behalf of a caller."""
 
 
 def caller_name() -> str:
-    """Return the name of the current caller, ours for the gateway's own warm-up."""
-    return (current_caller() or OURSELVES).name
+    """Return the name of the current caller."""
+    return current_caller().name
 
 
 @contextmanager
@@ -65,22 +63,11 @@ def calling(caller: Caller) -> Iterator[None]:
         _caller.reset(token)
 
 
-def caller_of(connection: HTTPConnection) -> str:
-    """Return the caller's name, for code that counts by name; `voices_http.routes` takes it."""
-    caller = current_caller()
-    return caller.name if caller is not None else address_of(connection.scope.get("client"))
-
-
-def address_of(client: tuple[str, int] | None) -> str:
-    """Return the address of an ASGI scope's client."""
-    return client[0] if client is not None else NOBODY
-
-
 class CallerFilter(logging.Filter):
     """Adds `caller` to each record and drops none. For handlers, so that it sees the records of all loggers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See `logging.Filter`."""
         caller = current_caller()
-        record.caller = caller.name if caller is not None else NOBODY
+        record.caller = caller.name if caller is not OURSELVES else NOBODY
         return True

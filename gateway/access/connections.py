@@ -73,10 +73,6 @@ class Connections:
         """Return the connection of a transport that a `Listener` accepted."""
         return self._open[transport.get_extra_info("socket").fileno()]
 
-    def has(self, connection: Connection) -> bool:
-        """Whether a connection is counted."""
-        return self._open.get(connection.fileno()) is connection
-
     def join(self, connection: Connection) -> bool:
         """Count a new connection, which is idle; False if there is no room for it."""
         door, peer = connection.door, connection.peer
@@ -88,6 +84,7 @@ class Connections:
         if self._of_peer[door, peer] >= self.limits.per_peer or self.is_full(door):
             return False
         self._open[connection.fileno()] = connection
+        connection.is_counted = True
         self._of_door[door] += 1
         self._of_peer[door, peer] += 1
         self.set_idle(connection, True)
@@ -99,9 +96,10 @@ class Connections:
 
     def leave(self, connection: Connection) -> None:
         """Forget a connection that is gone; does nothing for one that is not counted."""
-        if self._open.get(fd := connection.fileno()) is not connection:
+        if not connection.is_counted:
             return
-        del self._open[fd]
+        connection.is_counted = False
+        del self._open[connection.fileno()]
         self.set_idle(connection, False)
         self.unfinished_bytes -= connection.unfinished_bytes
         connection.unfinished_bytes = 0
@@ -115,7 +113,7 @@ class Connections:
         idle = self._idle[connection.door]
         if not value:
             idle.pop(connection, None)
-        elif self.has(connection):
+        elif connection.is_counted:
             idle.setdefault(connection)
 
     def make_room(self) -> None:
@@ -143,6 +141,7 @@ class Connection(socket.socket):
     """An accepted socket, counted until it is closed."""
 
     owner: Connections
+    is_counted: bool
     door: str
     peer: str
     """Address of the other side; empty where it has none."""
@@ -160,7 +159,7 @@ class Connection(socket.socket):
         """Take over an accepted socket; it is not counted yet."""
         made = cls(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
         made.owner, made.door, made.peer = owner, door, peer
-        made.unfinished_bytes, made.began_s, made.on_drop = 0, 0.0, None
+        made.is_counted, made.unfinished_bytes, made.began_s, made.on_drop = False, 0, 0.0, None
         made.greeting = asyncio.get_running_loop().call_later(owner.limits.head_s, made.drop)
         return made
 
@@ -172,13 +171,14 @@ class Connection(socket.socket):
 
     def hold(self, count: int) -> None:
         """Note how many bytes of unfinished messages came; others may be dropped for them, and this one too."""
-        if not self.owner.has(self):
+        if not self.is_counted:
             return
         if count and not self.unfinished_bytes:
             self.began_s = time.monotonic()
         self.owner.unfinished_bytes += count - self.unfinished_bytes
         self.unfinished_bytes = count
-        self.owner.make_room()
+        if self.owner.unfinished_bytes > self.owner.limits.unfinished_bytes:
+            self.owner.make_room()
 
     def drop(self) -> None:
         """End it at once."""

@@ -15,10 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from gateway.access.access import Access
-from gateway.access.caller import Caller, address_of, calling
+from gateway.access.caller import NOBODY, Caller, call_for
 from gateway.access.origins import HostNames, OriginPolicy
-from gateway.dialects.common.json_socket import refuse as refuse_socket
-from gateway.dialects.http.errors import refusal
+from gateway.dialects.errors import refusal
+from gateway.dialects.json_socket import refuse as refuse_socket
 from gateway.errors import AccessError, GatewayError, UploadTooLargeError
 
 OPEN_PATHS = ("/", "/docs", "/openapi.json", "/health", "/healthz", "/readyz")
@@ -70,19 +70,7 @@ class AccessMiddleware:
         except AccessError as error:
             await refuse(scope, receive, send, error)
             return
-        with calling(caller):
-            await self._serve(scope, receive, send)
-
-    def _admit(self, scope: Scope) -> Caller:
-        headers, method = Headers(scope=scope), scope.get("method")
-        self._rules.origins.check(method, headers.get("origin"), headers.get("host"))
-        self._rules.hosts.check(headers.get("host"))
-        address = address_of(scope.get("client"))
-        if method in _OPEN_METHODS and _is_open(scope["path"]):
-            return Caller(address)
-        return self._access.authenticate(presented_key(headers), address)
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call_for(caller)  # each request and socket has a task of its own
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -94,6 +82,15 @@ class AccessMiddleware:
             if body.is_answered:
                 raise
             await refuse(scope, receive, send, error)
+
+    def _admit(self, scope: Scope) -> Caller:
+        headers, method = Headers(scope=scope), scope.get("method")
+        self._rules.origins.check(method, headers.get("origin"), headers.get("host"))
+        self._rules.hosts.check(headers.get("host"))
+        address = (scope.get("client") or (NOBODY,))[0]
+        if method in _OPEN_METHODS and _is_open(scope["path"]):
+            return Caller(address)
+        return self._access.authenticate(presented_key(headers) if self._access.has_keys else None, address)
 
 
 def presented_key(headers: Headers) -> bytes | None:
@@ -144,7 +141,7 @@ class _BoundedBody:
 
 async def refuse(scope: Scope, receive: Receive, send: Send, error: GatewayError) -> None:
     """Answer an HTTP request or a WebSocket's handshake with an error; nothing may have been answered before."""
-    response = refusal(scope["path"], error)
+    response = refusal(scope, error)
     if scope["type"] == "websocket":
         await refuse_socket(WebSocket(scope, receive, send), response)
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -114,22 +115,22 @@ class Codec(Protocol):
         ...
 
 
+@dataclass
 class StatelessCodec:
-    """Turns each sample into bytes of its own, with an optional header before the first."""
+    """Turns each sample into bytes of its own."""
 
-    def __init__(self, encode: Callable[[FloatArray], bytes], header: bytes = b"") -> None:
-        """Keep how samples are converted."""
-        self._encode = encode
-        self._header = header
+    convert: Callable[[FloatArray], bytes]
+    header: bytes = b""
+    """Bytes before those of the first sample."""
 
     def encode(self, samples: FloatArray) -> bytes:
         """See `Codec`."""
-        header, self._header = self._header, b""
-        return header + self._encode(samples)
+        header, self.header = self.header, b""
+        return header + self.convert(samples)
 
     def finish(self) -> bytes:
         """See `Codec`."""
-        header, self._header = self._header, b""
+        header, self.header = self.header, b""
         return header
 
     def close(self) -> None:

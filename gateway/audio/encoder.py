@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from types import TracebackType
-from typing import ParamSpec, Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import soxr
@@ -144,9 +144,9 @@ def open_encoder(output: OutputFormat, speed: float = NORMAL_SPEED) -> AudioEnco
     Raises:
         UnsupportedOptionError: the speed is out of range, or the `audio` extra is needed and not installed.
     """
-    _check_speed(speed)
     stages: list[SampleStage] = []
     if speed != NORMAL_SPEED:
+        _check_speed(speed)
         stages.append(_tempo_changer(speed))
     if output.codec_rate_hz != SAMPLE_RATE_HZ:
         stages.append(Resampler(output.codec_rate_hz))
@@ -231,6 +231,7 @@ def _tempo_changer(speed: float) -> SampleStage:
 
 
 _P = ParamSpec("_P")
+_Self = TypeVar("_Self", bound="AsyncEncoder")
 
 
 class AsyncEncoder:
@@ -258,7 +259,7 @@ class AsyncEncoder:
         """See `AudioEncoder`."""
         return self._encoder.is_light
 
-    async def __aenter__(self) -> AsyncEncoder:
+    async def __aenter__(self: _Self) -> _Self:
         return self
 
     async def __aexit__(

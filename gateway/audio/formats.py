@@ -147,6 +147,8 @@ OPENAI_FORMATS: Mapping[str, AudioFormat] = {
     "g711_alaw": AudioFormat.ALAW,
 }
 """`response_format` of POST /v1/audio/speech: OpenAI's six, and those of telephones by FFmpeg's and OpenAI's names."""
+AUDIO_TYPES = tuple(dict.fromkeys(kind.media_type for kind in OPENAI_FORMATS.values()))
+"""Their media types."""
 
 TELEPHONE_SAMPLE_RATE_HZ = 8000
 _TELEPHONE_FORMATS = (AudioFormat.MULAW, AudioFormat.ALAW)

@@ -1,4 +1,4 @@
-"""The HTTP and WebSocket door: one application with every dialect, probes, metrics and the page.
+"""The HTTP and WebSocket door: one application with every dialect, probes, metrics, the page and their description.
 
     request ─► AccessMiddleware (gateway.access) ─► application ─► route of a dialect ─► Host ─► pipeline
 
@@ -7,35 +7,57 @@ Knows nothing of how the host's parts are made.
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import PlainTextResponse, Response
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry
+from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from gateway.access.caller import caller_of
+from gateway.dialects import voices_http, web_page
 from gateway.dialects.elevenlabs import account as elevenlabs_account
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
-from gateway.dialects.http import voices_http, web_page
-from gateway.dialects.http.errors import shape_other_errors
+from gateway.dialects.endpoints import Door, Endpoint, shown_of
+from gateway.dialects.errors import shape_errors
 from gateway.dialects.openai import http as openai_http
-from gateway.dialects.openai.errors import error_response
+from gateway.dialects.openai.errors import ErrorBody
 from gateway.dialects.speech_ws import socket as speech_ws
-from gateway.doors import openapi
-from gateway.errors import NotReadyError
 from gateway.host import Host
 from gateway.telemetry import exposition
 from servicekit.tasks import running_meanwhile
 
 HostFactory = Callable[[], AbstractAsyncContextManager[Host]]
+DOCUMENT_PATH = "/openapi.json"
+_DESCRIPTIONS = {
+    Door.OPENAI: "OpenAI's interface, for its clients and for whoever speaks HTTP.",
+    Door.VOICES: "Creating, listing and deleting voices, with the fields of OpenAI's and vllm-omni's clients.",
+    Door.ELEVENLABS: "ElevenLabs' interface, for its SDK, LiveKit and Pipecat.",
+    Door.OMNI: "The WebSocket of vllm-omni's and sglang-omni's clients.",
+    Door.GATEWAY: "Probes, metrics and this document.",
+    Door.PAGE: "For browsers.",
+}
+_TEXT = ("text/plain",)
+_OURS = (Door.GATEWAY, ErrorBody)
+
+DIALECT_ROUTES: list[BaseRoute] = [
+    *voices_http.ROUTES,
+    *openai_http.ROUTES,
+    *elevenlabs_ws.ROUTES,
+    *elevenlabs_http.ROUTES,
+    *elevenlabs_account.ROUTES,
+    *speech_ws.ROUTES,
+]
+"""Routes of every dialect; they find the host as `state.host` of the application."""
 
 
 def build_app(
     open_host: HostFactory,
-    max_body_bytes: int,
     metrics: CollectorRegistry | None = None,
     on_warm: Callable[[], None] = lambda: None,
 ) -> FastAPI:
@@ -43,7 +65,6 @@ def build_app(
 
     Args:
         open_host: makes the host when the application starts, e.g. `gateway.app.open_gateway` with its config bound.
-        max_body_bytes: largest request body accepted.
         metrics: what GET /metrics tells; None: the application has no such path.
         on_warm: called once, after the first synthesis that worked.
     """
@@ -55,50 +76,66 @@ def build_app(
             async with running_meanwhile(host.readiness.warm_up(on_warm)):
                 yield
 
+    async def show(request: Request) -> Response:
+        return JSONResponse(content, headers={"cache-control": "no-cache"})
+
     app = FastAPI(title="cosydit gateway", lifespan=lifespan, openapi_url=None)
-    shape_other_errors(app)
-
-    def host() -> Host:
-        opened: Host = app.state.host
-        return opened
-
-    _add_probes(app, host)
-    app.router.routes.extend(exposition.routes(metrics) if metrics is not None else [])
-    app.router.routes.extend([*dialect_routes(host, max_body_bytes), *web_page.routes(host)])
-    app.router.routes.extend(openapi.routes(app.routes))
+    shape_errors(app)
+    app.router.routes.extend([*_probes(), *DIALECT_ROUTES, *web_page.routes()])
+    if metrics is not None:
+        scraped = exposition.handler(metrics)
+        app.router.routes.append(
+            Endpoint("GET", exposition.PATH, scraped, *_OURS, "Metrics for Prometheus.", media_types=_TEXT)
+        )
+    shown = Endpoint("GET", DOCUMENT_PATH, show, *_OURS, "This interface as OpenAPI 3.1.", example={"openapi": "3.1.0"})
+    app.router.routes.append(shown)
+    content = document(app.routes, _version(), ".")
     return app
 
 
-def dialect_routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRoute]:
-    """Return the routes of every dialect, ready to be added to an application.
+def document(routes: list[BaseRoute], version: str, server_url: str) -> dict[str, Any]:
+    """Return the description of routes as an OpenAPI 3.1 document.
 
     Args:
-        host: returns the host, once the application has started.
-        max_body_bytes: largest request body accepted.
+        routes: those without a description of their own are left out.
+        version: of the package.
+        server_url: where they are, absolute or relative to the document.
     """
+    api = get_openapi(
+        title="cosydit gateway",
+        version=version,
+        routes=shown_of(routes),
+        tags=[{"name": door.value, "description": text} for door, text in _DESCRIPTIONS.items()],
+        servers=[{"url": server_url}],
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+    )
+    api["security"] = [{}, {"bearer": []}, {"header": []}]
+    api["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "header": {"type": "apiKey", "in": "header", "name": "xi-api-key"},
+    }
+    return api
+
+
+def _probes() -> list[BaseRoute]:
+    async def healthz(request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(request: Request) -> Response:
+        host: Host = request.app.state.host
+        await host.readiness.check()
+        return PlainTextResponse("ready\n")
+
+    ready = "200 while speech can be made, else 503."
     return [
-        *voices_http.routes(host, caller_of),
-        *openai_http.routes(host, max_body_bytes),
-        *openai_http.model_routes(host),
-        *elevenlabs_ws.routes(host),
-        *elevenlabs_http.routes(host, max_body_bytes),
-        *elevenlabs_account.routes(host, caller_of),
-        *speech_ws.routes(host),
+        Endpoint("GET", "/healthz", healthz, *_OURS, "200 while the door is open.", media_types=_TEXT),
+        # Of the other name clients of other speech servers ask before they send a load.
+        *(Endpoint("GET", path, readyz, *_OURS, ready, media_types=_TEXT) for path in ("/readyz", "/health")),
     ]
 
 
-def _add_probes(app: FastAPI, host: Callable[[], Host]) -> None:
-    async def healthz() -> Response:
-        return PlainTextResponse("ok\n")
-
-    async def readyz() -> Response:
-        try:
-            await host().readiness.check()
-        except NotReadyError as error:
-            return error_response(error)
-        return PlainTextResponse("ready\n")
-
-    app.add_api_route("/healthz", healthz, methods=["GET"])
-    # The name that clients of other speech servers ask before they send a load; it means that speech can be made.
-    app.add_api_route("/health", readyz, methods=["GET"])
-    app.add_api_route("/readyz", readyz, methods=["GET"])
+def _version() -> str:
+    try:
+        return importlib.metadata.version("cosydit")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -17,17 +17,16 @@ from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from functools import partial
 
 from gateway.access.access import Access
-from gateway.access.caller import address_of, calling
+from gateway.access.caller import NOBODY, calling
 from gateway.access.connections import Connections
-from gateway.dialects.wyoming.connection import WyomingConnection
-from gateway.dialects.wyoming.info import describe
+from gateway.dialects.wyoming.connection import WyomingConnection, describe
 from gateway.dialects.wyoming.settings import WyomingSettings
 from gateway.dialects.wyoming.wire import CountedReader, EventStream
 from gateway.errors import ConfigError, OverloadedError
 from gateway.host import Host
 from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE, let_many_wait
 from gateway.processes.ports import open_port, port_of
-from gateway.telemetry.call import WYOMING, Call, serving
+from gateway.telemetry.call import WYOMING, Call, serve_call
 from gateway.telemetry.telemetry import Telemetry
 from servicekit.tasks import stop
 
@@ -158,7 +157,7 @@ class _Door:
             self._host, events, info, settings.idle_timeout_s, partial(self._connections.set_idle, counted)
         )
         try:
-            with self._on_behalf_of(address_of(writer.get_extra_info("peername"))):
+            with self._on_behalf_of((writer.get_extra_info("peername") or (NOBODY,))[0]):
                 await connection.serve()
         finally:
             del self._open[task]
@@ -180,5 +179,5 @@ class _Door:
         if self._telemetry is not None:
             call = Call(WYOMING, self._telemetry.tracer.begin("Wyoming connection", None))
             stack.push(lambda kind, error, traceback: call.span.end(error))
-            stack.enter_context(serving(call))
+            serve_call(call)
         return stack

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from gateway.access.caller import Caller, current_caller
+from gateway.core import SessionHold
 from gateway.errors import GatewayError, NotReadyError
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.admission_queue import AdmissionQueue, QueueEntry
@@ -54,7 +56,11 @@ class Gate:
     """
 
     def __init__(
-        self, llm: RoutedSpeechLM, token2wav: RoutedToken2Wav, clock: Clock, caller: Callable[[], str] = lambda: ""
+        self,
+        llm: RoutedSpeechLM,
+        token2wav: RoutedToken2Wav,
+        clock: Clock,
+        caller: Callable[[], Caller] = current_caller,
     ) -> None:
         """Admit a stream when both services have room for it.
 
@@ -62,7 +68,7 @@ class Gate:
             llm: the LLM's replicas.
             token2wav: those of token2wav; a stream needs a slot at one of them.
             clock: of the waiting.
-            caller: names who asks now; streams are shared fairly among callers.
+            caller: tells who asks now; streams are shared fairly among callers.
         """
         self._llm = llm
         self._token2wav = token2wav
@@ -78,7 +84,7 @@ class Gate:
         for router in (llm, token2wav):
             router.fleet.on_room = self._serve
             # NOTE: the stream that begins is counted itself.
-            router.caller_has_share = lambda: self._queue.has_share(caller(), but=1)
+            router.caller_has_share = lambda: self._queue.has_share(caller().name, but=1)
 
     @property
     def speaking(self) -> int:
@@ -95,15 +101,26 @@ class Gate:
         """Whether no stream may begin any more."""
         return self._is_draining
 
-    def session_hold(self) -> GateHold:
-        """See `core.Admission.session_hold`."""
-        return GateHold(self._count)
+    def session_hold(self) -> SessionHold:
+        """Make a session's hold; it is not acquired yet."""
+        return SessionHold(self._count)
 
     @asynccontextmanager
     async def admitted(
         self, priority: int, patience_s: float | None = None, is_under_way: bool = False
     ) -> AsyncIterator[None]:
-        """See `core.Admission.admitted`."""
+        """Let one stream in and count it until the context is left.
+
+        Args:
+            priority: 1 (first) to 10.
+            patience_s: the caller waits so long at most; None: it did not say.
+            is_under_way: it belongs to a session whose `SessionHold` is held, so it may begin when others may not.
+
+        Raises:
+            OverloadedError: the services had no room for it in time.
+            NotReadyError: the gateway admits no more streams.
+            LLMUnavailableError, Token2WavUnavailableError: no replica of that service can be had.
+        """
         if self._is_draining and not is_under_way:
             raise NotReadyError("this gateway is being stopped; ask another one")
         wait_s = self._token2wav.fleet.settings.admission_wait_s
@@ -111,7 +128,7 @@ class Gate:
         try:
             await self._token2wav.wait_for_replica()
             await self._llm.wait_for_replica()
-            caller = self._caller()
+            caller = self._caller().name
             await self._take_turn(caller, priority, wait_s if patience_s is None else min(patience_s, wait_s))
             try:
                 yield
@@ -127,6 +144,10 @@ class Gate:
             OverloadedError: it does not come in time.
             LLMUnavailableError, Token2WavUnavailableError: meanwhile the last replica of that service was lost.
         """
+        if not self._queue.waiting and self._has_room(caller):
+            self._queue.begin_stream(caller)
+            self._speaking += 1
+            return
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         entry = QueueEntry(caller, priority, turn)
         self._queue.join(entry)
@@ -155,7 +176,7 @@ class Gate:
 
     def _serve(self) -> None:
         """Give requests their turns, as long as there is room; look for room while some wait."""
-        while (entry := self._queue.first()) is not None and self._has_room(entry):
+        while (entry := self._queue.first()) is not None and self._has_room(entry.caller):
             self._queue.leave(entry)
             self._queue.begin_stream(entry.caller)
             self._speaking += 1
@@ -163,11 +184,11 @@ class Gate:
         if len(self._queue) and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._look(), name="look-for-room")
 
-    def _has_room(self, entry: QueueEntry) -> bool:
+    def _has_room(self, caller: str) -> bool:
         llm, token2wav = self._llm.fleet, self._token2wav.fleet
         starting = max(0, self._speaking - token2wav.open_streams)
         # NOTE: services keep some room for callers with few streams, and say themselves whether there is any.
-        if not starting and not self._queue.has_share(entry.caller):
+        if not starting and not self._queue.has_share(caller):
             return True
         if llm.looking or token2wav.looking:
             return False
@@ -203,29 +224,3 @@ class Gate:
             self._idle.clear()
         else:
             self._idle.set()
-
-
-class GateHold:
-    """Implements `core.SessionHold`."""
-
-    def __init__(self, count: Callable[[int], None]) -> None:
-        """Made by `Gate.session_hold`; `count` adds to what the gate waits for."""
-        self._count = count
-        self._is_held = False
-
-    @property
-    def is_held(self) -> bool:
-        """See `core.SessionHold.is_held`."""
-        return self._is_held
-
-    def acquire(self) -> None:
-        """See `core.SessionHold.acquire`."""
-        if not self._is_held:
-            self._is_held = True
-            self._count(1)
-
-    def release(self) -> None:
-        """See `core.SessionHold.release`."""
-        if self._is_held:
-            self._is_held = False
-            self._count(-1)

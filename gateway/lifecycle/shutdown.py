@@ -1,8 +1,14 @@
-"""How the gateway stops without cutting anybody off.
+"""How the gateway stops without cutting anybody off, and gives memory back while it rests.
 
     SIGTERM ─► /readyz says no ─► drain_delay_s: requests still come ─► no new speech ─► streams end ─► doors close
 
 A second SIGTERM, or an interrupt, closes the doors at once. A process that hangs on its way is ended by a watchdog.
+
+The C library keeps most of what requests have freed, in a heap for each thread; gRPC and the codecs have many threads.
+Measured on one process after 20 clients had each reset some 2000 gRPC calls: 391 MiB, of which 116 were left when the
+rest had gone back. That took 17 ms, in which threads that allocate wait; it takes less than 1 ms when little was freed.
+So another thread does it, and while there are streams that would wait only if memory has grown by much: an attack may
+make hundreds of MiB of it in seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ import uvicorn
 
 from gateway.lifecycle.gate import Gate
 from gateway.lifecycle.readiness import Readiness
-from servicekit.process import end_soon
+from servicekit.process import end_soon, resident_bytes, return_freed_memory
 from servicekit.timeouts import timeout
 
 logger = logging.getLogger(__name__)
@@ -123,3 +129,37 @@ class DrainingServer(uvicorn.Server):
             await self._drain()
         finally:
             self.should_exit = True
+
+
+LOOK_INTERVAL_S, LOOKS_OF_REST = 1.0, 5
+"""Seconds between two looks at whether somebody speaks, and how many looks in a row make a rest."""
+REST_AFTER_S = LOOK_INTERVAL_S * (LOOKS_OF_REST + 1)
+"""Most seconds from the end of the last stream until memory goes back."""
+GROWTH_BYTES = 64 * 1024 * 1024
+"""Memory that has grown by so much since it last went back goes back although somebody speaks."""
+
+
+async def return_memory_at_rest(
+    speaking: Callable[[], int],
+    give_back: Callable[[], None] = return_freed_memory,
+    look_interval_s: float = LOOK_INTERVAL_S,
+    resident: Callable[[], int] = resident_bytes,
+) -> None:
+    """Give memory back after every few looks at which nobody spoke or when it has grown, until it is cancelled.
+
+    Args:
+        speaking: returns the number of streams under way.
+        give_back: called in another thread.
+        look_interval_s: seconds between two looks.
+        resident: returns the bytes that this process holds.
+    """
+    looks, least = 0, resident()
+    while True:
+        await asyncio.sleep(look_interval_s)
+        looks = 0 if speaking() else looks + 1
+        held = resident()
+        least = min(least, held)
+        if looks == LOOKS_OF_REST or held - least > GROWTH_BYTES:
+            looks = 0
+            await asyncio.to_thread(give_back)
+            least = resident()

@@ -25,9 +25,19 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError, GatewayError
 from gateway.ledger import CallerLedger
-from gateway.processes.metrics import Families, gathered_registry, lasting, merged, snapshot
 from gateway.processes.ports import port_of, reserve_port
-from gateway.processes.worker import BEAT, LEAVE, OPENED, WARM, Worker
+from gateway.processes.worker import (
+    BEAT,
+    LEAVE,
+    OPENED,
+    WARM,
+    Families,
+    Worker,
+    gathered_registry,
+    lasting,
+    merged,
+    snapshot,
+)
 from gateway.telemetry import exposition
 from gateway.telemetry.exposition import BEAT_INTERVAL_S, MAX_SILENCE_S
 from servicekit.clock import SystemClock

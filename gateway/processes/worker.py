@@ -4,30 +4,34 @@ A worker and its parent talk in single bytes over a socket pair: a worker says t
 and that it is warm; the parent, that all are warm and that the doors must close. The end of the socket is the end of
 the other. All else that processes share is in the `CallerLedger`, which they write into themselves. They share no
 admission: the services say how many streams they serve, and refuse those of any process beyond it.
+
+Each process tells its metrics once a second, which are merged into those of one gateway. Counters, histograms and most
+gauges add up. What every process sees of the same replicas does not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
-from gateway.access.access import Access
 from gateway.ledger import CallerLedger
-from gateway.processes.metrics import gathered_registry, merged, snapshot
 from gateway.telemetry.exposition import BEAT_INTERVAL_S
+from gateway.telemetry.metrics import PREFIX
 from servicekit.tasks import running_meanwhile
 
 logger = logging.getLogger(__name__)
 
 BEAT, OPENED, WARM, LEAVE = b"b", b"o", b"w", b"l"
 """What is said over the socket pair, a byte each."""
-TELL_INTERVAL_S = 0.05
-"""Seconds until other processes know of text that waits here."""
 
 
 class Worker:
@@ -49,15 +53,12 @@ class Worker:
         """Called when the parent is gone."""
         self._end = end
         self._registry: CollectorRegistry | None = None
-        self._is_warm = self._is_orphaned = False
-
-    @property
-    def is_warm(self) -> bool:
-        """See `ReadyTogether.is_warm`."""
-        return self._is_warm
+        self.is_warm = False
+        """Whether all processes have been warm once; one that is started later is warm like the others."""
+        self._is_orphaned = False
 
     def note_warm(self) -> None:
-        """See `ReadyTogether.note_warm`."""
+        """Tell that this process is warm."""
         self._say(WARM)
 
     def note_opened(self) -> None:
@@ -70,13 +71,13 @@ class Worker:
         return gathered_registry(lambda: merged({**self.ledger.metrics(), self.number: snapshot(registry)}))
 
     @asynccontextmanager
-    async def serving(self, access: Access) -> AsyncIterator[None]:
+    async def serving(self) -> AsyncIterator[None]:
         """Talk to the parent and tell the others until the context is left."""
         self._end.setblocking(False)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._end, self._hear)
         try:
-            async with running_meanwhile(self._keep_telling(access)), running_meanwhile(self._keep_beating()):
+            async with running_meanwhile(self._keep_beating()):
                 yield
         finally:
             loop.remove_reader(self._end)
@@ -84,18 +85,14 @@ class Worker:
             if self._is_orphaned:
                 self.ledger.remove()
 
-    async def _keep_telling(self, access: Access) -> None:
-        while True:
-            with _going_on():
-                access.tell_texts()
-            await asyncio.sleep(TELL_INTERVAL_S)
-
     async def _keep_beating(self) -> None:
         while True:
             self._say(BEAT)
-            with _going_on():
+            try:
                 if self._registry is not None:
                     self.ledger.tell_metrics({self.number: await asyncio.to_thread(snapshot, self._registry)})
+            except Exception:
+                logger.exception("the other processes can't be told what this one does; tried again in a moment")
             await asyncio.sleep(BEAT_INTERVAL_S)
 
     def _say(self, what: bytes) -> None:
@@ -112,15 +109,83 @@ class Worker:
             asyncio.get_running_loop().remove_reader(self._end)
             self._is_orphaned = True
             self.on_orphaned()
-        self._is_warm = self._is_warm or WARM in heard
+        self.is_warm = self.is_warm or WARM in heard
         if LEAVE in heard:
             self.on_leave()
 
 
-@contextmanager
-def _going_on() -> Iterator[None]:
-    """Log what fails, as the next try may do."""
-    try:
-        yield
-    except Exception:
-        logger.exception("the other processes of this gateway can't be told what this one does")
+Families = list[list[Any]]
+"""Name, kind, text and samples of each metric; a sample is its name, labels and value, of types that JSON has."""
+_LASTING = ("counter", "histogram")
+_FIRST = (f"{PREFIX}_replicas",)
+"""Metrics taken from one process, which speaks for all."""
+_LEAST = (f"{PREFIX}_replica_free_slots", "process_start_time_seconds")
+_GREATEST = (f"{PREFIX}_replica_step_seconds",)
+_CREATED = "_created"
+"""Ending of the samples that tell when counting began."""
+
+
+def snapshot(registry: CollectorRegistry) -> Families:
+    """Return what a registry tells now; from any thread."""
+    return [
+        [each.name, each.type, each.documentation, [[one.name, one.labels, one.value] for one in each.samples]]
+        for each in registry.collect()
+    ]
+
+
+def lasting(families: Families) -> Families:
+    """Return the counters of a process that has ended, which must not be lost."""
+    return [family for family in families if family[1] in _LASTING]
+
+
+def merged(of_processes: Mapping[int, Families]) -> Families:
+    """Return the metrics of several processes, by their numbers, as those of one; the least number speaks first."""
+    kinds: dict[str, list[str]] = {}
+    values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    for _, families in sorted(of_processes.items()):
+        for name, kind, text, samples in families:
+            kinds.setdefault(name, [kind, text])
+            is_first = name not in values
+            found = values.setdefault(name, {})
+            if name in _FIRST and not is_first:
+                continue
+            for sample, labels, value in samples:
+                key = (sample, tuple(sorted(labels.items())))
+                found[key] = _one(name, sample)(found[key], value) if key in found else value
+    return [
+        [name, *kinds[name], [[sample, dict(labels), value] for (sample, labels), value in values[name].items()]]
+        for name in kinds
+    ]
+
+
+def _one(name: str, sample: str) -> Callable[[float, float], float]:
+    """Return what makes one value of two."""
+    if name in _LEAST or sample.endswith(_CREATED):
+        return min
+    return max if name in _GREATEST else operator.add
+
+
+class GatheredMetrics(Collector):
+    """Returns the metrics of all processes to a scraper's thread."""
+
+    def __init__(self, gather: Callable[[], Families]) -> None:
+        """Keep the function that asks all processes."""
+        self._gather = gather
+
+    def describe(self) -> list[Metric]:
+        """Say nothing, or a registry would ask when this is registered."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector`."""
+        for name, kind, text, samples in self._gather():
+            metric = Metric(name, text, kind)
+            metric.samples = [Sample(sample, labels, value) for sample, labels, value in samples]
+            yield metric
+
+
+def gathered_registry(gather: Callable[[], Families]) -> CollectorRegistry:
+    """Return a registry that tells what `gather` returns, which is called in the thread of a scraper."""
+    registry = CollectorRegistry()
+    registry.register(GatheredMetrics(gather))
+    return registry

@@ -39,7 +39,8 @@ class AdmissionQueue:
 
     def __init__(self) -> None:
         """Begin empty."""
-        self._waiting: dict[_Kind, dict[QueueEntry, None]] = {}
+        self.waiting: dict[_Kind, dict[QueueEntry, None]] = {}
+        """Requests that wait, in the order of asking."""
         self._waiting_of = Counter[str]()
         self._streams = Counter[str]()
 
@@ -61,12 +62,12 @@ class AdmissionQueue:
 
     def join(self, entry: QueueEntry) -> None:
         """Wait; of a full queue the newest request of the caller with the most requests is dropped, maybe this one."""
-        self._waiting.setdefault((entry.caller, entry.priority), {})[entry] = None
+        self.waiting.setdefault((entry.caller, entry.priority), {})[entry] = None
         self._waiting_of[entry.caller] += 1
         if len(self) > MAX_WAITING:
             greediest = max(self._waiting_of, key=self._waiting_of.__getitem__)
-            kind = max((kind for kind in self._waiting if kind[0] == greediest), key=lambda kind: kind[1])
-            dropped = next(reversed(self._waiting[kind]))
+            kind = max((kind for kind in self.waiting if kind[0] == greediest), key=lambda kind: kind[1])
+            dropped = next(reversed(self.waiting[kind]))
             self.leave(dropped)
             if not dropped.turn.done():
                 dropped.turn.set_result(False)
@@ -74,17 +75,17 @@ class AdmissionQueue:
     def leave(self, entry: QueueEntry) -> None:
         """Wait no longer; harmless for an entry that is out."""
         kind = (entry.caller, entry.priority)
-        entries = self._waiting.get(kind, {})
+        entries = self.waiting.get(kind, {})
         if entry in entries:
             del entries[entry]
             _decrement(self._waiting_of, entry.caller)
             if not entries:
-                del self._waiting[kind]
+                del self.waiting[kind]
 
     def first(self) -> QueueEntry | None:
         """Return the request that is next; None if none waits."""
-        while (kind := min(self._waiting, key=self._rank, default=None)) is not None:
-            entry = next(iter(self._waiting[kind]))
+        while (kind := min(self.waiting, key=self._rank, default=None)) is not None:
+            entry = next(iter(self.waiting[kind]))
             if not entry.turn.done():
                 return entry
             self.leave(entry)  # NOTE: its caller has left at this very moment

@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from gateway.errors import GatewayError, LLMUnavailableError, OverloadedError, Token2WavUnavailableError
-from gateway.routing.health import FailureKind, ReplicaState
-from gateway.routing.replica import LoadReport, Replica, ReplicaLife
+from gateway.routing.replica import FailureKind, LoadReport, Replica, ReplicaLife, ReplicaState
 from gateway.routing.settings import LOOK_AGAIN_S, RoutingSettings
 from servicekit.clock import Clock
 

@@ -14,8 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from gateway import errors
 from gateway.routing.discovery import ReplicaSource, merged
 from gateway.routing.fleet import NOBODY, NOWHERE, Fleet, SlotLease
-from gateway.routing.health import FailureKind, ReplicaState
-from gateway.routing.replica import LoadReport, Replica, ReplicaLife
+from gateway.routing.replica import FailureKind, LoadReport, Replica, ReplicaLife, ReplicaState
 from gateway.routing.settings import LOOK_AGAIN_S
 from servicekit.clock import Clock
 from servicekit.tasks import stop

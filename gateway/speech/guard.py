@@ -1,26 +1,49 @@
-"""Tells from the speech tokens of one answer whether its speech keeps to its text, and which of them may be spoken.
+"""Asks the LLM for one segment, and asks again where the speech tokens show that the speech leaves its text.
 
-    tokens    [ given out to token2wav | held back        ]
-                                       ^ from here on the text is spoken again where a trouble shows
+    answer 1   [ given out to token2wav | held back | trouble        not spoken yet: thrown away
+    answer 2                            | again again again end
 
-Both follow from the tokens alone, never from time, so that equal seeds give equal speech. The first chunk is never held
-back. Pure: no services, no time, no audio.
+What is held back follows from the tokens alone, never from time, so that equal seeds give equal speech; the first chunk
+is never held back. A new answer goes on behind what was given out, as one does that another replica takes over, and
+draws with a seed that follows from the segment's. Where no answer is good, the speech ends at the last good place.
+
+A text may still be written meanwhile. Then each answer gets what was taken of it and goes on with the rest; nothing is
+held back, and how long the speech may be is judged, once the text is whole.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
-from gateway.llm.length import SpeechLength
+from gateway.core import Sampling, SpeechLM, SpeechTokenDelta, Utterance
+from gateway.llm.length import SpeechLength, usual_speech
+from gateway.speech.interleaved import TakenText
 from gateway.speech.letter_times import SpokenWords
+from gateway.speech.request import LENGTH_FINISH, MAX_SEED, STOP_FINISH, GuardNote, GuardOutcome
 from llm_service.aligner import Aligner
 from llm_service.speech_bounds import SpeechBounds
 
-LONG_FINISH = "length"
+LOOP_GRAM_TOKENS = 4
+"""160 ms. Two draws of one word are hardly ever equal for so long, even where the text repeats it."""
+LOOP_COUNT = 4
+"""More equal grams are a loop, unless the text itself says a word again and again."""
+SILENCE_TOKENS = 40
+"""1.6 s: longer than a pause between sentences."""
+_KEPT_SILENCE_TOKENS = 8
+MOST_HELD_TOKENS = 75
+"""3 s: below the 5 s that our own LLM engine runs ahead of a listener."""
+_HELD_DIVISOR = 3
+"""An LLM a third faster than speech is far enough ahead after n tokens to have n / 3 of them held back."""
+_SEED_STEP = 0x9E3779B97F4A7C15
+"""Far from the seeds of the segments behind, which follow each other."""
+# A word, or a character of a script that is written without blanks.
+_WORD = re.compile("[^\\W\u3040-\U0003ffff]+|[\u3040-\U0003ffff]")
 
 
 class GuardMode(str, Enum):
@@ -46,6 +69,13 @@ class Trouble(str, Enum):
     """It leaves out a word, or says another one."""
 
 
+class TroubleFound(NamedTuple):
+    """A trouble, and up to where the answer is good."""
+
+    trouble: Trouble
+    good_tokens: int
+
+
 @dataclass(frozen=True)
 class GuardSettings:
     """How answers are guarded."""
@@ -65,19 +95,28 @@ class GuardSettings:
         return cls(suits, frozenset(bounds.silent_tokens or ()), aligner=aligner)
 
 
-LOOP_GRAM_TOKENS = 4
-"""160 ms. Two draws of one word are hardly ever equal for so long, even where the text repeats it."""
-LOOP_COUNT = 4
-"""More equal grams are a loop, unless the text itself says a word again and again."""
-SILENCE_TOKENS = 40
-"""1.6 s: longer than a pause between sentences."""
-_KEPT_SILENCE_TOKENS = 8
-MOST_HELD_TOKENS = 75
-"""3 s: below the 5 s that our own LLM engine runs ahead of a listener."""
-_HELD_DIVISOR = 3
-"""An LLM a third faster than speech is far enough ahead after n tokens to have n / 3 of them held back."""
-# A word, or a character of a script that is written without blanks.
-_WORD = re.compile("[^\\W\u3040-\U0003ffff]+|[\u3040-\U0003ffff]")
+@dataclass(frozen=True)
+class SegmentAsk:
+    """The request to the LLM for one segment."""
+
+    utterance: Utterance
+    sampling: Sampling
+    seed: int
+    stream_tokens: int
+    """Given out before it in the stream."""
+    free_tokens: int
+    """In the stream's first chunk, look-ahead included; they are never held back."""
+
+    def length_of(self, text: str, silent_tokens: frozenset[int] = frozenset()) -> SpeechLength:
+        """Return how long a text takes in this voice; for `silent_tokens` see `GuardSettings`."""
+        return usual_speech(text, self.utterance.reference_text, self.utterance.reference_tokens, silent_tokens)
+
+    def free_of(self, count: int, length: SpeechLength | None) -> int:
+        """Return how many of the segment's tokens, `count` so far, may be spoken; more than usual wait for the end."""
+        if length is None:
+            return count if self.stream_tokens + count >= self.free_tokens else 0
+        free = free_tokens(self.stream_tokens + count, self.free_tokens) - self.stream_tokens
+        return min(free, max(length.usual, self.free_tokens - self.stream_tokens))
 
 
 def free_tokens(position: int, first_chunk: int) -> int:
@@ -92,12 +131,9 @@ def repeats_in(text: str) -> int:
     return max(Counter(_WORD.findall(text.casefold())).values(), default=0)
 
 
-@dataclass(frozen=True)
-class TroubleFound:
-    """A trouble, and up to where the answer is good."""
-
-    trouble: Trouble
-    good_tokens: int
+def redraw_seed(seed: int, redraw: int) -> int:
+    """Return the seed of a segment's answer; redraw 0 is the first answer."""
+    return (seed + redraw * _SEED_STEP) % (MAX_SEED + 1)
 
 
 class AnswerGuard:
@@ -134,37 +170,30 @@ class AnswerGuard:
     def push(self, token_id: int) -> TroubleFound | None:
         """Take the next token (0..6560); return the trouble that it shows, if any."""
         self.tokens.append(token_id)
-        return self._silence_verdict(token_id) or self._loop_verdict() or self._length_verdict() or self._missed(False)
+        count = len(self.tokens)
+        self._silence = self._silence + 1 if token_id in self._silent else 0
+        if self._silence > SILENCE_TOKENS:
+            return TroubleFound(Trouble.SILENCE, count - self._silence + _KEPT_SILENCE_TOKENS)
+        if count >= LOOP_GRAM_TOKENS and not self._silence:
+            found = self._grams.setdefault(tuple(self.tokens[-LOOP_GRAM_TOKENS:]), [])
+            found.append(count)
+            if len(found) > self._most_grams:
+                return TroubleFound(Trouble.LOOP, found[0])
+        if self.length is not None and count > self.length.longest:
+            return self._long(self.length)
+        return self._missed(is_over=False)
 
     def end(self, finish_reason: str) -> TroubleFound | None:
         """Take the end (`stop` or `length`); return the trouble with it, if any."""
         if self.length is None:
             return None  # no room for the rest of the text, which is no fault of the speech
-        if finish_reason == LONG_FINISH:
+        if finish_reason == LENGTH_FINISH:
             return self._long(self.length)
         count, sounding = len(self.tokens), sum(token_id not in self._silent for token_id in self.tokens)
         if count < self.length.shortest or sounding < self.length.least_sounding:
             return TroubleFound(Trouble.SHORT, count)
         slowest = self.length.slowest
         return TroubleFound(Trouble.LONG, count) if slowest is not None and count > slowest else self._missed(True)
-
-    def _silence_verdict(self, token_id: int) -> TroubleFound | None:
-        self._silence = self._silence + 1 if token_id in self._silent else 0
-        if self._silence <= SILENCE_TOKENS:
-            return None
-        return TroubleFound(Trouble.SILENCE, len(self.tokens) - self._silence + _KEPT_SILENCE_TOKENS)
-
-    def _loop_verdict(self) -> TroubleFound | None:
-        gram = tuple(self.tokens[-LOOP_GRAM_TOKENS:])
-        if len(gram) < LOOP_GRAM_TOKENS or self._silence:
-            return None
-        found = self._grams.setdefault(gram, [])
-        found.append(len(self.tokens))
-        return TroubleFound(Trouble.LOOP, found[0]) if len(found) > self._most_grams else None
-
-    def _length_verdict(self) -> TroubleFound | None:
-        length = self.length
-        return None if length is None or len(self.tokens) <= length.longest else self._long(length)
 
     def _long(self, length: SpeechLength) -> TroubleFound:
         """Judge an answer that did not end: most likely its text ends in the pause next to the usual length."""
@@ -176,3 +205,122 @@ class AnswerGuard:
     def _missed(self, is_over: bool) -> TroubleFound | None:
         missed = None if self._words is None else self._words.missed(self.tokens, self.given, is_over)
         return None if missed is None else TroubleFound(Trouble.WORD, missed)
+
+
+def guarded(
+    llm: SpeechLM, ask: SegmentAsk, settings: GuardSettings, on_note: Callable[[GuardNote], None]
+) -> AsyncGenerator[SpeechTokenDelta]:
+    """Yield the speech tokens of one segment; the last delta, and only it, has a finish_reason.
+
+    Args:
+        llm: speaks.
+        ask: what.
+        settings: how it is guarded.
+        on_note: is told of a trouble, once it is known what became of it.
+
+    Raises:
+        LLMError: see `SpeechLM.generate`.
+    """
+    if settings.mode is GuardMode.OFF:
+        return llm.generate(ask.utterance, ask.sampling, ask.seed)
+    return _Mending(llm, ask, settings).answers(on_note)
+
+
+class _Mending:
+    """One segment, by as many answers as it takes."""
+
+    def __init__(self, llm: SpeechLM, ask: SegmentAsk, settings: GuardSettings) -> None:
+        self._llm, self._ask, self._settings = llm, ask, settings
+        coming = ask.utterance.coming_text
+        self._coming = None if coming is None else TakenText(coming)
+        self._kept: list[int] = []
+        """Tokens that were given out before the latest answer."""
+        self._guard: AnswerGuard | None = None
+        """Of the latest answer; made when its first tokens are here, as the LLM need not wait for it."""
+        self._fills: list[int] = []
+        self._verdict: TroubleFound | None = None
+        """Of the latest answer; None: it is good."""
+        self._finish_reason = STOP_FINISH
+        self._misses_word = False
+        """Whether the last answer that there may be misses a word."""
+
+    async def answers(self, on_note: Callable[[GuardNote], None]) -> AsyncGenerator[SpeechTokenDelta]:
+        """Yield what may be spoken of one answer after the other, until one is good."""
+        first: TroubleFound | None = None
+        for redraw in range(self._settings.redraws + 1):
+            if self._guard is not None:
+                self._kept = self._guard.tokens[: self._guard.given]
+                self._fills = [place for place in self._fills if place < len(self._kept)]
+            self._guard, self._verdict = None, None
+            seed = redraw_seed(self._ask.seed, redraw)
+            async with aclosing(self._llm.generate(self._asked(), self._ask.sampling, seed)) as deltas:
+                async for delta in deltas:
+                    if given := self._take(delta, redraw):
+                        yield SpeechTokenDelta(given)
+                    if self._verdict is not None:
+                        break
+            first = first or self._verdict
+            if self._verdict is None:
+                break
+        outcome, last = self._end()
+        if first is not None:
+            on_note(GuardNote(first.trouble.value, outcome))
+        yield last
+
+    def _take(self, delta: SpeechTokenDelta, redraw: int) -> tuple[int, ...]:
+        """Look at what came, up to the first trouble; return what may be spoken now."""
+        guard = self._watching()
+        since = guard.given
+        if guard.length is None:
+            guard.grow(*self._text())
+        self._fills += [len(guard.tokens) + place for place in delta.fills]
+        for token_id in delta.token_ids:
+            if self._judge(guard.push(token_id), redraw):
+                break
+            guard.given = max(guard.given, self._ask.free_of(len(guard.tokens), guard.length))
+        if self._verdict is None and delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
+            self._judge(guard.end(delta.finish_reason), redraw)
+        return tuple(guard.tokens[since : guard.given])
+
+    def _watching(self) -> AnswerGuard:
+        if self._guard is None:
+            self._guard = AnswerGuard(*self._text(), self._settings, self._kept)
+        return self._guard
+
+    def _judge(self, verdict: TroubleFound | None, redraw: int) -> bool:
+        """Tell whether the answer is over; the last one goes on behind a missed word, so as not to lose more."""
+        if verdict is not None and verdict.trouble is Trouble.WORD and redraw == self._settings.redraws:
+            self._misses_word, verdict = True, None
+        self._verdict = verdict
+        return verdict is not None
+
+    def _end(self) -> tuple[GuardOutcome, SpeechTokenDelta]:
+        """Return what became of the trouble, if there was one, and the last delta."""
+        guard, verdict = self._watching(), self._verdict
+        tokens, given = guard.tokens, guard.given
+        if verdict is None:
+            outcome = GuardOutcome.HEARD if self._misses_word else GuardOutcome.MENDED
+            return outcome, SpeechTokenDelta(tuple(tokens[given:]), self._finish_reason)
+        last = tuple(tokens[given : verdict.good_tokens])
+        if verdict.good_tokens == len(tokens):  # it ended by itself, so that nothing is to be cut
+            return GuardOutcome.HEARD, SpeechTokenDelta(last, STOP_FINISH)
+        return GuardOutcome.CUT, SpeechTokenDelta(last, LENGTH_FINISH)
+
+    def _text(self) -> tuple[str, SpeechLength | None]:
+        """Return the text so far and, if that is all, how long its speech is."""
+        coming, text = self._coming, self._ask.utterance.text
+        if coming is not None:
+            text += "".join(coming.pieces)
+        is_whole = coming is None or coming.is_whole
+        return text, self._ask.length_of(text, self._settings.silent_tokens) if is_whole else None
+
+    def _asked(self) -> Utterance:
+        """Return what the LLM is to speak, behind the tokens that were given out."""
+        asked = self._ask.utterance
+        if self._kept:
+            spoken, fills = (*asked.spoken_tokens, *self._kept), (*asked.fills, *self._fills)
+            asked = replace(asked, spoken_tokens=spoken, fills=fills)
+        if self._coming is None:
+            return asked
+        return replace(asked, coming_text=self._coming, taken_text=(*asked.taken_text, *self._coming.pieces))

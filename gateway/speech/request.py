@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import secrets
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 
 from gateway.chunking.policies import ChunkPolicy
 from gateway.core import InlineVoice, Sampling
@@ -27,7 +29,7 @@ LOWEST_PRIORITY = DEFAULT_PRIORITY
 MAX_SEED = 2**63 - 1
 _RANDOM_SEED_BITS = 31
 STOP_FINISH = "stop"
-_LENGTH_FINISH = "length"
+LENGTH_FINISH = "length"
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ class SpeechResult:
     @property
     def is_truncated(self) -> bool:
         """Whether the runaway bound, not the end of the speech, ended it."""
-        return self.finish_reason == _LENGTH_FINISH
+        return self.finish_reason == LENGTH_FINISH
 
     @property
     def audio_s(self) -> float:
@@ -229,9 +231,8 @@ def check_options(request: SpeechRequest) -> None:
         raise InvalidRequestError(f"got seed {request.seed}, expected 0 to 2**63-1", param="seed")
 
 
-def draw_seed() -> int:
-    """Draw the seed of a request that brings none."""
-    return secrets.randbits(_RANDOM_SEED_BITS)
+draw_seed: Callable[[], int] = partial(secrets.randbits, _RANDOM_SEED_BITS)
+"""Draws the seed of a request that brings none."""
 
 
 def check_text(text: str, max_characters: int) -> None:

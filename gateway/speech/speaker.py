@@ -17,8 +17,8 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextman
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from gateway.access.access import Access, Account
-from gateway.access.caller import OURSELVES, CallerLimits, current_caller
+from gateway.access.access import Access
+from gateway.access.caller import CallerLimits, current_caller
 from gateway.chunking.chunker import Chunker
 from gateway.chunking.pace import PaceBook
 from gateway.chunking.policies import ChunkPolicy, DeadlineChunks, first_chunk_tokens
@@ -32,11 +32,10 @@ from gateway.core import (
     Token2WavStream,
     UnspokenText,
 )
-from gateway.errors import EmptySpeechError, InvalidTextError, UndeclaredLanguageError, VoiceEvictedError
-from gateway.speech.guard import GuardSettings
+from gateway.errors import EmptySpeechError, GatewayError, InvalidTextError, UndeclaredLanguageError, VoiceEvictedError
+from gateway.speech.guard import GuardSettings, SegmentAsk, guarded
 from gateway.speech.interleaved import ComingSegments, SegmentQueue
-from gateway.speech.mending import SegmentAsk, guarded
-from gateway.speech.observer import Observer, telling_refusals
+from gateway.speech.observer import Observer
 from gateway.speech.prosody_carry import CarryLimits
 from gateway.speech.request import (
     DEFAULT_MAX_TEXT_CHARACTERS,
@@ -129,7 +128,7 @@ class Speaker:
     @contextmanager
     def holding_session(self) -> Iterator[SessionHold]:
         """Give a session of several streams its claim to be waited for, until the context is left."""
-        hold = _NoHold() if self._admission is None else self._admission.session_hold()
+        hold = SessionHold() if self._admission is None else self._admission.session_hold()
         try:
             yield hold
         finally:
@@ -137,7 +136,7 @@ class Speaker:
 
     def unspoken_text(self) -> UnspokenText:
         """Begin to count the text of a session of the current caller."""
-        return self._access.unspoken_text(current_caller() or OURSELVES)
+        return self._access.unspoken_text(current_caller())
 
     async def synthesize(
         self, request: SpeechRequest, result: SpeechResult | None = None
@@ -155,7 +154,7 @@ class Speaker:
             InvalidRequestError: refused before any service was asked.
             GatewayError: what went wrong in a service; audio yielded before is good.
         """
-        with telling_refusals(self._observer):
+        try:
             check_request(request, self.settings.max_text_characters)
             options = request.text_options
             if options.is_ssml:
@@ -168,6 +167,9 @@ class Speaker:
             if options.has_audio_tags:
                 self.front_end.check_audio_tags(request.text, options)
             text = self.front_end.open(options, WHOLE_TEXT, request.text)
+        except GatewayError as error:
+            self._observer.refused(error)
+            raise
         async with aclosing(self.speak(request, _whole_text(text, request.text), result)) as audio:
             async for chunk in audio:
                 yield chunk
@@ -191,11 +193,17 @@ class Speaker:
             LimitError: the caller may not speak now; or it may not go on, and what was begun was spoken to its end.
             GatewayError: the request was refused, or a service failed; audio yielded before is good.
         """
+        result = SpeechResult() if result is None else result
+        result.carry = replace(result.carry, limits=self.settings.carry)
         async with aclosing(segments), AsyncExitStack() as stack:
-            with telling_refusals(self._observer):
-                speaking = self._access.speaking(current_caller() or OURSELVES)
-                account = await stack.enter_async_context(speaking)
-            with self._begin(request, SpeechResult() if result is None else result, account) as job:
+            try:
+                account = await stack.enter_async_context(self._access.speaking(current_caller()))
+            except GatewayError as error:
+                self._observer.refused(error)
+                raise
+            observer, settings = self._observer.begin(request.request_id), self.settings
+            parts = (self._clock, self._pace_book, observer, settings.leading_silence_s, settings.aligner, account)
+            with SpeechJob(request, result, *parts) as job:
                 async with self._producing(job, segments) as pushes:
                     while ready := await pushes.take():
                         for push in ready:
@@ -216,14 +224,6 @@ class Speaker:
                 raise UndeclaredLanguageError(f"{got}; it speaks {expected}", param="input")
             await asyncio.sleep(0)
 
-    def _begin(self, request: SpeechRequest, result: SpeechResult, account: Account) -> SpeechJob:
-        observer = self._observer.begin(request.request_id)
-        result.carry = replace(result.carry, limits=self.settings.carry)
-        kept_s = self.settings.leading_silence_s
-        return SpeechJob(
-            request, result, self._clock, self._pace_book, observer, kept_s, self.settings.aligner, account
-        )
-
     @asynccontextmanager
     async def _producing(self, job: SpeechJob, segments: Segments) -> AsyncIterator[Ahead[Push]]:
         """Have both services work ahead of the caller; leaving the context stops them and frees what they hold."""
@@ -236,7 +236,8 @@ class Speaker:
             else nullcontext()
         ):
             # NOTE: only after the admission, as reading a text costs a hundred times as much as a refusal.
-            first = await self._first_segment(job, segments)
+            if (first := await self._next_segment(job, segments)) is None:
+                raise InvalidTextError("the text holds nothing to say; send at least one word", param="input")
             voice = await self._voices.resolve(request.voice)
             job.use(voice)
             policy = request.chunk_policy or self.settings.chunk_policy
@@ -253,27 +254,29 @@ class Speaker:
             ):
                 yield pushes
 
-    async def _first_segment(self, job: SpeechJob, segments: Segments) -> SpokenSegment:
-        """Refuse what can't be spoken before any service is asked."""
-        first = await self._next_segment(job, segments)
-        if first is None:
-            raise InvalidTextError("the text holds nothing to say; send at least one word", param="input")
-        return first
-
     async def _next_segment(self, job: SpeechJob, segments: Segments) -> SpokenSegment | None:
-        """Return the next segment that can be spoken; None at the end."""
-        segment = await _next_speakable(job, segments)
-        if self.settings.refuses_foreign and segment is not None and segment.foreign is not None:
-            got = f"the checkpoint does not declare the language {segment.foreign!r}"
-            raise UndeclaredLanguageError(got, param="input")
-        return segment
+        """Return the next segment that can be spoken; None at the end. The pauses before it are noted.
+
+        Behind the first one the text ends, and `job.refusal` says why, where the caller's audio is used up.
+        """
+        async for segment in segments:
+            job.refusal = job.account.refusal() if job.result.spans else None
+            if job.refusal is not None:
+                return None
+            if segment.is_speakable:
+                if self.settings.refuses_foreign and segment.foreign is not None:
+                    got = f"the checkpoint does not declare the language {segment.foreign!r}"
+                    raise UndeclaredLanguageError(got, param="input")
+                return segment
+            job.result.note_pause(segment.source.pause_s)
+        return None
 
     @asynccontextmanager
     async def _opened(self, job: SpeechJob, voice: ReadyVoice) -> AsyncIterator[Token2WavStream]:
         """Lease a stream, registering the voice again if token2wav has dropped it meanwhile."""
         request, seed = job.request, job.result.seed
         async with AsyncExitStack() as leases:
-            with job.observer.opening():
+            with job.observer.opening:
                 try:
                     lease = self._token2wav.open_stream(voice.registered.voice_id, seed, request.priority)
                     stream = await leases.enter_async_context(lease)
@@ -300,7 +303,7 @@ class Speaker:
             utterance, seed = job.begin_segment(segment)
             utterance, head_start = replace(utterance, head_start_tokens=head_start), 0
             ask = SegmentAsk(utterance, job.request.sampling, seed, job.result.spans[-1].first_token, free_tokens)
-            with job.observer.speaking():
+            with job.observer.speaking:
                 async with aclosing(guarded(self._llm, ask, self.settings.guard, job.note_guarded)) as deltas:
                     async for delta in deltas:
                         job.note_tokens(delta)
@@ -338,7 +341,7 @@ class Speaker:
         utterance = replace(utterance, coming_text=coming)
         free_tokens = first_chunk_tokens(job.request.chunk_policy or self.settings.chunk_policy)
         ask = SegmentAsk(utterance, job.request.sampling, seed, span.first_token, free_tokens)
-        with job.observer.speaking():
+        with job.observer.speaking:
             async with aclosing(guarded(self._llm, ask, self.settings.guard, note)) as deltas:
                 async for delta in deltas:
                     if delta.finish_reason is not None:
@@ -366,33 +369,6 @@ class Speaker:
             raise EmptySpeechError("not a single speech token came for the text; try another text, seed or voice")
         last = chunker.flush()
         yield job.send(stream.push(last), last, policy)
-
-
-class _NoHold:
-    """Implements `core.SessionHold` without any effect, for a speaker without an admission."""
-
-    is_held = False
-
-    def acquire(self) -> None:
-        """See `core.SessionHold.acquire`."""
-
-    def release(self) -> None:
-        """See `core.SessionHold.release`."""
-
-
-async def _next_speakable(job: SpeechJob, segments: Segments) -> SpokenSegment | None:
-    """Return the next segment that holds something to say; None at the end. The pauses before it are noted.
-
-    Behind the first one the text ends, and `job.refusal` says why, where the caller's audio is used up.
-    """
-    async for segment in segments:
-        job.refusal = job.account.refusal() if job.result.spans else None
-        if job.refusal is not None:
-            return None
-        if segment.is_speakable:
-            return segment
-        job.result.note_pause(segment.source.pause_s)
-    return None
 
 
 async def _whole_text(stream: TextStream, text: str) -> Segments:

@@ -5,14 +5,10 @@ in tasks started there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from gateway.dialects.grpc import riva_grpc, tts_grpc
-from gateway.dialects.openai import http as openai_http
-from gateway.dialects.speech_ws import socket as speech_ws
 from servicekit.tracing import NULL_SPAN, Span
 
 
@@ -32,6 +28,8 @@ _call: ContextVar[Call | None] = ContextVar("call", default=None)
 
 current_call: Callable[[], Call | None] = _call.get
 """Returns the call on whose behalf this runs; None: the gateway's own warm-up."""
+serve_call: Callable[[Call], object] = _call.set
+"""Has the rest of the running task, and tasks that it starts, run on behalf of a call."""
 
 
 class CallFilter(logging.Filter):
@@ -45,29 +43,6 @@ class CallFilter(logging.Filter):
         return True
 
 
-@contextmanager
-def serving(call: Call) -> Iterator[None]:
-    """Run the block on behalf of a call."""
-    token = _call.set(call)
-    try:
-        yield
-    finally:
-        _call.reset(token)
-
-
 OPENAI, SPEECH_WS, ELEVENLABS = "openai", "websocket", "elevenlabs"
 RIVA, TTS, WYOMING = "riva", "grpc", "wyoming"
 DIALECTS = (OPENAI, SPEECH_WS, ELEVENLABS, RIVA, TTS, WYOMING)
-_ELEVENLABS_PREFIX = "/v1/text-to-speech/"
-_EXACT = {openai_http.PATH: OPENAI, speech_ws.PATH: SPEECH_WS}
-_GRPC = {f"/{riva_grpc.SERVICE_NAME}/": RIVA, f"/{tts_grpc.SERVICE_NAME}/": TTS}
-
-
-def dialect_of_path(path: str) -> str | None:
-    """Return the dialect of an HTTP path or socket; None if no speech is asked for there."""
-    return ELEVENLABS if path.startswith(_ELEVENLABS_PREFIX) else _EXACT.get(path)
-
-
-def dialect_of_method(method: str) -> str | None:
-    """Return the dialect of a full gRPC method name; None if it is not of a speech service."""
-    return next((dialect for prefix, dialect in _GRPC.items() if method.startswith(prefix)), None)

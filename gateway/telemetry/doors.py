@@ -8,11 +8,19 @@ import grpc
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.telemetry.call import Call, dialect_of_method, dialect_of_path, serving
+from gateway.dialects.grpc import riva_grpc, tts_grpc
+from gateway.dialects.openai import http as openai_http
+from gateway.dialects.speech_ws import socket as speech_ws
+from gateway.telemetry.call import ELEVENLABS, OPENAI, RIVA, SPEECH_WS, TTS, Call, serve_call
 from gateway.telemetry.telemetry import Telemetry
-from servicekit.tracing import TRACEPARENT
+from servicekit.tracing import NULL_SPAN, NULL_TRACER, TRACEPARENT, Span
 
 _ERRORS_FROM = 400
+_ELEVENLABS_PREFIX = "/v1/text-to-speech/"
+_PATHS = {openai_http.PATH: OPENAI, speech_ws.PATH: SPEECH_WS}
+"""Paths of HTTP and of sockets at which speech is asked for, beside ElevenLabs'."""
+_SERVICES = {f"/{riva_grpc.SERVICE_NAME}/": RIVA, f"/{tts_grpc.SERVICE_NAME}/": TTS}
+"""Beginnings of the names of gRPC's methods."""
 _MAX_PATH_CHARACTERS = 200
 """Most characters of a path in a span's name; ours are shorter."""
 
@@ -28,20 +36,24 @@ class TelemetryMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request or serve one socket."""
         kind = scope["type"]
-        dialect = dialect_of_path(scope["path"]) if kind in ("http", "websocket") else None
+        path: str = scope["path"] if kind in ("http", "websocket") else ""
+        dialect = ELEVENLABS if path.startswith(_ELEVENLABS_PREFIX) else _PATHS.get(path)
         if dialect is None or scope.get("method", "POST") != "POST":
             await self._app(scope, receive, send)
             return
-        name = f"{scope.get('method', 'WS')} {scope['path'][:_MAX_PATH_CHARACTERS]}"
-        call = Call(dialect, self._telemetry.tracer.begin(name, Headers(scope=scope).get(TRACEPARENT)))
+        call = Call(dialect, NULL_SPAN if self._telemetry.tracer is NULL_TRACER else self._begin_span(scope))
         status = _Status(send)
+        serve_call(call)  # each request and socket has a task of its own
         try:
-            with serving(call):
-                await self._app(scope, receive, status.send)
+            await self._app(scope, receive, status.send)
         except BaseException as error:
             self._note(call, status.code, error)
             raise
         self._note(call, status.code, None)
+
+    def _begin_span(self, scope: Scope) -> Span:
+        name = f"{scope.get('method', 'WS')} {scope['path'][:_MAX_PATH_CHARACTERS]}"
+        return self._telemetry.tracer.begin(name, Headers(scope=scope).get(TRACEPARENT))
 
     def _note(self, call: Call, code: int | None, error: BaseException | None) -> None:
         if code is not None:
@@ -86,7 +98,7 @@ class TelemetryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         """See `grpc.aio.ServerInterceptor`."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        dialect = dialect_of_method(method)
+        dialect = next((dialect for prefix, dialect in _SERVICES.items() if method.startswith(prefix)), None)
         if handler is None or dialect is None:
             return handler
         metadata = dict(handler_call_details.invocation_metadata)
@@ -94,19 +106,13 @@ class TelemetryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _observed(handler: Any, method: str, dialect: str, traceparent: str | None, telemetry: Telemetry) -> Any:
-    kinds = {
-        (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
-        (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
-        (True, False): (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
-        (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
-    }
-    make_handler, behavior = kinds[handler.request_streaming, handler.response_streaming]
+    behavior = handler.stream_stream or handler.stream_unary  # `access.grpc_interceptor` makes no others
 
     async def call(request: Any, context: Any) -> Any:
         served = Call(dialect, telemetry.tracer.begin(method, traceparent))
         try:
-            with serving(served):
-                answer = await behavior(request, context)
+            serve_call(served)
+            answer = await behavior(request, context)
         except BaseException as error:
             if isinstance(error, grpc.aio.AbortError):
                 telemetry.refused_at_the_door(served, _HTTP_OF.get(context.code(), 500))
@@ -115,4 +121,6 @@ def _observed(handler: Any, method: str, dialect: str, traceparent: str | None, 
         served.span.end()
         return answer
 
+    streams = handler.response_streaming
+    make_handler = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
     return make_handler(call, handler.request_deserializer, handler.response_serializer)

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
@@ -24,7 +24,6 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from gateway.errors import ConfigError
 from servicekit.clock import Clock
@@ -95,13 +94,9 @@ PATH = "/metrics"
 LIVE_PATH = "/livez"
 
 
-def routes(registry: CollectorRegistry) -> list[BaseRoute]:
-    """Return the route of the HTTP door."""
-
-    def metrics(_: Request) -> Response:  # NOTE: not `async`, so that it runs in a thread
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-    return [Route(PATH, metrics, methods=["GET"])]
+def handler(registry: CollectorRegistry) -> Callable[[Request], Response]:
+    """Return what answers GET /metrics at the HTTP door; NOTE: not `async`, so that it runs in a thread."""
+    return lambda _: Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
 @contextmanager

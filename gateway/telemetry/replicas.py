@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gateway.routing.health import ReplicaState
-from gateway.routing.replica import Replica
+from gateway.routing.replica import Replica, ReplicaState
 from gateway.telemetry.metrics import PREFIX
 
 _LABELS = ("service", "replica")

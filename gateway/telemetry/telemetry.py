@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gateway.errors import ConfigError
-from gateway.speech.observer import Observer, Observers
+from gateway.speech.observer import Observer
 from gateway.telemetry.call import Call
 from gateway.telemetry.metrics import GatewayMetrics, MetricsObserver
 from gateway.telemetry.tracing_observer import TracingObserver
@@ -76,5 +76,5 @@ def make_telemetry(clock: Clock, tracer: Tracer = NULL_TRACER) -> Telemetry:
     """Make what a gateway needs; its owner closes the tracer."""
     metrics = GatewayMetrics()
     counting = MetricsObserver(metrics, clock)
-    observer = counting if tracer is NULL_TRACER else Observers(counting, TracingObserver())
+    observer = counting if tracer is NULL_TRACER else TracingObserver(counting)
     return Telemetry(metrics, observer, counting, tracer)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from gateway.core import AudioChunk
+from gateway.errors import GatewayError
 from gateway.speech.observer import Observer, StreamObserver
 from gateway.speech.request import GuardNote
 from gateway.telemetry.call import current_call
@@ -19,28 +20,38 @@ from servicekit.tracing import NULL_SPAN, Span, SpanKind, working_under
 
 
 class TracingObserver(Observer):
-    """Traces the streams of calls that are traced."""
+    """Traces the streams of calls that are traced, and tells another observer of all."""
+
+    def __init__(self, told: Observer) -> None:
+        """Keep the other one."""
+        self._told = told
 
     def begin(self, request_id: str) -> StreamObserver:
         """See `Observer.begin`."""
-        call = current_call()
+        call, told = current_call(), self._told.begin(request_id)
         if call is None or call.span is NULL_SPAN:
-            return StreamObserver()
+            return told
         span = call.span.child("speech")
         span.note(request_id=request_id, dialect=call.dialect)
-        return _TracedStream(span)
+        return _TracedStream(span, told)
+
+    def refused(self, error: GatewayError) -> None:
+        """See `Observer.refused`."""
+        self._told.refused(error)
 
 
 class _TracedStream(StreamObserver):
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, told: StreamObserver) -> None:
         self._span = span
+        self._told = told
         self._lease = NULL_SPAN
         self._generation = NULL_SPAN
         self._chunks: dict[int, Span] = {}
         self._tokens = self._generated = 0
         self._audio_s = 0.0
 
-    def opening(self) -> AbstractContextManager[None]:
+    @property
+    def opening(self) -> AbstractContextManager[None]:  # type: ignore[override]
         self._lease = self._span.child("token2wav.stream", SpanKind.CLIENT)
         return working_under(self._lease.traceparent)
 
@@ -48,16 +59,19 @@ class _TracedStream(StreamObserver):
         self._lease.event("opened")
         self._span.note(stream_id=stream_id)
 
-    def speaking(self) -> AbstractContextManager[None]:
+    @property
+    def speaking(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return self._generate()
 
     def received(self, tokens: int) -> None:
+        self._told.received(tokens)
         if tokens and not self._generated:
             self._generation.event("first token")
         self._generated += tokens
         self._tokens += tokens
 
     def guarded(self, note: GuardNote) -> None:
+        self._told.guarded(note)
         self._span.event(f"guard: {note.trouble} {note.outcome.value}")
 
     def sent(self, index: int, tokens: int) -> None:
@@ -66,6 +80,7 @@ class _TracedStream(StreamObserver):
         self._chunks[index] = chunk
 
     def heard(self, audio: AudioChunk) -> None:
+        self._told.heard(audio)
         if audio.duration_s and not self._audio_s:
             self._span.event("first audio")
         self._audio_s += audio.duration_s
@@ -73,7 +88,11 @@ class _TracedStream(StreamObserver):
         chunk.note(audio_s=audio.duration_s)
         chunk.end()
 
+    def asked(self) -> None:
+        self._told.asked()
+
     def ended(self, error: BaseException | None) -> None:
+        self._told.ended(error)
         outcome = outcome_of(error)
         failure = None if outcome is Outcome.CANCELLED else error
         for chunk in self._chunks.values():

@@ -10,7 +10,7 @@ so that it waits until a segment's turn comes. No network, no torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.errors import LexiconNotFoundError, UnsupportedOptionError
@@ -105,6 +105,7 @@ class TextFrontEnd:
         self._styles = styles or StyleRule()
         self._silent_tags = frozenset(silent_tags)
         self._find_lexicons = lexicons
+        self._has_default_lexicon = lexicons is not None and bool(lexicons(TextOptions()))
         self._segment_letters = segment_letters
         self._normalizers = normalizers
         self._guess_language = guess_language
@@ -175,7 +176,8 @@ class TextFrontEnd:
         """
         if options.style is not None:
             self._styles.check(options.style.field)
-        lexicons = self._lexicons_for(options)
+        has_lexicons = self._has_default_lexicon or options.lexicons or options.aliases
+        lexicons = self._lexicons_for(options) if has_lexicons else ()
         rules = SentencexRules(options.primary_language, self._guess_language)
         splitter = IncrementalSplitter(BreakFinder(rules, self._tags), settings.capped(self._segment_letters))
         markup = None if _UNMARKED.fullmatch(whole) and not options.is_ssml else self._markup_of(options)
@@ -231,10 +233,10 @@ class TextFrontEnd:
         spoken = segment.bare or unchanged(segment.text)
         if lexicons:
             spoken = _after(spoken, self._with_aliases(spoken.text, lexicons), "pronunciation")
-            yield
+            yield None
         if options.normalization is Normalization.ON and not (language == "en" and is_plain(spoken.text)):
             spoken = _after(spoken, spoken_addresses(spoken.text, language), "addresses")
-            yield
+            yield None
             normalized = yield from self._normalizing(spoken.text, options, language)
             spoken = _after(spoken, normalized)
         if not goes_on:
@@ -243,7 +245,7 @@ class TextFrontEnd:
         is_speakable = self._tags.is_speakable(spoken.text)
         foreign = self.foreign(bare, options) if is_speakable else None
         instruction = self._instruction(segment, options, language) if self._styles.is_declared else ""
-        return SpokenSegment(segment, spoken.text, spoken.alignment, language, is_speakable, foreign, instruction)
+        yield SpokenSegment(segment, spoken.text, spoken.alignment, language, is_speakable, foreign, instruction)
 
     @property
     def languages(self) -> tuple[str, ...] | None:
@@ -270,7 +272,9 @@ class TextFrontEnd:
         regional = options.regional_language if language == options.primary_language else None
         return self._normalizers.get(regional or language) or self._normalizers.get(language)
 
-    def _normalizing(self, text: str, options: TextOptions, language: str | None) -> Steps[NormalizedText]:
+    def _normalizing(
+        self, text: str, options: TextOptions, language: str | None
+    ) -> Generator[None, None, NormalizedText]:
         if self._normalizer(options, language) is None and not self._silent_tags:
             return unchanged(text)
         parts = list[NormalizedText]()
@@ -405,7 +409,8 @@ class TextStream:
 
     async def prepared(self, segment: Segment) -> SpokenSegment:
         """Do what `prepare` does when it is this text's turn."""
-        spoken = await self._front_end.turns.finish(self._preparing(segment))
+        spoken = await self._front_end.turns.next_of(self._preparing(segment))
+        assert spoken is not None
         self._language = spoken.language
         return spoken
 

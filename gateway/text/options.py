@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from gateway.errors import InvalidRequestError
@@ -93,24 +93,19 @@ class TextOptions:
     has_audio_tags: bool = False
     """Whether words in brackets such as [whispers] say how to speak what follows; see `styles`."""
 
+    primary_language: str | None = field(init=False, compare=False)
+    """The language without script and region, in lower case; None if it is to be guessed."""
+    regional_language: str | None = field(init=False, compare=False)
+    """The whole tag in lower case with hyphens; None if it is to be guessed."""
+
     def __post_init__(self) -> None:
-        if self._tag is not None and not _LANGUAGE_TAG.fullmatch(self._tag):
+        tag = None
+        if self.language is not None and self.language.lower() != AUTO:
+            tag = _NAMES.get(self.language.lower(), self.language)
+        if tag is not None and not _LANGUAGE_TAG.fullmatch(tag):
             expected = "expected a BCP 47 tag such as en or zh-CN, a name such as English, or auto to have it guessed"
             raise InvalidRequestError(f"got language {self.language!r}, {expected}", param="language")
-        check_counts(len(self.lexicons), len(self.aliases))
-
-    @property
-    def primary_language(self) -> str | None:
-        """The language without script and region, in lower case; None if it is to be guessed."""
-        return None if self._tag is None else primary_language(self._tag)
-
-    @property
-    def regional_language(self) -> str | None:
-        """The whole tag in lower case with hyphens; None if it is to be guessed."""
-        return None if self._tag is None else self._tag.lower().replace("_", "-")
-
-    @property
-    def _tag(self) -> str | None:
-        if self.language is None or self.language.lower() == AUTO:
-            return None
-        return _NAMES.get(self.language.lower(), self.language)
+        object.__setattr__(self, "primary_language", None if tag is None else primary_language(tag))
+        object.__setattr__(self, "regional_language", None if tag is None else tag.lower().replace("_", "-"))
+        if self.lexicons or self.aliases:
+            check_counts(len(self.lexicons), len(self.aliases))

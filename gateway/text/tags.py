@@ -69,8 +69,6 @@ class InlineTags:
 
     def is_left_open(self, text: str, *, was_open: bool) -> bool:
         """Tell whether a pair is open behind the text, knowing whether one was open before it."""
-        if "<" not in text:
-            return was_open
         for match in self._any.finditer(text):
             if match[0] in self._openings:
                 was_open = True

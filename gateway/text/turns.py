@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
-Steps = Generator[None, None, T]
-"""Work in small steps: yields after each, and returns its result."""
+Steps = Iterator[T | None]
+"""Work in small steps: yields None after each, and its result at last."""
 
 TURN_S = 0.002
 """A turn ends with the first step that ends later than this; nearly every piece of text needs one turn."""
@@ -36,7 +37,7 @@ class TextTurns:
                 if self._is_taken:
                     await asyncio.sleep(0)
                 self._is_taken = True
-                asyncio.get_running_loop().call_soon(self._begin_pass)
+                asyncio.get_running_loop().call_soon(partial(setattr, self, "_is_taken", False))
                 ends_s = self._now_s() + self._turn_s
                 for found in steps:
                     if found is not None:
@@ -47,25 +48,7 @@ class TextTurns:
                     return None
             await asyncio.sleep(0)
 
-    def _begin_pass(self) -> None:
-        self._is_taken = False
-
-    async def finish(self, steps: Steps[T]) -> T:
-        """Take all steps, in as many turns as it needs, and return their result."""
-        result = list[T]()
-
-        def all_steps() -> Iterator[None]:
-            result.append((yield from steps))
-
-        await self.next_of(all_steps())
-        return result[0]
-
 
 def finished(steps: Steps[T]) -> T:
     """Take all steps at once and return their result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            value: T = end.value
-            return value
+    return next(found for found in steps if found is not None)

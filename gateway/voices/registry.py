@@ -90,7 +90,7 @@ class VoiceRegistry:
             viewer: tells on whose behalf the call under way looks created voices up.
             budget: of voices that come with requests; None: there is no bound.
             caller: names who brings them.
-            known: voices that token2wav knows, where other processes of this gateway tell of some; None: none do.
+            known: remembers voices that token2wav knows; None: the usual number of them.
             transcripts: judges the operator's voices and those of requests; None: by their length only.
         """
         self._budget = budget
@@ -149,13 +149,16 @@ class VoiceRegistry:
         """Tell whether the caller may read a created voice's consent and transcript, share it and delete it."""
         return self._viewer().owns(voice)
 
-    def check(self, voice: str | InlineVoice) -> None:
-        """Refuse an unknown name without asking any service.
+    def check(self, voice: str | InlineVoice) -> NamedVoice | StoredVoice | InlineVoice:
+        """Find what a request speaks in, without asking any service.
 
         Raises:
             VoiceNotFoundError: no voice has that name.
         """
-        self._source(voice)
+        if isinstance(voice, InlineVoice):
+            return voice
+        alias = self._alias(voice)
+        return self.find(voice) if alias is None else self._behind(alias)
 
     def find(self, name: str) -> NamedVoice | StoredVoice:
         """Find a voice by its own name or id; aliases don't count.
@@ -163,7 +166,9 @@ class VoiceRegistry:
         Raises:
             VoiceNotFoundError: there is none.
         """
-        found = self._find(name, self._viewer()) if self._alias(name) is None else None
+        found: NamedVoice | StoredVoice | None = self._voices.get(name)
+        if found is None and self._store is not None and self._alias(name) is None:
+            found = self._store.find(name, self._viewer())
         if found is None:
             raise VoiceNotFoundError(f"got voice {name!r}, expected {self._some_names()}", param="voice")
         return found
@@ -178,7 +183,7 @@ class VoiceRegistry:
             VoiceStoreError: its file can't be used.
             Token2WavError: anything else that went wrong there.
         """
-        source = self._source(voice)
+        source = self.check(voice)
         key = _key(source)
         registered = self._known.find(key)
         if registered is None:
@@ -187,17 +192,15 @@ class VoiceRegistry:
             registered = await asyncio.shield(self._registration(key, source))
         if isinstance(source, StoredVoice) and self._creating().find(source.id) is None:
             raise VoiceNotFoundError(f"voice {source.id} was deleted", param="voice")
-        return ReadyVoice(registered, source.transcript, self._warning(source, registered))
-
-    def _warning(self, source: NamedVoice | StoredVoice | InlineVoice, registered: RegisteredVoice) -> str:
-        """Return what may be wrong with a voice; that of an operator's is for its log alone."""
+        # An operator's voice is warned of in its log alone.
+        warning = source.warning if isinstance(source, StoredVoice) else ""
         if isinstance(source, InlineVoice):
-            return self._transcripts.warning(source.transcript, registered)
-        return source.warning if isinstance(source, StoredVoice) else ""
+            warning = self._transcripts.warning(source.transcript, registered)
+        return ReadyVoice(registered, source.transcript, warning)
 
     async def renew(self, voice: str | InlineVoice) -> ReadyVoice:
         """Register again a voice that token2wav has dropped; see `resolve`."""
-        self._known.forget(_key(self._source(voice)))
+        self._known.forget(_key(self.check(voice)))
         return await self.resolve(voice)
 
     def admit_creation(self, caller: str) -> None:
@@ -257,12 +260,6 @@ class VoiceRegistry:
         if self._store is None:
             raise UnsupportedOptionError("voices can't be created here; start the gateway with --created-voices-dir")
         return self._store
-
-    def _source(self, voice: str | InlineVoice) -> NamedVoice | StoredVoice | InlineVoice:
-        if isinstance(voice, InlineVoice):
-            return voice
-        alias = self._alias(voice)
-        return self.find(voice) if alias is None else self._behind(alias)
 
     def _alias(self, name: str) -> str | None:
         """Return the alias that a name is, in any case of letters; None for the name of an operator's voice."""

@@ -11,7 +11,7 @@ from gateway.core import VoiceService
 from gateway.errors import ConfigError
 from gateway.ledger import CallerLedger
 from gateway.voices.directory import Viewer, VoiceDirectory
-from gateway.voices.known import InlineVoiceBudget, InlineVoiceLimits, KnownVoices
+from gateway.voices.known import InlineVoiceBudget, InlineVoiceLimits
 from gateway.voices.profile import VoiceAliases
 from gateway.voices.registry import VoiceRegistry, load_voices
 from gateway.voices.store import CreatedVoices, VoiceLimits
@@ -47,7 +47,7 @@ def open_registry(
         voices_dir: the operator's.
         settings: everything else about voices.
         token2wav: where voices are registered.
-        ledger: counts the voices that callers bring and create; tells other processes of voices.
+        ledger: counts the voices that callers bring and create.
         key_of_call: tells which key the call under way came with; see `Viewer.key`.
         caller: names who calls; voices that come with requests are counted by it.
         transcripts: see `VoiceRegistry`.
@@ -65,8 +65,7 @@ def open_registry(
     def viewer() -> Viewer:
         return Viewer(key_of_call(), settings.is_shared)
 
-    known = KnownVoices(ledger=ledger if ledger.is_shared else None)
-    return VoiceRegistry(token2wav, named, store, settings.aliases, viewer, budget, caller, known, transcripts)
+    return VoiceRegistry(token2wav, named, store, settings.aliases, viewer, budget, caller, transcripts=transcripts)
 
 
 def voice_settings(args: argparse.Namespace) -> VoiceSettings:

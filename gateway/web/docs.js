@@ -86,9 +86,13 @@ function resolved(schema, api) {
 }
 
 function typeOf(field) {
-  if (field.format === "binary") return "file";
-  if (field.anyOf) return field.anyOf.map(typeOf).join(" or ");
+  if (isFile(field)) return "file";
+  if (field.anyOf) return field.anyOf.filter((each) => each.type !== "null").map(typeOf).join(" or ");
   return field.type ?? "object";
+}
+
+function isFile(field) {
+  return "contentMediaType" in field;
 }
 
 function answersOf(operation) {
@@ -106,7 +110,7 @@ function commandFor(operation, fields) {
   const words = ["curl"];
   if (operation.method !== "GET") words.push("-X", operation.method);
   if (contentOf(operation)[0].startsWith("multipart/")) {
-    words.push(...given.flatMap((field) => ["-F", field.format === "binary" ? `${field.name}=@me.wav` : `${field.name}=...`]));
+    words.push(...given.flatMap((field) => ["-F", isFile(field) ? `${field.name}=@me.wav` : `${field.name}=...`]));
   } else if (given.length) {
     const body = Object.fromEntries(given.map((field) => [field.name, EXAMPLES[field.name] ?? ""]));
     words.push("-H", "'content-type: application/json'", "-d", `'${JSON.stringify(body)}'`);

@@ -76,7 +76,8 @@ async def ask_pipeline(host: Host) -> float:
 
 @asynccontextmanager
 async def _serve_openai(fields: dict[str, str], host: Host) -> AsyncIterator[Request]:
-    app = Starlette(routes=openai_http.routes(lambda: host, 1 << 20))
+    app = Starlette(routes=openai_http.ROUTES)
+    app.state.host = host
     body = {"model": "m", "input": TEXT, "voice": VOICE, **fields}
     async with serving(app) as url, aiohttp.ClientSession(url) as http:
 

@@ -69,14 +69,16 @@ def _riva(channel: grpc.aio.Channel) -> Any:
 
 @asynccontextmanager
 async def _serve_socket(
-    routes: Callable[[Callable[[], Host]], Sequence[BaseRoute]],
+    routes: Sequence[BaseRoute],
     path: str,
     messages: Sequence[Mapping[str, Any]],
     is_last: Callable[[Any], bool],
     host: Host,
 ) -> AsyncIterator[Request]:
     """Serve a socket; each request is a connection of its own, timed from its first message."""
-    async with serving(Starlette(routes=list(routes(lambda: host)))) as url:
+    app = Starlette(routes=routes)
+    app.state.host = host
+    async with serving(app) as url:
 
         async def ask() -> float:
             async with connect(f"ws{url.removeprefix('http')}{path}", proxy=None) as socket:
@@ -113,14 +115,14 @@ STREAMING_DIALECTS = (
     Dialect(
         "ElevenLabs, multi-stream-input, pcm",
         partial(
-            _serve_socket, elevenlabs_ws.routes, MULTI_STREAM, _ELEVENLABS, lambda answer: bool(answer.get("isFinal"))
+            _serve_socket, elevenlabs_ws.ROUTES, MULTI_STREAM, _ELEVENLABS, lambda answer: bool(answer.get("isFinal"))
         ),
     ),
     Dialect(
         "WebSocket, /v1/audio/speech/stream, pcm",
         partial(
             _serve_socket,
-            speech_ws.routes,
+            speech_ws.ROUTES,
             SPEECH_STREAM,
             _SPEECH_STREAM,
             lambda answer: answer.get("type") == "session.done",

@@ -29,7 +29,7 @@ from cosydit.cli.stack_options import gpu_shared
 from cosydit.stack.host import Machine, find_host, for_host, gateway_processes
 from cosydit.stack.process import stopped_by_signals
 from cosydit.stack.stack import LocalStack, StackOptions
-from gateway.lifecycle import rest
+from gateway.lifecycle import shutdown as rest
 from lab.faults.clients import Doors
 from lab.load.churn import Churn
 from lab.load.process_usage import Usage, third_medians, usages

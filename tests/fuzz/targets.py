@@ -23,11 +23,11 @@ from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 from gateway.access.caller import CallerLimits
 from gateway.access.keys import parse_keys
 from gateway.audio.formats import AudioFormat
-from gateway.dialects.common.json_socket import JsonSocket
-from gateway.dialects.common.multipart import FormTooLargeError, read_form
 from gateway.dialects.elevenlabs import wire as elevenlabs
 from gateway.dialects.grpc.riva_request import read_request
 from gateway.dialects.grpc.tts_config import read_config
+from gateway.dialects.json_socket import JsonSocket
+from gateway.dialects.multipart import FormTooLargeError, read_form
 from gateway.dialects.openai.request import read_request as read_openai
 from gateway.dialects.speech_ws.wire import parse_config
 from gateway.dialects.wyoming.wire import ClientLeftError, CountedReader, EventStream, read_text, read_voice

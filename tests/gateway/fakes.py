@@ -11,10 +11,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute
 
 from gateway.audio import AudioFormat
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
+from gateway.dialects.errors import shape_errors
+from gateway.doors.http import DIALECT_ROUTES
 from gateway.errors import GatewayError, Token2WavInterruptedError, VoiceEvictedError
 from gateway.host import Host, HostLimits
 from gateway.lexicons import LexiconBook
@@ -200,6 +204,14 @@ def make_host(
         declaration=declaration or CheckpointDeclaration(),
         lexicons=lexicons or LexiconBook({}),
     )
+
+
+def app_of(host: Host, *others: BaseRoute) -> Starlette:
+    """Return an application with every dialect over a host."""
+    app = Starlette(routes=[*others, *DIALECT_ROUTES])
+    app.state.host = host
+    shape_errors(app)
+    return app
 
 
 def make_voices_host(voices: VoiceRegistry) -> Host:

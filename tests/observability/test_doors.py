@@ -137,7 +137,7 @@ async def test_without_keys_the_http_door_answers_metrics() -> None:
     def never() -> Host:
         raise AssertionError("metrics need no gateway")
 
-    app = build_app(never, 1000, GatewayMetrics().registry)  # type: ignore[arg-type]
+    app = build_app(never, GatewayMetrics().registry)  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:
         answer = await http.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")

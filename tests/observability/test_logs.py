@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from contextlib import aclosing
+from contextvars import copy_context
 from datetime import datetime
 from typing import Any
 
@@ -21,7 +22,7 @@ from gateway import errors
 from gateway.core import Sampling, Utterance
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import Speaker
-from gateway.telemetry.call import Call, CallFilter, serving
+from gateway.telemetry.call import Call, CallFilter, serve_call
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import SystemClock
@@ -84,8 +85,12 @@ class Traced(Span):
 
 def test_lines_of_a_traced_call_name_its_trace() -> None:
     inside, outside = record("x"), record("x")
-    with serving(Call("openai", Traced())):
+
+    def serve() -> None:
+        serve_call(Call("openai", Traced()))
         assert CallFilter().filter(inside)
+
+    copy_context().run(serve)
     assert CallFilter().filter(outside)
     assert written(inside)["trace_id"] == "ab" * 16
     assert "trace_id" not in written(outside)
@@ -182,13 +187,13 @@ async def test_every_span_of_a_stream_that_breaks_off_is_ended(voices: Voices, e
     observer = telemetry.observer
     pipeline = Speaker(llm, token2wav, VoiceRegistry(token2wav, voices), observer=observer)
     call = Call("openai", memory.tracer.begin("call", None))
-    with serving(call):
-        chunks = pipeline.synthesize(SpeechRequest("hello"))
-        await anext(chunks)
-        if end == "failed":
-            with pytest.raises(errors.Token2WavInterruptedError):
-                await anext(chunks)
-        await chunks.aclose()
+    serve_call(call)
+    chunks = pipeline.synthesize(SpeechRequest("hello"))
+    await anext(chunks)
+    if end == "failed":
+        with pytest.raises(errors.Token2WavInterruptedError):
+            await anext(chunks)
+    await chunks.aclose()
     call.span.end()
     names = [span.name for span in memory.spans]
     assert {"call", "speech", "token2wav.stream", "llm.generate", "chunk"} <= set(names)

@@ -16,7 +16,7 @@ from gateway.core import AudioChunk
 from gateway.speech.guard import GuardMode, GuardSettings
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import PipelineSettings, Speaker
-from gateway.telemetry.call import Call, serving
+from gateway.telemetry.call import Call, serve_call
 from gateway.telemetry.metrics import GatewayMetrics, Playback, underrun_s
 from gateway.telemetry.replicas import watch_replicas
 from gateway.telemetry.telemetry import make_telemetry
@@ -46,10 +46,10 @@ class Watched:
         self.pipeline = Speaker(self.llm, self.token2wav, registry, settings, self.clock, observer=observer)
 
     async def speak(self, text: str = "hello", dialect: str = "openai") -> None:
-        with serving(Call(dialect)):
-            async with aclosing(self.pipeline.synthesize(SpeechRequest(text))) as audio:
-                async for chunk in audio:
-                    self.heard(chunk)
+        serve_call(Call(dialect))
+        async with aclosing(self.pipeline.synthesize(SpeechRequest(text))) as audio:
+            async for chunk in audio:
+                self.heard(chunk)
 
     def heard(self, chunk: AudioChunk) -> None:
         """A test may move the clock here."""
@@ -82,12 +82,12 @@ async def test_segments_that_leave_their_text_are_counted(voices: Voices, mode: 
 
 async def test_slack_and_underruns_come_from_when_chunks_leave(voices: Voices) -> None:
     watched = Watched(voices)
-    with serving(Call("openai")):
-        chunks = watched.pipeline.synthesize(SpeechRequest("hello"))
-        first = await anext(chunks)
-        watched.clock.seconds += first.duration_s - 0.3
-        second = await anext(chunks)
-        await chunks.aclose()
+    serve_call(Call("openai"))
+    chunks = watched.pipeline.synthesize(SpeechRequest("hello"))
+    first = await anext(chunks)
+    watched.clock.seconds += first.duration_s - 0.3
+    second = await anext(chunks)
+    await chunks.aclose()
     got = watched.read()
     assert first.duration_s > 0 and second.duration_s > 0
     assert got.value("chunk_slack_seconds_bucket", le="0.2") == 0
@@ -98,29 +98,29 @@ async def test_slack_and_underruns_come_from_when_chunks_leave(voices: Voices) -
 async def test_audio_that_comes_after_the_listener_ran_dry_is_an_underrun(voices: Voices) -> None:
     token2wav = FakeToken2Wav(is_held=True)
     watched = Watched(voices, token2wav=token2wav)
-    with serving(Call("openai")):
-        chunks = watched.pipeline.synthesize(SpeechRequest("hello"))
-        durations = []
-        for late_s in (0.0, 0.4):
-            waiting = asyncio.ensure_future(anext(chunks))
-            while not (token2wav.streams and token2wav.streams[0].pending):
-                await asyncio.sleep(0)
-            watched.clock.seconds += late_s + (durations[0] if durations else 0.0)
-            token2wav.streams[0].answer_all()
-            durations.append((await waiting).duration_s)
-        await chunks.aclose()
+    serve_call(Call("openai"))
+    chunks = watched.pipeline.synthesize(SpeechRequest("hello"))
+    durations = []
+    for late_s in (0.0, 0.4):
+        waiting = asyncio.ensure_future(anext(chunks))
+        while not (token2wav.streams and token2wav.streams[0].pending):
+            await asyncio.sleep(0)
+        watched.clock.seconds += late_s + (durations[0] if durations else 0.0)
+        token2wav.streams[0].answer_all()
+        durations.append((await waiting).duration_s)
+    await chunks.aclose()
     assert watched.read().value("underrun_seconds_total") == pytest.approx(0.4)
 
 
 async def test_tokens_of_a_caller_who_left_are_wasted_as_far_as_they_were_not_heard(voices: Voices) -> None:
     watched = Watched(voices)
-    with serving(Call("elevenlabs")):
-        chunks = watched.pipeline.synthesize(SpeechRequest("hello"))
-        heard = await anext(chunks)
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert watched.read().value("streams") == 1
-        await chunks.aclose()
+    serve_call(Call("elevenlabs"))
+    chunks = watched.pipeline.synthesize(SpeechRequest("hello"))
+    heard = await anext(chunks)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert watched.read().value("streams") == 1
+    await chunks.aclose()
     got = watched.read()
     assert got.value("requests_total", dialect="elevenlabs", outcome="cancelled") == 1
     assert got.value("cancelled_total") == 1

@@ -6,15 +6,16 @@ at what is left of its characters finds a limit that it never reaches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Query
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
-from gateway.dialects.common.answers import answering
-from gateway.dialects.elevenlabs.wire import error_response
+from gateway.access.caller import current_caller
+from gateway.dialects.elevenlabs.wire import ElevenLabsErrorBody
+from gateway.dialects.endpoints import Door, Endpoint, a_voice
 from gateway.host import Host
 from gateway.voices.directory import StoredVoice
 from gateway.voices.registry import NamedVoice, VoiceRegistry
@@ -26,37 +27,35 @@ UNLIMITED_CHARACTERS = 2**31 - 1
 """Character limit told to clients: the largest that clients of 32 bits read."""
 
 
-def routes(host: Callable[[], Host], caller_of: Callable[[Request], str]) -> list[BaseRoute]:
-    """Return the routes, ready to be added to an application.
+def _voices(request: Request) -> VoiceRegistry:
+    host: Host = request.app.state.host
+    return host.voices
 
-    Args:
-        host: returns the host, whose voices are asked, once the application has started.
-        caller_of: names the caller.
-    """
 
-    async def voices(request: Request) -> Response:
-        return JSONResponse({"voices": _found(host().voices, "")})
+async def voices(request: Request) -> Response:
+    """List the voices."""
+    return JSONResponse({"voices": _found(_voices(request), "")})
 
-    async def search(request: Request) -> Response:
-        found = _found(host().voices, request.query_params.get("search", ""))
-        return JSONResponse({"voices": found, "has_more": False, "total_count": len(found), "next_page_token": None})
 
-    async def voice(request: Request) -> Response:
-        return JSONResponse(voice_object(host().voices.find(request.path_params["voice"])))
+async def search(request: Request) -> Response:
+    """List the voices whose names have something in them."""
+    found = _found(_voices(request), request.query_params.get("search", ""))
+    return JSONResponse({"voices": found, "has_more": False, "total_count": len(found), "next_page_token": None})
 
-    async def user(request: Request) -> Response:
-        return JSONResponse(_user(caller_of(request), host().voices))
 
-    async def subscription(request: Request) -> Response:
-        return JSONResponse(_subscription(host().voices) | {"open_invoices": [], "has_open_invoices": False})
+async def voice(request: Request) -> Response:
+    """Describe one voice."""
+    return JSONResponse(voice_object(_voices(request).find(request.path_params["voice"])))
 
-    return [
-        Route(VOICES_PATH, answering(voices, error_response), methods=["GET"]),
-        Route(f"{VOICES_PATH}/{{voice}}", answering(voice, error_response), methods=["GET"]),
-        Route(SEARCH_PATH, answering(search, error_response), methods=["GET"]),
-        Route(USER_PATH, answering(user, error_response), methods=["GET"]),
-        Route(f"{USER_PATH}/subscription", answering(subscription, error_response), methods=["GET"]),
-    ]
+
+async def user(request: Request) -> Response:
+    """Tell who asks."""
+    return JSONResponse(_user(current_caller().name, _voices(request)))
+
+
+async def subscription(request: Request) -> Response:
+    """Tell what is left of the characters."""
+    return JSONResponse(_subscription(_voices(request)) | {"open_invoices": [], "has_open_invoices": False})
 
 
 def voice_object(voice: NamedVoice | StoredVoice) -> dict[str, Any]:
@@ -125,3 +124,28 @@ def _subscription(registry: VoiceRegistry) -> dict[str, Any]:
         "billing_period": None,
         "character_refresh_period": None,
     }
+
+
+_Wanted = Annotated[str, Query(description="Part of a name, in any case; empty: all voices.")]
+
+
+def _a_search(search: _Wanted = "") -> None: ...
+
+
+_VOICE = {"voice_id": "default", "name": "default", "category": "premade", "labels": {}}
+_FOUND = {"voices": [_VOICE], "has_more": False, "total_count": 1, "next_page_token": None}
+_PLAN = {"tier": TIER, "status": "active", "character_count": 0, "character_limit": UNLIMITED_CHARACTERS}
+_USER = {"user_id": "anna", "subscription": _PLAN}
+_OURS = (Door.ELEVENLABS, ElevenLabsErrorBody)
+
+ROUTES: list[BaseRoute] = [
+    Endpoint("GET", VOICES_PATH, voices, *_OURS, "List the voices.", example={"voices": [_VOICE]}),
+    Endpoint("GET", f"{VOICES_PATH}/{{voice}}", voice, *_OURS, "Show a voice.", takes=a_voice, example=_VOICE),
+    Endpoint("GET", SEARCH_PATH, search, *_OURS, "Find voices by their name.", takes=_a_search, example=_FOUND),
+    Endpoint("GET", USER_PATH, user, *_OURS, "Say who asks, by the name of its key.", example=_USER),
+    Endpoint(
+        *("GET", f"{USER_PATH}/subscription", subscription, *_OURS),
+        "Say what is left of the characters, which are not counted here.",
+        example=_PLAN,
+    ),
+]

@@ -18,9 +18,9 @@ from enum import Enum
 from typing import Any
 
 from gateway.delivery import Delivery, Pacer, TurnEncoder
-from gateway.dialects.common.json_socket import Interruptible, SocketClosedError
 from gateway.dialects.elevenlabs.feeds import AlignmentWriter, AudioWriter, BufferedFeed, MessageFeed, Send, TextFeed
 from gateway.dialects.elevenlabs.wire import ClientMessage, SocketOptions, error_message, final_message
+from gateway.dialects.json_socket import Interruptible, SocketClosedError
 from gateway.errors import GatewayError
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest

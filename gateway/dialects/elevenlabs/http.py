@@ -1,42 +1,41 @@
-"""ElevenLabs' HTTP routes that speak: whole texts in, audio out as it is made.
+"""ElevenLabs' HTTP routes that speak: whole texts in, audio out as it is made, bare or in JSON with characters' times.
 
 Parses and refuses; everything else is the pipeline's. Audio is not paced here: a client that turns away hangs up.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import replace
+import base64
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
+from fastapi import Query
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
-from gateway.dialects.common.answers import (
-    Answer,
-    Handler,
-    StreamedAnswer,
-    answering,
-    ignored_headers,
-    read_body,
-    warning_headers,
-)
-from gateway.dialects.common.parts import checked_json
-from gateway.dialects.elevenlabs.speech import ElevenLabsSpeech, timestamped_lines, timestamped_object, whole_speech
+from gateway.audio import DEFAULT_ELEVENLABS_FORMAT, OutputFormat
+from gateway.audio.formats import AUDIO_TYPES
+from gateway.delivery import TurnEncoder, frames_of, timed
+from gateway.dialects.answers import StreamedAnswer, checked_json, ignored_headers, read_body, warning_headers
 from gateway.dialects.elevenlabs.wire import (
+    ElevenLabsErrorBody,
     LexiconLocatorFields,
     VoiceSettingsFields,
-    error_response,
     locators_of,
     parse_request_options,
     speed_of,
 )
+from gateway.dialects.endpoints import JSON, Door, Endpoint, VoiceName
 from gateway.host import Host
-from gateway.speech.request import SpeechRequest, check_text, decode_text
+from gateway.speech.request import SpeechRequest, SpeechResult, check_text, decode_text
+from gateway.speech.text_clock import CharacterTime
 
 PATH = "/v1/text-to-speech/{voice}"
-_JSON = "application/json"
 _UNPROCESSABLE = 422
 
 
@@ -62,50 +61,145 @@ class ElevenLabsSpeechBody(BaseModel):
     """Pronunciation dictionaries, applied in order."""
 
 
+class SpeechQuery(BaseModel):
+    """Options in the URL of a request or a socket."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    output_format: str = DEFAULT_ELEVENLABS_FORMAT
+    """Such as `mp3_44100_128` (default), `pcm_24000`, `opus_48000_64`, `ulaw_8000`."""
+    language_code: str | None = None
+    """BCP 47 tag; by default guessed from the text."""
+    apply_text_normalization: str = "auto"
+    """`auto` (default), `on` or `off`."""
+    seed: int | None = None
+    """0 to 2**63-1: the same seed and text give the same speech tokens."""
+    enable_ssml_parsing: bool = False
+    """`true`: the text is SSML, or what may stand in its `<speak>`."""
+
+
+_BASE64_GROUP_BYTES = 3
+"""Bytes that base64 turns into four characters; whole groups need no padding."""
+_DECIMALS = 3
+
+
+@dataclass(frozen=True)
+class ElevenLabsSpeech:
+    """What one request asks for: the speech, and how it is encoded."""
+
+    speech: SpeechRequest
+    output: OutputFormat
+    speed: float
+    result: SpeechResult = field(default_factory=SpeechResult)
+    """Result of the speech, filled in while it is spoken."""
+
+
+async def whole_speech(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[bytes]:
+    """Yield the bytes of one text's speech.
+
+    Raises:
+        GatewayError: see `Speaker.synthesize`; or the format or speed can't be had here.
+    """
+    async with TurnEncoder(wanted.output, host.executor, wanted.speed) as encoder:
+        async with aclosing(host.pipeline.synthesize(wanted.speech, wanted.result)) as speech:
+            async for chunk in speech:
+                yield await encoder.encode(chunk.samples)
+        yield await encoder.finish()
+
+
+async def timestamped_lines(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[bytes]:
+    """Yield lines of JSON, each with some audio and the characters that end in it; times count from the first sample.
+
+    A line holds a tenth of a second: aiohttp's clients read no line that is longer than 128 KiB.
+
+    Raises:
+        GatewayError: see `whole_speech`.
+    """
+    held: list[CharacterTime] = []
+    async with aclosing(_timestamped(host, wanted)) as pieces:
+        async for encoded, characters in pieces:
+            held.extend(characters)
+            if encoded:
+                yield _json({"audio_base64": _base64(encoded), **_alignments(held, wanted.speed)}) + b"\n"
+                held = []
+    if held:
+        yield _json({"audio_base64": "", **_alignments(held, wanted.speed)}) + b"\n"
+
+
+async def timestamped_object(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[bytes]:
+    """Yield one JSON object with all of the audio, while it is made, and behind it the times of all characters.
+
+    Raises:
+        GatewayError: see `whole_speech`.
+    """
+    characters: list[CharacterTime] = []
+    begin, rest = b'{"audio_base64":"', b""
+    async with aclosing(_timestamped(host, wanted)) as pieces:
+        async for encoded, new in pieces:
+            characters.extend(new)
+            rest += encoded
+            whole = len(rest) // _BASE64_GROUP_BYTES * _BASE64_GROUP_BYTES
+            if whole:
+                yield begin + base64.b64encode(rest[:whole])
+                begin, rest = b"", rest[whole:]
+    yield begin + base64.b64encode(rest) + b'",' + _json(_alignments(characters, wanted.speed))[1:]
+
+
+async def _timestamped(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[tuple[bytes, Sequence[CharacterTime]]]:
+    """Yield encoded audio, maybe none, and the characters that end in it."""
+    speech_asked, result, began_samples = replace(wanted.speech, wants_times=True), wanted.result, 0
+    async with TurnEncoder(wanted.output, host.executor, wanted.speed) as encoder:
+        async with aclosing(timed(host.pipeline.synthesize(speech_asked, result), result)) as speech:
+            async for audio in speech:
+                for frame in frames_of(audio, began_samples):
+                    yield await encoder.encode(frame.samples), frame.characters
+                began_samples += len(audio.samples)
+        yield await encoder.finish(), ()
+
+
+def _alignments(characters: Sequence[CharacterTime], speed: float) -> dict[str, Any]:
+    """Return the times of the text as it was sent, which stand for those of the normalised text too."""
+    alignment = None
+    if characters:
+        alignment = {
+            "characters": [each.character for each in characters],
+            "character_start_times_seconds": [round(each.start_s / speed, _DECIMALS) for each in characters],
+            "character_end_times_seconds": [round(each.end_s / speed, _DECIMALS) for each in characters],
+        }
+    return {"alignment": alignment, "normalized_alignment": alignment}
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
 Make = Callable[[Host, ElevenLabsSpeech], AsyncGenerator[bytes]]
 
 
-def routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRoute]:
-    """Return the routes, ready to be added to an application.
+def _speaking(make: Make, media_type: str | None = None) -> Callable[[Request], Awaitable[Response | StreamedAnswer]]:
+    """Return the handler whose answers have bodies that `make` makes; None: their media type is that of the audio."""
 
-    Args:
-        host: where to find what to speak with, once the application has started.
-        max_body_bytes: largest request body accepted.
-    """
+    async def speak(request: Request) -> Response | StreamedAnswer:
+        host: Host = request.app.state.host
+        raw = await read_body(request, host.limits.max_body_bytes, "text")
+        try:
+            wanted = read_speech(raw, request.query_params, request.path_params["voice"])
+        except ValidationError as error:
+            return _unprocessable(error)
+        speech, name = wanted.speech, wanted.speech.request_id
+        request.scope["request_id"] = name
+        kind = media_type or wanted.output.audio_format.media_type
+        headers = {"content-type": kind, "request-id": name, "cache-control": "no-store"}
+        check_text(speech.text, host.pipeline.settings.max_text_characters)
+        headers |= ignored_headers(host.pipeline.front_end.ignored(speech.text_options, speech.text))
+        return StreamedAnswer(
+            make(host, wanted), headers, name, host.limits.reader_timeout_s, lambda: warning_headers(wanted.result)
+        )
 
-    def speaking(make: Make, media_type: str | None = None) -> Handler:
-        async def speak(request: Request) -> Answer:
-            raw = await read_body(request, max_body_bytes, "text")
-            try:
-                wanted = read_speech(raw, request.query_params, request.path_params["voice"])
-            except ValidationError as error:
-                return _unprocessable(error)
-            return _answer(host(), wanted, make, media_type)
-
-        return answering(speak, error_response)
-
-    return [
-        Route(PATH, speaking(whole_speech), methods=["POST"]),
-        Route(f"{PATH}/with-timestamps", speaking(timestamped_object, _JSON), methods=["POST"]),
-        Route(f"{PATH}/stream", speaking(whole_speech), methods=["POST"]),
-        Route(f"{PATH}/stream/with-timestamps", speaking(timestamped_lines, _JSON), methods=["POST"]),
-    ]
-
-
-def _answer(host: Host, wanted: ElevenLabsSpeech, make: Make, media_type: str | None) -> StreamedAnswer:
-    speech, name = wanted.speech, wanted.speech.request_id
-    media_type = media_type or wanted.output.audio_format.media_type
-    headers = {"content-type": media_type, "request-id": name, "cache-control": "no-store"}
-    check_text(speech.text, host.pipeline.settings.max_text_characters)
-    headers |= ignored_headers(host.pipeline.front_end.ignored(speech.text_options, speech.text))
-    return StreamedAnswer(
-        make(host, wanted),
-        headers,
-        error_response,
-        name,
-        host.limits.reader_timeout_s,
-        lambda: warning_headers(wanted.result),
-    )
+    return speak
 
 
 def read_speech(raw: bytes, query: Mapping[str, str], voice: str) -> ElevenLabsSpeech:
@@ -131,3 +225,37 @@ def _unprocessable(error: ValidationError) -> Response:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     detail = [{"loc": ["body", *each["loc"]], "msg": each["msg"], "type": each["type"]} for each in problems]
     return JSONResponse({"detail": detail}, _UNPROCESSABLE)
+
+
+def _a_speech(voice: VoiceName, query: Annotated[SpeechQuery, Query()], body: ElevenLabsSpeechBody) -> None: ...
+
+
+_ALIGNMENT = {
+    "characters": ["H", "i"],
+    "character_start_times_seconds": [0.0, 0.1],
+    "character_end_times_seconds": [0.1, 0.2],
+}
+_TIMED = {"audio_base64": "UklGRg==", "alignment": _ALIGNMENT, "normalized_alignment": _ALIGNMENT}
+
+ROUTES: list[BaseRoute] = [
+    Endpoint(
+        *("POST", f"{PATH}{below}", handler, Door.ELEVENLABS, ElevenLabsErrorBody, summary),
+        takes=_a_speech,
+        media_types=media_types,
+        example=_TIMED,
+        headers={"request-id": "The request's name in logs."},
+        speaks=True,
+    )
+    for below, handler, summary, media_types in (
+        ("", _speaking(whole_speech), "Speak a text; the audio is sent while it is made.", AUDIO_TYPES),
+        (
+            *("/with-timestamps", _speaking(timestamped_object, JSON)),
+            *("Speak a text; audio in base64 and the time of each character.", (JSON,)),
+        ),
+        ("/stream", _speaking(whole_speech), "The same as without `/stream`.", AUDIO_TYPES),
+        (
+            *("/stream/with-timestamps", _speaking(timestamped_lines, JSON)),
+            *("Lines of JSON while the audio is made.", (JSON,)),
+        ),
+    )
+]

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.audio import DEFAULT_ELEVENLABS_FORMAT, OutputFormat, parse_elevenlabs_format
-from gateway.dialects.common.answers import error_headers, retry_after_s
+from gateway.dialects.answers import error_headers, first_problem, retry_after_s
 from gateway.errors import GatewayError, InvalidRequestError, public_text, wire_status
 from gateway.speech.request import MAX_SEED
 from gateway.text import Normalization, TextOptions
@@ -143,14 +143,9 @@ def parse_message(fields: Mapping[str, Any]) -> ClientMessage:
     try:
         return ClientMessage.model_validate(fields)
     except ValidationError as error:
-        raise invalid_fields(error) from error
-
-
-def invalid_fields(error: ValidationError) -> InvalidRequestError:
-    """Say what is wrong with a field, without repeating what was sent."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return InvalidRequestError(f"{where or 'message'}: {first['msg']}; correct it and send it again", param=where)
+        where, problem = first_problem(error)
+        got = f"{where or 'message'}: {problem}"
+        raise InvalidRequestError(f"{got}; correct it and send it again", param=where) from error
 
 
 def locators_of(fields: Sequence[LexiconLocatorFields] | None) -> tuple[str, ...]:
@@ -239,6 +234,27 @@ def closing_message(name: str, message: str, close_code: int) -> dict[str, Any]:
     return {"message": message, "error": name, "code": close_code}
 
 
+class ErrorDetail(BaseModel):
+    """An error of ours."""
+
+    status: str
+    message: str
+
+
+class WrongField(BaseModel):
+    """A field of the body of the wrong form."""
+
+    loc: list[str | int]
+    msg: str
+    type: str
+
+
+class ElevenLabsErrorBody(BaseModel):
+    """The body of an answer that is an error."""
+
+    detail: ErrorDetail | list[WrongField]
+
+
 def error_response(error: GatewayError) -> JSONResponse:
     """Make the HTTP answer to an error."""
     status = wire_status(error)
@@ -246,7 +262,7 @@ def error_response(error: GatewayError) -> JSONResponse:
 
 
 def detail(message: str, code: str) -> dict[str, dict[str, str]]:
-    """Return the body of an answer to an error."""
+    """Return `ElevenLabsErrorBody` for an error of ours."""
     return {"detail": {"status": code, "message": message}}
 
 

@@ -16,22 +16,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Annotated
 
-from starlette.routing import BaseRoute, WebSocketRoute
+from fastapi import Query
+from starlette.routing import BaseRoute
 from starlette.websockets import WebSocket
 
 from gateway.audio import open_encoder
-from gateway.dialects.common.json_socket import (
-    FAILURE_CLOSE,
-    NORMAL_CLOSE,
-    POLICY_CLOSE,
-    JsonSocket,
-    SocketClosedError,
-    refuse,
-)
 from gateway.dialects.elevenlabs.context import ContextOpener, ContextState, SpeakingContext
+from gateway.dialects.elevenlabs.http import PATH, SpeechQuery
 from gateway.dialects.elevenlabs.wire import (
+    DEFAULT_INACTIVITY_S,
     ClientMessage,
     closing_message,
     error_message,
@@ -39,38 +35,27 @@ from gateway.dialects.elevenlabs.wire import (
     parse_message,
     parse_socket_options,
 )
+from gateway.dialects.endpoints import Door, Socket, VoiceName
+from gateway.dialects.json_socket import (
+    FAILURE_CLOSE,
+    NORMAL_CLOSE,
+    POLICY_CLOSE,
+    JsonSocket,
+    SocketClosedError,
+    refuse,
+)
 from gateway.errors import GatewayError, InvalidRequestError, public_text
 from gateway.host import Host
 from servicekit.tasks import stop
 
 logger = logging.getLogger(__name__)
 
-PATH = "/v1/text-to-speech/{voice}"
 DEFAULT_CONTEXT = "default"
 """Context of text that names no context."""
 LAST_WORDS_S = 1.5
 """How long contexts may go on speaking after `close_socket`; Pipecat waits 2 s for the close."""
 FAREWELL_S = 0.3
 """How long the final messages of cancelled contexts may take."""
-
-
-def routes(host: Callable[[], Host]) -> list[BaseRoute]:
-    """Return the routes, ready to be added to an application.
-
-    Args:
-        host: where to find what to speak with, once the application has started.
-    """
-
-    async def multi(websocket: WebSocket) -> None:
-        await _serve(websocket, host(), MultiStreamInput)
-
-    async def single(websocket: WebSocket) -> None:
-        await _serve(websocket, host(), StreamInput)
-
-    return [
-        WebSocketRoute(f"{PATH}/multi-stream-input", multi),
-        WebSocketRoute(f"{PATH}/stream-input", single),
-    ]
 
 
 class TextSocket(ABC):
@@ -261,17 +246,21 @@ class StreamInput(TextSocket):
         await self._socket.close(FAILURE_CLOSE, context.failure.code)
 
 
-async def _serve(websocket: WebSocket, host: Host, make: Callable[[JsonSocket, ContextOpener], TextSocket]) -> None:
-    try:
-        options = parse_socket_options(websocket.query_params)
-        host.voices.check(websocket.path_params["voice"])
-        open_encoder(options.speech.output).close()
-    except GatewayError as error:
-        await refuse(websocket, error_response(error))
-        return
-    socket = JsonSocket(websocket, host.limits.max_message_bytes, host.limits.send_timeout_s)
-    await socket.accept()
-    await make(socket, ContextOpener(host, websocket.path_params["voice"], options)).serve()
+def _serving(make: Callable[[JsonSocket, ContextOpener], TextSocket]) -> Callable[[WebSocket], Awaitable[None]]:
+    async def serve(websocket: WebSocket) -> None:
+        host: Host = websocket.app.state.host
+        try:
+            options = parse_socket_options(websocket.query_params)
+            host.voices.check(websocket.path_params["voice"])
+            open_encoder(options.speech.output).close()
+        except GatewayError as error:
+            await refuse(websocket, error_response(error))
+            return
+        socket = JsonSocket(websocket, host.limits.max_message_bytes, host.limits.send_timeout_s)
+        await socket.accept()
+        await make(socket, ContextOpener(host, websocket.path_params["voice"], options)).serve()
+
+    return serve
 
 
 def _guarded(context: SpeakingContext, step: Callable[[], None]) -> None:
@@ -287,3 +276,26 @@ async def _settled(contexts: Iterable[SpeakingContext], seconds: float) -> None:
     if waiting:
         await asyncio.wait(waiting, timeout=seconds)
         await stop(*waiting)
+
+
+class SocketQuery(SpeechQuery):
+    """Options in the URL of a socket."""
+
+    auto_mode: bool = False
+    """`true`: a text message is spoken at once; `false` (default): it waits for the schedule or a flush."""
+    sync_alignment: bool = False
+    """`true`: times count from the context's start; `false` (default): from the alignment before."""
+    inactivity_timeout: float = DEFAULT_INACTIVITY_S
+    """Seconds without a message after which the socket is closed; at most 180."""
+
+
+def _a_socket(voice: VoiceName, query: Annotated[SocketQuery, Query()]) -> None: ...
+
+
+_TEXTS = "Speak texts that are still being written, in several contexts on one socket."
+_TEXT = "Speak one text that is still being written."
+
+ROUTES: list[BaseRoute] = [
+    Socket(f"{PATH}/multi-stream-input", _serving(MultiStreamInput), Door.ELEVENLABS, _TEXTS, _a_socket),
+    Socket(f"{PATH}/stream-input", _serving(StreamInput), Door.ELEVENLABS, _TEXT, _a_socket),
+]

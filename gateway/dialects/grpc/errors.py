@@ -16,11 +16,19 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
-from gateway.dialects.common.answers import error_metadata
-from gateway.dialects.common.parts import check_protobuf
-from gateway.errors import GatewayError, InvalidRequestError, public_text, wire_status
+from gateway.dialects.answers import MAX_VALUES, error_metadata, too_many_values
+from gateway.errors import (
+    GatewayError,
+    InvalidRequestError,
+    TextTooLongError,
+    UploadTooLargeError,
+    public_text,
+    wire_status,
+)
+from gateway.voices.draft import MAX_PROMPT_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +38,8 @@ ERROR_PARAM_KEY = "error-param"
 """Trailing metadata with the name of the field at fault, if it is known."""
 MAX_DETAILS_CHARACTERS = 1000
 """Most characters of an error's details; they travel in a header, whose size clients bound."""
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 
 Behavior = Callable[[Any, Any], Awaitable[Any]]
 """A method's implementation: a coroutine function of the request (or requests) and the context."""
@@ -138,3 +148,62 @@ def _parsed(message: Any) -> Any:
 async def _parsed_each(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
     async for message in messages:
         yield _parsed(message)
+
+
+def check_protobuf(data: bytes, kind: Descriptor, max_string_bytes: int) -> None:
+    """Check a message of protobuf; damaged ones are left to the parser.
+
+    Args:
+        data: the message.
+        kind: its type.
+        max_string_bytes: of each field that is a string.
+
+    Raises:
+        InvalidRequestError: it has too many values.
+        TextTooLongError: a string is too long.
+        UploadTooLargeError: a field of bytes, which are recordings, is too long.
+    """
+    left, messages = MAX_VALUES, [(memoryview(data), kind)]
+    while messages:
+        view, kind = messages.pop()
+        at = 0
+        while at < len(view):
+            if not (left := left - 1):
+                raise too_many_values()
+            tag, at = _varint(view, at)
+            size, at = _size(view, at, tag & 7)
+            field = kind.fields_by_number.get(tag >> 3)
+            if tag & 7 == _BYTES and field is not None:
+                _check_size(field, size, max_string_bytes)
+                if field.message_type is not None:
+                    messages.append((view[at : at + size], field.message_type))
+            at += size
+
+
+def _check_size(field: FieldDescriptor, size: int, max_string_bytes: int) -> None:
+    if field.type == FieldDescriptor.TYPE_STRING and size > max_string_bytes:
+        got = f"{field.name} has {size} bytes, the limit is {max_string_bytes}"
+        raise TextTooLongError(f"{got}; send less", param=field.name)
+    if field.type == FieldDescriptor.TYPE_BYTES and size > MAX_PROMPT_BYTES:
+        got = f"{field.name} has {size} bytes, the limit of a recording is {MAX_PROMPT_BYTES}"
+        raise UploadTooLargeError(f"{got}; send 3 to 10 seconds of speech", param=field.name)
+
+
+def _size(view: memoryview, at: int, wire_type: int) -> tuple[int, int]:
+    """Return how many bytes a field's value has, and where they begin."""
+    if wire_type == _BYTES:
+        return _varint(view, at)
+    if wire_type == _VARINT:
+        return 0, _varint(view, at)[1]
+    return _FIXED_BYTES.get(wire_type, 0), at
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    """Return a number and the position behind it."""
+    value = shift = 0
+    for position in range(at, min(at + 10, len(view))):
+        value |= (view[position] & 0x7F) << shift
+        shift += 7
+        if view[position] < 0x80:
+            return value, position + 1
+    return 0, len(view)

@@ -15,7 +15,7 @@ from typing import Any
 from riva.proto import riva_tts_pb2
 
 from gateway.delivery import Delivery, Pacer, TurnEncoder, timed
-from gateway.dialects.common.answers import ignored_headers, sent, tell_warnings, warning_headers
+from gateway.dialects.answers import ignored_headers, sent, tell_warnings, warning_headers
 from gateway.dialects.grpc.riva_request import MODEL_NAME, RivaSpeech, read_request
 from gateway.errors import InvalidTextError, TextTooLongError
 from gateway.host import Host

@@ -11,10 +11,12 @@ from riva.proto import riva_audio_pb2, riva_tts_pb2
 
 from gateway.audio import OutputFormat, parse_riva_format
 from gateway.core import InlineVoice
-from gateway.dialects.common.text_fields import is_ssml_document, rules_of_riva, text_options_of
-from gateway.errors import UnsupportedOptionError
+from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.speech.request import SpeechRequest
-from gateway.text import Normalization
+from gateway.text import TextOptions
+from gateway.text.options import check_counts
+from gateway.text.pronunciation.aliases import MAX_ALIAS, MAX_WORD, NO_PHONEMES, AliasRule
+from gateway.text.pronunciation.phonemes import CMU, IPA
 from gateway.text.styles import Style, style_of
 from gateway.voices.draft import prompt_voice, wav_of_pcm16
 from gateway.voices.profile import DEFAULT_VOICE
@@ -70,14 +72,11 @@ def read_request(
     speech = SpeechRequest(
         request.text,
         voice,
-        text_options=text_options_of(
+        text_options=TextOptions(
             _language(request),
-            Normalization.ON,
-            None,
-            None,
-            is_ssml_document(request.text),
-            style,
-            rules_of_riva(request.custom_dictionary, takes_phonemes=takes_phonemes),
+            is_ssml=is_ssml_document(request.text),
+            aliases=rules_of_riva(request.custom_dictionary, takes_phonemes=takes_phonemes),
+            style=style,
         ),
         request_id=request.id.value if _REQUEST_ID.fullmatch(request.id.value) else uuid.uuid4().hex,
         wants_times=request.enable_word_time_offsets,
@@ -128,3 +127,53 @@ def _read_format(request: riva_tts_pb2.SynthesizeSpeechRequest) -> OutputFormat:
     names = riva_audio_pb2.AudioEncoding
     name = names.Name(encoding) if encoding in names.values() else str(encoding)
     return parse_riva_format(name, request.sample_rate_hz or SAMPLE_RATE_HZ)
+
+
+_IPA = re.compile("[\u0250-\u02af\u02b0-\u02ff\u0300-\u036f\u1d00-\u1dbfæðøŋœθβχ]|\\{@?[A-Z]")
+"""Letters that only phonetic alphabets have, and the start of Riva's ARPABET in braces."""
+_ARPABET = re.compile(r"\{@?([^{}]*)\}")
+_MAX_PHONEMES = 10_000
+"""Most characters of phonemes of one request: each takes the event loop some three microseconds."""
+_MAX_ENTRY = MAX_WORD + MAX_ALIAS + 100
+_ENTRY = re.compile(r"(?P<word>\S.*?)(?:\s{2,}|\t)(?P<spoken>\S.*)", re.DOTALL)
+
+
+def is_ssml_document(text: str) -> bool:
+    """Tell whether a text says itself that it is SSML: Riva's clients have no other way to say so."""
+    return text.lstrip()[:7].lower() in ("<speak>", "<speak ")
+
+
+def rules_of_riva(custom_dictionary: str, *, takes_phonemes: bool) -> tuple[AliasRule, ...]:
+    """Read Riva's dictionary: entries `word␣␣pronunciation`, with two blanks between, joined by commas.
+
+    Raises:
+        InvalidRequestError: an entry of another form.
+        UnsupportedOptionError: a pronunciation in phonemes, where the checkpoint reads words only.
+    """
+    check_counts(0, custom_dictionary.count(","))
+    entries = [_entry_of(entry.strip()) for entry in custom_dictionary.split(",") if entry.strip()]
+    phonemes = sum(len(spoken) for _, spoken in entries if _IPA.search(spoken))
+    if phonemes > _MAX_PHONEMES:
+        got = f"custom_dictionary has {phonemes} characters of phonemes, expected at most {_MAX_PHONEMES}"
+        raise InvalidRequestError(f"{got}; leave out the words that the text lacks", param="custom_dictionary")
+    return tuple(_rule_of(word, spoken, takes_phonemes) for word, spoken in entries)
+
+
+def _entry_of(entry: str) -> tuple[str, str]:
+    found = _ENTRY.fullmatch(entry) if len(entry) <= _MAX_ENTRY else None
+    if found is None:
+        expected = 'expected a word, two blanks and what is spoken for it, such as "Xiaomi  show me"'
+        raise InvalidRequestError(
+            f"custom_dictionary: got the entry {entry[:80]!r}, {expected}", param="custom_dictionary"
+        )
+    return found["word"], found["spoken"].strip()
+
+
+def _rule_of(word: str, spoken: str, takes_phonemes: bool) -> AliasRule:
+    if not _IPA.search(spoken):
+        return AliasRule(word, spoken)
+    if not takes_phonemes:
+        raise UnsupportedOptionError(f"custom_dictionary, {word[:40]!r}: {NO_PHONEMES}", param="custom_dictionary")
+    if "{" in spoken:
+        return AliasRule(word, " ".join(_ARPABET.findall(spoken)), alphabet=CMU)
+    return AliasRule(word, spoken, alphabet=IPA)

@@ -10,8 +10,8 @@ from tts_api.tts.v1 import speech_pb2
 
 from gateway.audio import AudioFormat, OutputFormat
 from gateway.core import InlineVoice
-from gateway.dialects.common.text_fields import text_options_of
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
+from gateway.lexicons import own_rules
 from gateway.speech.request import SpeechRequest, draw_seed
 from gateway.text import Normalization, TextOptions
 from gateway.text.styles import style_of
@@ -108,9 +108,8 @@ def _read_text_options(config: speech_pb2.SpeechConfig) -> TextOptions:
     lexicons = [each.id for each in config.lexicons]
     normalization = _read_normalization(config.text_normalization)
     style = style_of(style=config.style)
-    return text_options_of(
-        config.language_code or None, normalization, lexicons, config.pronunciations, config.ssml, style
-    )
+    rules = own_rules(config.pronunciations, lexicons)
+    return TextOptions(config.language_code or None, normalization, config.ssml, rules, tuple(lexicons), style)
 
 
 def _read_normalization(value: int) -> Normalization:

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
 from gateway.delivery import Delivery, Pacer, TurnEncoder, timed
-from gateway.dialects.common.answers import sent, tell_warnings, warning_headers
+from gateway.dialects.answers import sent, tell_warnings, warning_headers
 from gateway.dialects.grpc.tts_config import GrpcSpeech, read_config
 from gateway.errors import InvalidRequestError, StalledReaderError, UnsupportedOptionError
 from gateway.host import Host

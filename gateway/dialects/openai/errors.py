@@ -7,8 +7,9 @@ such answers say no; the others say when.
 from __future__ import annotations
 
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
-from gateway.dialects.common.answers import error_headers
+from gateway.dialects.answers import error_headers
 from gateway.errors import (
     HTTP_SERVER_ERROR,
     GatewayError,
@@ -20,6 +21,8 @@ from gateway.errors import (
     Token2WavInterruptedError,
     Token2WavUnavailableError,
     VoiceEvictedError,
+    VoiceExistsError,
+    VoiceStoreFullError,
     public_text,
     wire_status,
 )
@@ -34,8 +37,24 @@ _PASSING = (
     VoiceEvictedError,
 )
 """Errors that may soon be over, so that a repeated request may succeed."""
+_FINAL = (VoiceExistsError, VoiceStoreFullError)
+"""Errors that a repeated request cannot mend, although clients repeat their statuses on their own."""
 _RETRY_AFTER_S = 1
-_NOT_FOUND = 404
+
+
+class ErrorObject(BaseModel):
+    """An error as OpenAI describes it."""
+
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str
+
+
+class ErrorBody(BaseModel):
+    """The body of an answer that is an error."""
+
+    error: ErrorObject
 
 
 def error_response(error: GatewayError, request_id: str | None = None) -> JSONResponse:
@@ -50,26 +69,18 @@ def error_object(error: GatewayError) -> dict[str, str | None]:
     """Describe an error as OpenAI does."""
     status = wire_status(error)
     param = error.param if isinstance(error, InvalidRequestError) else None
-    return _described(public_text(error), status.openai_type, status.code, param)
+    described = ErrorObject(message=public_text(error), type=status.openai_type, param=param, code=status.code)
+    return described.model_dump()
 
 
-def model_not_found(model: str, known: str) -> JSONResponse:
-    """Make the answer to a question about a model that is not here."""
-    message = f"got model {model!r}, the only one here is {known!r}"
-    described = _described(message, "invalid_request_error", "model_not_found", "model")
-    return JSONResponse({"error": described}, _NOT_FOUND)
-
-
-def described(message: str, code: str) -> dict[str, dict[str, str | None]]:
+def described(message: str, code: str, param: str | None = None) -> dict[str, dict[str, str | None]]:
     """Return the body of an answer to a mistake that is no `GatewayError`."""
-    return {"error": _described(message, "invalid_request_error", code, None)}
-
-
-def _described(message: str, kind: str, code: str, param: str | None) -> dict[str, str | None]:
-    return {"message": message, "type": kind, "param": param, "code": code}
+    return ErrorBody(error=ErrorObject(message=message, param=param, code=code)).model_dump()
 
 
 def _retry_headers(error: GatewayError) -> dict[str, str]:
+    if isinstance(error, _FINAL):
+        return {**error_headers(error), "x-should-retry": "false"}
     if known := error_headers(error):
         return known
     if isinstance(error, _PASSING):

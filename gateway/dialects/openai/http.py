@@ -1,114 +1,84 @@
 """The OpenAI dialect over HTTP: POST /v1/audio/speech, and the list of models.
 
 Parses and refuses, then hands the text to the pipeline. Audio is not paced: a client that turns away hangs up, and one
-that reads slowly holds the pipeline back.
+that reads slowly holds the pipeline back. It is bare, or in server-sent events:
+
+    data: {"type":"speech.audio.delta","audio":"<base64>"}         any number
+    data: {"type":"speech.audio.words","words":[{...}]}            where asked for, behind the audio that they end in
+    data: {"type":"speech.audio.done","usage":{...},...}           all is said
+    data: {"type":"error","error":{...}}                           or this, and the connection breaks
+
+Clients that were seen ignore the error's event, so that only a broken connection tells them that speech is missing.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 import time
 import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing
+from typing import Annotated, Any
 
+from fastapi import Path
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
-from gateway.dialects.common.answers import (
-    Answer,
-    StreamedAnswer,
-    answering,
-    ignored_headers,
-    read_body,
-    warning_headers,
-)
-from gateway.dialects.openai.errors import error_response, model_not_found
-from gateway.dialects.openai.request import OpenAISpeech, StreamFormat, read_request
-from gateway.dialects.openai.speech import audio_events, bare_audio
+from gateway.audio import AsyncEncoder, open_encoder
+from gateway.audio.formats import AUDIO_TYPES
+from gateway.core import AudioChunk, FloatArray
+from gateway.dialects.answers import StreamedAnswer, ignored_headers, read_body, warning_headers
+from gateway.dialects.endpoints import Door, Endpoint
+from gateway.dialects.openai.errors import ErrorBody, described, error_object
+from gateway.dialects.openai.request import OpenAISpeech, SpeechBody, StreamFormat, read_request
+from gateway.errors import GatewayError
 from gateway.host import Host
 from gateway.speech.request import SpeechResult
+from gateway.speech.speech_job import warning_field
+from gateway.speech.text_clock import TextClock, WordGatherer, WordTime
 from llm_service.vocab import INLINE_TAGS
+from token2wav_service.contract import SAMPLE_RATE_HZ
 
 PATH = "/v1/audio/speech"
 MODELS_PATH = "/v1/models"
 MODEL_ID = "cosydit"
 
+SPEECH_HEADERS = {
+    "x-request-id": "The request's id in logs: the caller's own `x-request-id`, or one that the gateway made.",
+    "x-seed": "The seed that the speech tokens were drawn with.",
+    "x-sample-rate": "Samples a second of the audio.",
+    "x-ignored-fields": "Names of fields of the body that changed nothing; only there if any did.",
+    "x-language-warning": "The text is in a language that the checkpoint does not declare; only there if it is.",
+    "x-voice-warning": "What may be wrong with the voice's recording or transcript; only there if anything is.",
+    "x-speech-warning": "How the speech left its text; only there if that shows before the answer begins.",
+}
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _EVENT_STREAM = "text/event-stream"
-_NO_CONTENT = 204
+_NO_CONTENT, _NOT_FOUND = 204, 404
+_STARTED_S = int(time.time())
+_HEAD_SAMPLES = SAMPLE_RATE_HZ // 10
+"""Samples encoded first, so that the first bytes need not wait until the codec has all of the first chunk."""
+_MS_PER_S = 1000
+_MAX_DELTA_BYTES = 24 * 1024
+"""Most bytes of audio in one event, half a second of PCM: some clients read lines of 64 KiB at most."""
 
 
-def routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRoute]:
-    """Return the routes, ready to be added to an application.
-
-    Args:
-        host: where to find what to speak with, once the application has started.
-        max_body_bytes: largest request body accepted.
-    """
-
-    async def speak(request: Request) -> Answer:
-        request_id = _request_id(request)
-
-        async def answer(request: Request) -> Answer:
-            return _answer(host(), await read_body(request, max_body_bytes, "input"), request_id)
-
-        return await answering(answer, lambda error: error_response(error, request_id))(request)
-
-    return [
-        Route(PATH, speak, methods=["POST"]),
-        options_route(PATH, "POST"),
-    ]
-
-
-def options_route(path: str, methods: str) -> Route:
-    """Return the route that answers OPTIONS: `methods` is what else may be asked of the path."""
-
-    async def allow(request: Request) -> Response:
-        return Response(status_code=_NO_CONTENT, headers={"allow": f"{methods}, OPTIONS"})
-
-    return Route(path, allow, methods=["OPTIONS"])
-
-
-def model_routes(host: Callable[[], Host]) -> list[BaseRoute]:
-    """Return the routes of the list of models: GET /v1/models and GET /v1/models/{model}. There is one model.
-
-    It counts as created now, and tells what its checkpoint declares.
-    """
-    created = int(time.time())
-
-    def model() -> dict[str, Any]:
-        declared = host().declaration
-        tags = INLINE_TAGS if declared.tags is None else declared.tags
-        facts: dict[str, Any] = {"id": MODEL_ID, "object": "model", "created": created, "owned_by": MODEL_ID}
-        facts |= {"name": declared.name, "family": declared.family}
-        facts |= {"languages": declared.languages, "tags": tags}
-        return facts | {"instruct": declared.instruct, "phonemes": declared.phonemes}
-
-    async def list_models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [model()]})
-
-    async def show_model(request: Request) -> Response:
-        return _shown(request.path_params["model"], model())
-
-    one = f"{MODELS_PATH}/{{model:path}}"
-    return [
-        Route(MODELS_PATH, list_models, methods=["GET"]),
-        Route(one, show_model, methods=["GET"]),
-        options_route(MODELS_PATH, "GET, HEAD"),
-        options_route(one, "GET, HEAD"),
-    ]
-
-
-def _answer(host: Host, raw: bytes, request_id: str) -> StreamedAnswer:
-    wanted = read_request(raw, host.default_format, request_id)
+async def speak(request: Request) -> StreamedAnswer:
+    """Answer with the speech of a text."""
+    host: Host = request.app.state.host
+    given = request.headers.get("x-request-id", "")
+    request_id = request.scope["request_id"] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    wanted = read_request(
+        await read_body(request, host.limits.max_body_bytes, "input"), host.default_format, request_id
+    )
     make = audio_events if wanted.stream_format is StreamFormat.SSE else bare_audio
     result = SpeechResult()
     return StreamedAnswer(
         make(host, wanted, result),
         _headers(wanted, host),
-        lambda error: error_response(error, request_id),
         request_id,
         host.limits.reader_timeout_s,
         lambda: warning_headers(result),
@@ -126,13 +96,181 @@ def _headers(wanted: OpenAISpeech, host: Host) -> dict[str, str]:
         "x-accel-buffering": "no",  # nginx in between would wait for 8 KiB
     }
     ignored = (*host.pipeline.front_end.ignored(wanted.speech.text_options), *wanted.ignored_fields)
-    return headers | ignored_headers(ignored)
+    return headers | ignored_headers(ignored) if ignored else headers
 
 
-def _request_id(request: Request) -> str:
-    given = request.headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+async def bare_audio(
+    host: Host, wanted: OpenAISpeech, result: SpeechResult | None = None, words: list[WordTime] | None = None
+) -> AsyncGenerator[bytes]:
+    """Yield the bytes of one text's speech; pieces may be empty.
+
+    Args:
+        host: has the pipeline.
+        wanted: what to speak.
+        result: filled in on the way.
+        words: gets those that have ended, if they are wanted; needs a result.
+
+    Raises:
+        GatewayError: see `Speaker.synthesize`; or the format or speed can't be had here.
+    """
+    words_of = _WordTimes(result, words) if result is not None and words is not None else None
+    async with (
+        AsyncEncoder(open_encoder(wanted.output, wanted.speed), host.executor) as encoder,
+        aclosing(host.pipeline.synthesize(wanted.speech, result)) as audio,
+    ):
+        async for chunk in audio:
+            for samples in _pieces(chunk, is_whole=encoder.is_light):
+                yield await encoder.encode(samples)
+            if words_of is not None:
+                words_of.note(chunk)
+                yield b""
+        yield await encoder.finish()
 
 
-def _shown(name: str, model: dict[str, Any]) -> Response:
-    return JSONResponse(model) if name == MODEL_ID else model_not_found(name, MODEL_ID)
+async def audio_events(host: Host, wanted: OpenAISpeech, result: SpeechResult) -> AsyncGenerator[bytes]:
+    """Yield the speech as server-sent events.
+
+    Raises:
+        GatewayError: see `bare_audio`; if audio came before, an event has told of it.
+    """
+    is_started = False
+    usage = _Usage(result, host.encode_text)
+    words: list[WordTime] | None = [] if wanted.has_word_times else None
+    try:
+        async with aclosing(bare_audio(host, wanted, result, words)) as pieces:
+            async for piece in pieces:
+                usage.count_text()
+                # One write for all: a client that separates chunks by time would see several in single events.
+                if deltas := [_event({"type": "speech.audio.delta", "audio": delta}) for delta in _deltas(piece)]:
+                    yield b"".join(deltas)
+                    is_started = True
+                if words and is_started:
+                    yield _event({"type": "speech.audio.words", "words": [_told(word, wanted.speed) for word in words]})
+                    words.clear()
+    except GatewayError as error:
+        if is_started:
+            yield _event({"type": "error", "error": error_object(error)})
+        raise
+    done = {"type": "speech.audio.done", "usage": usage.report(), "spoken_text": result.spoken_text}
+    yield _event(done | warning_field(result))
+
+
+def _told(word: WordTime, speed: float) -> dict[str, Any]:
+    start_ms, end_ms = (round(made_s / speed * _MS_PER_S) for made_s in (word.start_s, word.end_s))
+    return {"word": word.word, "start_ms": start_ms, "end_ms": end_ms}
+
+
+class _WordTimes:
+    """Adds the words that have ended to a list, chunk by chunk."""
+
+    def __init__(self, result: SpeechResult, words: list[WordTime]) -> None:
+        self._words, self._samples = words, 0
+        self._clock, self._gatherer = TextClock(result.spans), WordGatherer()
+
+    def note(self, chunk: AudioChunk) -> None:
+        self._samples += len(chunk.samples)
+        made_s = self._samples / SAMPLE_RATE_HZ
+        self._words += self._gatherer.push(self._clock.finish(made_s) if chunk.is_last else self._clock.advance(made_s))
+        self._words += self._gatherer.finish() if chunk.is_last else []
+
+
+class _Usage:
+    """Counts what a speech took: text as the LLM got it, without the voice's prompt, and speech tokens, 25 a second."""
+
+    def __init__(self, result: SpeechResult, encode_text: Callable[[str], list[int]]) -> None:
+        self._result = result
+        self._encode_text = encode_text
+        self._counted_spans = 0
+        self._text_tokens = 0
+
+    def count_text(self) -> None:
+        """Count the segments that are new; on the way, as a long text takes its time."""
+        for span in self._result.spans[self._counted_spans :]:
+            self._text_tokens += len(self._encode_text(span.segment.text))
+            self._counted_spans += 1
+
+    def report(self) -> dict[str, int]:
+        self.count_text()
+        speech_tokens = self._result.speech_tokens
+        return {
+            "input_tokens": self._text_tokens,
+            "output_tokens": speech_tokens,
+            "total_tokens": self._text_tokens + speech_tokens,
+        }
+
+
+def _pieces(chunk: AudioChunk, is_whole: bool) -> Iterator[FloatArray]:
+    """Cut a little off the first chunk's beginning, unless all `is_whole`; chunks without samples have no pieces."""
+    head_samples = _HEAD_SAMPLES if chunk.index == 0 and not is_whole else 0
+    for samples in (chunk.samples[:head_samples], chunk.samples[head_samples:]):
+        if len(samples):
+            yield samples
+
+
+def _deltas(audio: bytes) -> Iterator[str]:
+    for at in range(0, len(audio), _MAX_DELTA_BYTES):
+        yield base64.b64encode(audio[at : at + _MAX_DELTA_BYTES]).decode("ascii")
+
+
+def _event(content: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def list_models(request: Request) -> Response:
+    """List the one model."""
+    return JSONResponse({"object": "list", "data": [_model(request.app.state.host)]})
+
+
+async def show_model(request: Request) -> Response:
+    """Show the model, if it is the one that was asked for."""
+    if (name := request.path_params["model"]) == MODEL_ID:
+        return JSONResponse(_model(request.app.state.host))
+    message = f"got model {name!r}, the only one here is {MODEL_ID!r}"
+    return JSONResponse(described(message, "model_not_found", "model"), _NOT_FOUND)
+
+
+def _model(host: Host) -> dict[str, Any]:
+    """Describe the model: it counts as created at the start, and has what its checkpoint declares."""
+    declared = host.declaration
+    tags = INLINE_TAGS if declared.tags is None else declared.tags
+    facts: dict[str, Any] = {"id": MODEL_ID, "object": "model", "created": _STARTED_S, "owned_by": MODEL_ID}
+    facts |= {"name": declared.name, "family": declared.family, "languages": declared.languages, "tags": tags}
+    return facts | {"instruct": declared.instruct, "phonemes": declared.phonemes}
+
+
+def options_route(path: str, methods: str) -> Route:
+    """Return the route that answers OPTIONS: `methods` is what else may be asked of the path."""
+
+    async def allow(request: Request) -> Response:
+        return Response(status_code=_NO_CONTENT, headers={"allow": f"{methods}, OPTIONS"})
+
+    return Route(path, allow, methods=["OPTIONS"])
+
+
+def _a_speech(body: SpeechBody) -> None: ...
+def _a_model(model: Annotated[str, Path(description="Name of the model.")]) -> None: ...
+
+
+_MODEL = {"id": MODEL_ID, "object": "model", "created": 0, "owned_by": MODEL_ID}
+_ONE_MODEL = f"{MODELS_PATH}/{{model:path}}"
+_OURS = (Door.OPENAI, ErrorBody)
+
+ROUTES: list[BaseRoute] = [
+    Endpoint(
+        *("POST", PATH, speak, *_OURS),
+        "Speak a text; the audio is sent while it is made. With `stream_format: sse` in server-sent events.",
+        takes=_a_speech,
+        media_types=(*AUDIO_TYPES, _EVENT_STREAM),
+        headers=SPEECH_HEADERS,
+        speaks=True,
+    ),
+    options_route(PATH, "POST"),
+    Endpoint(
+        *("GET", MODELS_PATH, list_models, *_OURS),
+        "List the models; there is one.",
+        example={"object": "list", "data": [_MODEL]},
+    ),
+    Endpoint("GET", _ONE_MODEL, show_model, *_OURS, "Show the model.", takes=_a_model, example=_MODEL),
+    options_route(MODELS_PATH, "GET, HEAD"),
+    options_route(_ONE_MODEL, "GET, HEAD"),
+]

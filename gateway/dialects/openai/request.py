@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
 from gateway.core import InlineVoice
-from gateway.dialects.common.parts import checked_json
-from gateway.dialects.common.text_fields import text_options_of
+from gateway.dialects.answers import checked_json, first_problem
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
+from gateway.lexicons import own_rules
 from gateway.speech.request import SpeechRequest, decode_text, draw_seed
 from gateway.text import Normalization, TextOptions
 from gateway.text.styles import style_of
@@ -152,7 +152,8 @@ def read_request(raw: bytes, default: AudioFormat, request_id: str) -> OpenAISpe
         request_id=request_id,
         wants_times=body.word_timestamps is True,
     )
-    stream_format = _read_stream_format(body.stream_format)
+    named = body.stream_format
+    stream_format = StreamFormat.AUDIO if named is None else _read_stream_format(named)
     if body.word_timestamps and stream_format is not StreamFormat.SSE:
         raise UnsupportedOptionError("word_timestamps need stream_format=sse; set it", param="word_timestamps")
     return OpenAISpeech(
@@ -160,7 +161,7 @@ def read_request(raw: bytes, default: AudioFormat, request_id: str) -> OpenAISpe
         parse_openai_format(body.response_format or default.value, body.sample_rate),
         _NORMAL_SPEED if body.speed is None else body.speed,
         stream_format,
-        _ignored_fields(body),
+        tuple(filter(_FIELD_NAME.fullmatch, body.model_extra or ()))[:_MAX_NAMED_FIELDS],
         body.word_timestamps is True,
     )
 
@@ -175,10 +176,11 @@ def _text_options(body: SpeechBody) -> TextOptions:
     normalization = Normalization.OFF if body.normalize is False else Normalization.ON
     asks_style = body.instructions or body.style
     style = style_of(instructions=body.instructions, style=body.style) if asks_style else None
-    return text_options_of(body.language, normalization, body.lexicons, body.pronunciations, body.ssml is True, style)
+    rules = own_rules(body.pronunciations, body.lexicons) if body.pronunciations else ()
+    return TextOptions(body.language, normalization, body.ssml is True, rules, tuple(body.lexicons or ()), style)
 
 
-def _read_stream_format(name: str | None) -> StreamFormat:
+def _read_stream_format(name: str) -> StreamFormat:
     try:
         return StreamFormat(name or StreamFormat.AUDIO)
     except ValueError as error:
@@ -187,16 +189,11 @@ def _read_stream_format(name: str | None) -> StreamFormat:
         raise UnsupportedOptionError(got, param="stream_format") from error
 
 
-def _ignored_fields(body: SpeechBody) -> tuple[str, ...]:
-    names = [name for name in body.model_extra or {} if _FIELD_NAME.fullmatch(name)]
-    return tuple(names[:_MAX_NAMED_FIELDS])
-
-
 def _parse(raw: bytes) -> SpeechBody:
     try:
         return SpeechBody.model_validate_json(checked_json(decode_text(raw)))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = str(first["loc"][0]) if first["loc"] else None
-        message = f"{where or 'body'}: {first['msg']}; send JSON with input and, optional, voice"
-        raise InvalidRequestError(message, param=where) from error
+        where, problem = first_problem(error)
+        param = where.partition(".")[0] or None
+        message = f"{param or 'body'}: {problem}; send JSON with input and, optional, voice"
+        raise InvalidRequestError(message, param=param) from error

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
 from typing import Any
 
-from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.routing import BaseRoute
 from starlette.websockets import WebSocket
 
 from gateway.audio import open_encoder
-from gateway.dialects.common.json_socket import NORMAL_CLOSE, POLICY_CLOSE, JsonSocket, SocketClosedError
+from gateway.dialects.endpoints import Door, Socket
+from gateway.dialects.json_socket import NORMAL_CLOSE, POLICY_CLOSE, JsonSocket, SocketClosedError
 from gateway.dialects.speech_ws.utterance import SpeakingUtterance, UtteranceParts
 from gateway.dialects.speech_ws.wire import (
     MAX_CONFIG_BYTES,
@@ -36,19 +36,15 @@ from servicekit.tasks import stop
 PATH = "/v1/audio/speech/stream"
 
 
-def routes(host: Callable[[], Host]) -> list[BaseRoute]:
-    """Return the routes, ready to be added to an application.
+async def _serve(websocket: WebSocket) -> None:
+    host: Host = websocket.app.state.host
+    socket = JsonSocket(websocket, MAX_CONFIG_BYTES, host.limits.send_timeout_s)
+    await socket.accept()
+    await SpeechSocket(socket, host).serve()
 
-    Args:
-        host: where to find what to speak with, once the application has started.
-    """
 
-    async def serve(websocket: WebSocket) -> None:
-        socket = JsonSocket(websocket, MAX_CONFIG_BYTES, host().limits.send_timeout_s)
-        await socket.accept()
-        await SpeechSocket(socket, host()).serve()
-
-    return [WebSocketRoute(PATH, serve)]
+_TEXTS = "Speak texts that are still being written, one utterance after the other."
+ROUTES: list[BaseRoute] = [Socket(PATH, _serve, Door.OMNI, _TEXTS)]
 
 
 class SpeechSocket:

@@ -14,14 +14,14 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
 from gateway.core import InlineVoice
-from gateway.dialects.common.answers import retry_after_s
-from gateway.dialects.common.text_fields import text_options_of
+from gateway.dialects.answers import first_problem, retry_after_s
 from gateway.errors import (
     GatewayError,
     InvalidRequestError,
     UnsupportedOptionError,
     public_text,
 )
+from gateway.lexicons import own_rules
 from gateway.speech.request import MAX_SEED
 from gateway.speech.text_clock import CharacterTime, WordGatherer
 from gateway.text import WHOLE_TEXT, Normalization, TextOptions
@@ -151,9 +151,8 @@ def parse_config(message: Mapping[str, Any]) -> SpeechConfig:
     try:
         fields = ConfigFields.model_validate(message if nested is None else nested)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InvalidRequestError(f"{where or 'session'}: {first['msg']}; correct it", param=where) from error
+        where, problem = first_problem(error)
+        raise InvalidRequestError(f"{where or 'session'}: {problem}; correct it", param=where) from error
     _check(fields)
     return SpeechConfig(
         voice=_voice(fields),
@@ -163,12 +162,12 @@ def parse_config(message: Mapping[str, Any]) -> SpeechConfig:
         has_word_times=fields.word_timestamps,
         granularity=fields.split_granularity or Granularity.SENTENCE,
         is_interleaved=fields.text_mode == "interleaved",
-        text_options=text_options_of(
+        text_options=TextOptions(
             _language(fields.language),
             Normalization.ON,
-            fields.lexicons,
-            fields.pronunciations,
             fields.ssml,
+            own_rules(fields.pronunciations, fields.lexicons),
+            tuple(fields.lexicons or ()),
             style_of(instructions=fields.instructions, style=fields.style),
         ),
         seed=fields.seed,

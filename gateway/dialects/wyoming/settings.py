@@ -27,7 +27,7 @@ class WyomingSettings:
     shut_because: str | None = None
     """Why the door stays shut although it is not switched off; None: it opens."""
     languages: tuple[str, ...] = ()
-    """Languages of the checkpoint; see `gateway.dialects.wyoming.info.describe`."""
+    """Languages of the checkpoint; see `gateway.dialects.wyoming.connection.describe`."""
     max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES
     idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S
     """Seconds that a connection may stay without an event or audio."""

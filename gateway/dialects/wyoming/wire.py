@@ -18,8 +18,7 @@ from wyoming.audio import AudioStop
 from wyoming.error import Error
 from wyoming.event import Event, Eventable, async_read_event, async_write_event
 
-from gateway.dialects.common.answers import sent
-from gateway.dialects.common.parts import checked_json
+from gateway.dialects.answers import checked_json, sent
 from gateway.errors import GatewayError, InvalidRequestError, StalledReaderError, TextTooLongError, public_text
 from gateway.speech.request import SpeechResult
 from gateway.speech.speech_job import warning_field

@@ -11,7 +11,7 @@ import re
 from gateway.text.english.words import any_of, cardinal, digits, ordinal, pairs
 from gateway.text.rules import rule
 
-_STARTERS = frozenset(
+STARTERS = frozenset(
     (
         "A About After All Also Although An And Another Any Are As At Because Before Both But By Can Could Did Do Does "
         "Don During Each Either Every Everyone Few Finally First For From Furthermore Given Had Has Have He Hence Her "
@@ -37,11 +37,6 @@ _REACH = 40
 """Characters beside an abbreviation that are looked at."""
 
 
-def is_starter(word: str) -> bool:
-    """Tell whether a word with a capital begins a sentence, and is hardly a name's."""
-    return word in _STARTERS
-
-
 def is_last(behind: str) -> bool:
     """Tell whether nothing is said after an abbreviation, by the text behind it."""
     return not behind[:_REACH].strip(_CLOSERS + " \n\t")
@@ -58,7 +53,7 @@ def ends_before(behind: str) -> bool:
     if is_last(behind) or _CLOSED.match(behind):
         return True
     found = _NEXT_WORD.match(behind)
-    return found is not None and is_starter(found["word"])
+    return found is not None and found["word"] in STARTERS
 
 
 def may_follow_time(word: str) -> bool:

@@ -33,6 +33,8 @@ NARROW_TERMINATORS = ".!?…։؟۔।॥၊။።፧៕‼⁇⁈⁉"
 WIDE_TERMINATORS = "。！？｡．"
 NARROW_CLAUSE_MARKS = ",;:،؛՝፣፤–"
 WIDE_CLAUSE_MARKS = "，、；：､—…"
+_WIDE_ENDS, _NARROW_ENDS = tuple(WIDE_TERMINATORS), tuple(NARROW_TERMINATORS)
+_WIDE_CLAUSE_ENDS, _NARROW_CLAUSE_ENDS = tuple(WIDE_CLAUSE_MARKS), tuple(NARROW_CLAUSE_MARKS)
 CLOSERS = "\"'”’»›)]}）］｝〉》」』】〕＂＇"
 CLOSERS_AND_BLANKS = CLOSERS + "“‘ \t\n"
 ALL_MARKS = frozenset(NARROW_TERMINATORS + WIDE_TERMINATORS + NARROW_CLAUSE_MARKS + WIDE_CLAUSE_MARKS)
@@ -116,16 +118,13 @@ class BreakFinder:
         self.tags = tags
         wide, closers = re.escape(WIDE_TERMINATORS + WIDE_CLAUSE_MARKS), re.escape(CLOSERS)
         closing_tag = rf"(?:{tags.closing_pattern})?"
+        letters = LONGEST_CHARACTER * (_MAX_BODY + _MAX_JOINED)
+        self.longest_chunk = letters + 2 * tags.longest_tag + 2 * _MAX_MARKS + _MAX_SPACE
+        """Spoken length that no chunk passes."""
         self._chunk = re.compile(
             rf"(?:{tags.pattern})|(?:(?!{tags.pattern})[^\s{wide}]){{0,{_MAX_BODY}}}{closing_tag}"
             rf"[{wide}]{{0,{_MAX_MARKS}}}[{closers}]{{0,{_MAX_MARKS}}}{closing_tag}\s{{0,{_MAX_SPACE}}}"
         )
-
-    @property
-    def longest_chunk(self) -> int:
-        """Spoken length that no chunk passes."""
-        letters = LONGEST_CHARACTER * (_MAX_BODY + _MAX_JOINED)
-        return letters + 2 * self.tags.longest_tag + 2 * _MAX_MARKS + _MAX_SPACE
 
     def next_break(self, text: str, at: int, *, is_complete: bool) -> Break | None:
         """Return the break that ends the chunk beginning at `at`.
@@ -172,13 +171,13 @@ class BreakFinder:
         if text[end] in _NO_BREAK_BEFORE:
             return Strength.ANYWHERE
         bare = before.rstrip(_STRIPPED)
-        if _ends_with(bare, WIDE_TERMINATORS) or (space and _ends_with(bare, NARROW_TERMINATORS)):
+        if bare.endswith(_WIDE_ENDS) or (space and bare.endswith(_NARROW_ENDS)):
             after = self._word_after(bare, text, end, known)
             if after is None:
                 return None
             if (strength := self._terminator_strength(bare, after, is_quoted=len(bare) < len(before))) is not None:
                 return strength
-        if _ends_with(bare, WIDE_CLAUSE_MARKS) or (space and _ends_with(bare, NARROW_CLAUSE_MARKS)) or "\n" in space:
+        if bare.endswith(_WIDE_CLAUSE_ENDS) or (space and bare.endswith(_NARROW_CLAUSE_ENDS)) or "\n" in space:
             return Strength.CLAUSE
         if _are_read_as_one(before, text[end]):
             return Strength.BOUND
@@ -209,10 +208,6 @@ class BreakFinder:
             return text[end]
         is_cut_off = word.end() == known and len(word[0]) < _LONGEST_NEXT_WORD
         return None if is_cut_off else word[0]
-
-
-def _ends_with(text: str, marks: str) -> bool:
-    return bool(text) and text[-1] in marks
 
 
 def _is_at(marker: str, text: str, end: int, known: int | None) -> bool | None:

@@ -16,10 +16,10 @@ from gateway.text.english.abbreviations import (
     BEFORE_NUMBERS,
     BEHIND_NAMES,
     INITIALS,
+    STARTERS,
     STREET_WORDS,
     TITLES,
     begins_sentence,
-    is_starter,
     may_follow_time,
 )
 
@@ -55,15 +55,13 @@ class SentencexRules:
             after: the first letter or digit behind it; behind an abbreviation or a number, the first word.
         """
         language = self._language or self._guess(before) or _RULES_OF_UNKNOWN_LANGUAGES
-        if language == _ENGLISH and (known := self._english(before, after)) is not None:
-            return known
+        if language == _ENGLISH:
+            if before[-1] in _LOUD and before[-2:-1] in _LOUD and after[0].isupper():
+                return True  # Really?! Yes.
+            if (known := ends_sentence(before, after)) is not None:
+                return known
         last_sentence: str = sentencex.segment(language, f"{before} {after}")[-1]
         return last_sentence == after
-
-    def _english(self, before: str, after: str) -> bool | None:
-        if before[-1] in _LOUD and before[-2:-1] in _LOUD and after[0].isupper():
-            return True  # Really?! Yes.
-        return ends_sentence(before, after)
 
     def _guess(self, before: str) -> str | None:
         """Guess the language, but not at every mark: an earlier guess holds until the text is twice as long."""
@@ -112,7 +110,7 @@ def ends_sentence(before: str, after: str) -> bool | None:
     found = _LAST_WORD.search(before[-_REACH:])
     if found is None:
         return None
-    short, begins = found["short"], is_starter(after)
+    short, begins = found["short"], after in STARTERS
     if short in _BEFORE_NUMBERS and after[0].isdigit():
         return False
     if _is_initial(short):

@@ -194,7 +194,8 @@ class IncrementalSplitter:
         scan.end, scan.length = found.end, length
         scan.is_word = found.strength == Strength.SPACE and chunk.strip().isalpha()
         scan.is_speakable = scan.is_speakable or tags.is_speakable(chunk)
-        scan.is_in_pair = tags.is_left_open(chunk, was_open=scan.is_in_pair)
+        if "<" in chunk:
+            scan.is_in_pair = tags.is_left_open(chunk, was_open=scan.is_in_pair)
         candidate = (not scan.is_in_pair, found.strength, found.end)
         scan.best = candidate if scan.best is None else max(scan.best, candidate)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gateway.access.caller import Caller
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import GatewayError, LLMBusyError, OverloadedError, Token2WavBusyError
@@ -18,8 +19,7 @@ from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
-from gateway.routing.health import ReplicaState
-from gateway.routing.replica import LoadReport
+from gateway.routing.replica import LoadReport, ReplicaState
 from gateway.routing.settings import RoutingSettings
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import Speaker
@@ -266,7 +266,7 @@ async def stormy(
 
     llms = RoutedSpeechLM(fleet(LLM), [StaticReplicas(["l"])], lambda _: llm, clock)
     tokens2wav = RoutedToken2Wav(fleet(TOKEN2WAV), [StaticReplicas(["t"])], lambda _: token2wav, clock)
-    gate = Gate(llms, tokens2wav, clock, _caller.get)
+    gate = Gate(llms, tokens2wav, clock, lambda: Caller(_caller.get()))
     voices = VoiceRegistry(tokens2wav, [NamedVoice("anna", folder / "anna.wav", "I am anna.")])
     speaker = Speaker(llms, tokens2wav, voices, clock=clock, admission=gate)
     llms.start()

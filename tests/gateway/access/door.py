@@ -20,15 +20,13 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Route
 
 from gateway.access.access import Access
-from gateway.access.caller import CallerLimits, caller_of
+from gateway.access.caller import CallerLimits, current_caller
 from gateway.access.http_middleware import guarded
 from gateway.access.keys import ApiKey, parse_keys
 from gateway.access.settings import AccessSettings, TlsFiles, WireLimits, http_rules, open_access, uvicorn_options
 from gateway.dialects.wyoming.settings import WyomingSettings
 from gateway.doors.grpc import GrpcSettings, serving_grpc
-from gateway.doors.http import dialect_routes
 from gateway.doors.wyoming import serving_wyoming
-from gateway.host import Host
 from gateway.lifecycle.readiness import Readiness
 from gateway.processes.ports import open_port
 from gateway.speech.speaker import Speaker
@@ -36,7 +34,7 @@ from gateway.telemetry.doors import TelemetryMiddleware
 from gateway.telemetry.telemetry import Telemetry
 from gateway.voices.directory import Viewer
 from gateway.voices.registry import NamedVoice, VoiceAliases, VoiceRegistry
-from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_host, speech_deltas
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, app_of, make_host, speech_deltas
 from tests.gateway.voices.fakes import FakeVoiceMaker, make_store
 
 KEY = "sk-of-anna-0123456789"
@@ -104,12 +102,12 @@ async def opened_door(
     readiness = Readiness(pipeline, llm, token2wav, "default")
     with ThreadPoolExecutor(2) as executor:
         host = make_host(pipeline, registry, executor, readiness=readiness, clock=clock)
-        routes = _routes(host)
+        app = app_of(host, *_routes())
         grpc_settings = GrpcSettings(
             port=0, tls=settings.tls, max_calls=settings.wire.max_connections, message_s=settings.wire.body_timeout_s
         )
         async with (
-            _serving_http(Starlette(routes=routes), access, settings, telemetry) as port,
+            _serving_http(app, access, settings, telemetry) as port,
             serving_wyoming(host, WyomingSettings(port=0), access) as wyoming_port,
             serving_grpc(host, grpc_settings, access, telemetry) as grpc_port,
             _channel(grpc_port, settings.tls) as channel,
@@ -119,7 +117,7 @@ async def opened_door(
             assert wyoming_port is not None
             url = str(http.base_url).rstrip("/")
             ports = {"HTTP": port, "gRPC": grpc_port, "Wyoming": wyoming_port}
-            door = Door(url, address, ports, http, channel, access, clock, llm, token2wav, routes)
+            door = Door(url, address, ports, http, channel, access, clock, llm, token2wav, app.routes)
             yield door
             await door.until_idle()
 
@@ -159,9 +157,9 @@ def recorded(logger_name: str = "") -> Iterator[list[str]]:
         logger.setLevel(level)
 
 
-def _routes(host: Host) -> list[BaseRoute]:
+def _routes() -> list[BaseRoute]:
     async def answer(request: Any) -> PlainTextResponse:
-        return PlainTextResponse(caller_of(request))
+        return PlainTextResponse(current_caller().name)
 
     return [
         Route("/", answer),
@@ -170,7 +168,6 @@ def _routes(host: Host) -> list[BaseRoute]:
         Route("/healthz", answer),
         Route("/web/app.js", answer),
         Route("/caller", answer),
-        *dialect_routes(lambda: host, 100_000),
     ]
 
 

@@ -9,9 +9,9 @@ from contextlib import aclosing
 import pytest
 
 from gateway.access.access import Access
-from gateway.access.caller import OURSELVES, Caller, CallerLimits, calling
+from gateway.access.caller import Caller, CallerLimits, calling
 from gateway.core import AudioChunk, CallerText, UnspokenText
-from gateway.dialects.common.answers import error_headers, error_metadata
+from gateway.dialects.answers import error_headers, error_metadata
 from gateway.errors import AudioLimitError, LLMFailedError, StreamLimitError, TextTooLongError
 from gateway.ledger import DAY_S, HOUR_S
 from gateway.speech.request import SpeechRequest
@@ -137,13 +137,6 @@ async def test_a_text_within_its_limit_is_spoken_whole(voices: list[NamedVoice])
     stage = Stage(voices)
     with calling(anna(audio_s_per_day=100.0)):
         assert await stage.hear(LONG_TEXT) == 8.0
-
-
-async def test_what_nobody_asked_for_is_the_gateways_own(voices: list[NamedVoice]) -> None:
-    stage = Stage(voices)
-    async with aclosing(stage.speak()) as audio:
-        await anext(audio)
-        assert stage.streams(OURSELVES.name) == 1
 
 
 def test_clients_are_told_when_to_try_again_and_not_to_where_it_takes_long() -> None:

@@ -15,16 +15,10 @@ from typing import Any
 import httpx
 import numpy as np
 import uvicorn
-from starlette.applications import Starlette
 from starlette.types import ASGIApp
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from gateway.access.caller import caller_of
-from gateway.dialects.elevenlabs import account as elevenlabs_account
-from gateway.dialects.elevenlabs import http as elevenlabs_http
-from gateway.dialects.elevenlabs import ws as elevenlabs_ws
-from gateway.dialects.speech_ws import socket as speech_ws
 from gateway.host import (
     DEFAULT_IDLE_TIMEOUT_S,
     DEFAULT_MAX_CONTEXTS,
@@ -35,7 +29,7 @@ from gateway.host import (
 from gateway.text import TextFrontEnd
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock, SystemClock
-from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_host, make_pipeline
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, app_of, make_host, make_pipeline
 
 ONE, TWO = "This is the first sentence of it.", "And here comes the second one, longer."
 MULTI = "/v1/text-to-speech/default/multi-stream-input?output_format=pcm_24000"
@@ -149,6 +143,7 @@ async def opened_door(
         run_ahead_s=run_ahead_s,
         reader_timeout_s=reader_timeout_s,
         max_contexts=max_contexts,
+        max_body_bytes=MAX_BODY_BYTES,
         max_message_bytes=MAX_MESSAGE_BYTES,
         idle_timeout_s=idle_timeout_s,
         send_timeout_s=send_timeout_s,
@@ -156,14 +151,7 @@ async def opened_door(
     with ThreadPoolExecutor(1) as executor:
         registry = VoiceRegistry(token2wav, voices)
         host = make_host(pipeline, registry, executor, clock=clock or SystemClock(), limits=limits)
-        routes = [
-            *elevenlabs_ws.routes(lambda: host),
-            *elevenlabs_http.routes(lambda: host, MAX_BODY_BYTES),
-            *elevenlabs_account.routes(lambda: host, caller_of),
-            *speech_ws.routes(lambda: host),
-        ]
-        app = Starlette(routes=routes)
-        async with served(app) as url:
+        async with served(app_of(host)) as url:
             yield Door(url, llm, token2wav)
         left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith(_SPEAKERS)]
         assert left == [], "who speaks ends with the connection"

@@ -20,12 +20,12 @@ from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
 from gateway.audio import AudioFormat
-from gateway.dialects.common import parts
-from gateway.dialects.common.json_socket import JsonSocket
+from gateway.dialects.answers import MAX_VALUES
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import wire as elevenlabs_wire
 from gateway.dialects.grpc import errors as grpc_errors
 from gateway.dialects.grpc import riva_request, tts_config
+from gateway.dialects.json_socket import JsonSocket
 from gateway.dialects.openai import request as openai_request
 from gateway.dialects.speech_ws import wire as speech_wire
 from gateway.dialects.wyoming.wire import CountedReader, EventStream
@@ -62,7 +62,7 @@ def calls_of(work: Callable[[], Any]) -> int:
 @cache
 def worst_json() -> dict[str, str]:
     """Return values that cost a parser, or what comes behind it, most."""
-    few = parts.MAX_VALUES // 2
+    few = MAX_VALUES // 2
     return {
         "empty lists": f"[{'[],' * MANY}[]]",
         "numbers": f"[{'0,' * MANY}0]",
@@ -181,7 +181,7 @@ def test_a_grpc_message_of_many_or_long_values_is_refused_before_it_is_parsed(re
             messages.append(within(path, b"a" * (MAX_BYTES + 1)))
         if path[-1].type == FieldDescriptor.TYPE_BYTES:
             messages.append(within(path, bytes(MAX_PROMPT_BYTES + 1)))
-        messages.append(within(path[:-1], within(path[-1:], b"") * parts.MAX_VALUES))
+        messages.append(within(path[:-1], within(path[-1:], b"") * MAX_VALUES))
     for message in messages:
         assert isinstance(parse(message), grpc_errors._Refused)
 

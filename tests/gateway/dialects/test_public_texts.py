@@ -12,7 +12,7 @@ from riva.proto import riva_tts_pb2, riva_tts_pb2_grpc
 
 from gateway import errors
 from gateway.access.settings import AccessSettings
-from gateway.routing.health import Health
+from gateway.routing.replica import Replica
 from gateway.routing.settings import RoutingSettings
 from gateway.voices.registry import NamedVoice
 from tests.gateway.access.door import opened_door
@@ -67,7 +67,7 @@ async def test_no_door_tells_an_address(voices: list[NamedVoice], caplog: pytest
 
 
 def test_the_reason_of_a_failure_does_not_grow_with_those_before_it() -> None:
-    health = Health(RoutingSettings(), ManualClock())
+    health = Replica("llm", "a", RoutingSettings(), ManualClock())
     for _ in range(50):
         health.failed(f"it was ejected ({health.last_failure}); see its log")
     assert len(health.last_failure) <= 300

@@ -92,12 +92,12 @@ async def opened_door(
                 readiness=readiness,
                 clock=SystemClock(),
                 default_format=default_format,
-                limits=HostLimits(reader_timeout_s=reader_timeout_s),
+                limits=HostLimits(reader_timeout_s=reader_timeout_s, max_body_bytes=MAX_BODY_BYTES),
                 declaration=declaration,
                 lexicons=lexicons,
             )
 
-    config = uvicorn.Config(build_app(open_host, MAX_BODY_BYTES), port=0, log_level="critical", lifespan="on")
+    config = uvicorn.Config(build_app(open_host), port=0, log_level="critical", lifespan="on")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     while not server.started:

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from gateway.doors.grpc_resets import FREE_CALLS, PAUSE_S, ResetInterceptor
+from gateway.doors.grpc import FREE_CALLS, PAUSE_S, ResetInterceptor
 from gateway.voices.registry import NamedVoice
 from servicekit.timeouts import timeout
 from tests.gateway.doors.grpc_door import opened_grpc

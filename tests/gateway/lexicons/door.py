@@ -13,14 +13,12 @@ from typing import Any
 import grpc
 import httpx
 from riva.proto import riva_tts_pb2_grpc
-from starlette.applications import Starlette
 from tts_api.tts.v1 import tts_service_pb2_grpc
 from websockets.asyncio.client import connect
 
 from gateway.access.http_middleware import guarded
 from gateway.access.settings import AccessSettings, http_rules, open_access
 from gateway.doors.grpc import GrpcSettings, serving_grpc
-from gateway.doors.http import dialect_routes
 from gateway.lexicons import load_lexicons
 from gateway.speech.speaker import Speaker
 from gateway.text import TextFrontEnd, load_text_front_end
@@ -29,7 +27,7 @@ from servicekit.checkpoint_file import CheckpointDeclaration
 from servicekit.clock import SystemClock
 from tests.gateway.access.door import KEY, keys
 from tests.gateway.dialects.socket_door import Client, served
-from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_host, speech_deltas
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, app_of, make_host, speech_deltas
 
 ANNA = {"xi-api-key": KEY}
 GRPC_ANNA = (("authorization", f"Bearer {KEY}"),)
@@ -83,11 +81,8 @@ async def opened_door(
     pipeline = Speaker(llm, token2wav, registry, clock=clock, front_end=front_end)
     with ThreadPoolExecutor(1) as executor:
         host = replace(make_host(pipeline, registry, executor, clock=clock), lexicons=lexicons)
-        app = guarded(
-            Starlette(routes=dialect_routes(lambda: host, 200_000)), access, http_rules(access_settings, "127.0.0.1")
-        )
         async with (
-            served(app) as url,
+            served(guarded(app_of(host), access, http_rules(access_settings, "127.0.0.1"))) as url,
             serving_grpc(host, GrpcSettings(port=0), access) as port,
             grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
             httpx.AsyncClient(base_url=url, timeout=5, trust_env=False, verify=False, headers=ANNA) as http,

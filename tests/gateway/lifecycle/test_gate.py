@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.dialects.common.answers import error_headers, error_metadata
+from gateway.dialects.answers import error_headers, error_metadata
 from gateway.errors import LLMUnavailableError, NotReadyError, OverloadedError, Token2WavUnavailableError, wire_status
 from gateway.lifecycle.gate import Gate
 from gateway.lifecycle.readiness import Readiness

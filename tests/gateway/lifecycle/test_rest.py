@@ -12,7 +12,7 @@ import pytest
 from demo_voice.unpack import VOICES
 from gateway.app import open_gateway
 from gateway.config import GatewayConfig
-from gateway.lifecycle.rest import GROWTH_BYTES, LOOKS_OF_REST, return_memory_at_rest
+from gateway.lifecycle.shutdown import GROWTH_BYTES, LOOKS_OF_REST, return_memory_at_rest
 from servicekit.tasks import running_meanwhile
 from servicekit.timeouts import timeout
 from tests.workers import random_checkpoint

@@ -11,7 +11,7 @@ import pytest
 from gateway.config import GatewayConfig
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import NotReadyError
-from gateway.lifecycle.sampling_probe import ProbeMode, SamplingProbe
+from gateway.lifecycle.readiness import ProbeMode, SamplingProbe
 from llm_service.config import LLMBackend
 from llm_service.prompt import GenerationBounds
 

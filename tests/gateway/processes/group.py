@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.access.access import Access
-from gateway.access.caller import CallerLimits
+from gateway.access.caller import Caller, CallerLimits
 from gateway.ledger import CallerLedger
 from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.processes.worker import Worker
 from gateway.routing.settings import RoutingSettings
 from gateway.token2wav.routed import RoutedToken2Wav
-from gateway.voices.known import KnownVoices
 from servicekit.clock import SystemClock
 from tests.gateway.routing.fakes import QUICK, ScriptedLLM, ScriptedToken2Wav, routed, routed_llm
 
@@ -32,7 +31,6 @@ class Process:
     access: Access
     llm: RoutedSpeechLM
     token2wav: RoutedToken2Wav
-    known: KnownVoices
     end: socket.socket
     """The parent's."""
 
@@ -46,12 +44,8 @@ class Group:
         self.path.parent.mkdir()
         self.ledger = CallerLedger(self.clock, self.path)
         """The parent's."""
-        self.caller = "anna"
-        """Who asks now."""
         self.settings = settings
         self.token2wav = ScriptedToken2Wav("a", slots=SLOTS)
-        self.more_token2wav: list[ScriptedToken2Wav] = []
-        """Other replicas, for processes that begin later."""
 
     @asynccontextmanager
     async def process(self, number: int) -> AsyncIterator[Process]:
@@ -61,13 +55,13 @@ class Group:
         worker = Worker(number, theirs, ledger)
         async with (
             routed_llm(ScriptedLLM("l"), settings=self.settings) as llm,
-            routed(self.token2wav, *self.more_token2wav, settings=self.settings) as token2wav,
+            routed(self.token2wav, settings=self.settings) as token2wav,
         ):
             access = Access(None, CallerLimits(), self.clock, ledger)
             with ours:
-                async with worker.serving(access):
-                    gate = Gate(llm, token2wav, self.clock, lambda: self.caller)
-                    yield Process(worker, gate, access, llm, token2wav, KnownVoices(ledger=ledger), ours)
+                async with worker.serving():
+                    gate = Gate(llm, token2wav, self.clock, lambda: Caller("anna"))
+                    yield Process(worker, gate, access, llm, token2wav, ours)
         self.ledger.end_process(number)
 
     @asynccontextmanager

@@ -191,16 +191,6 @@ def test_the_streams_of_a_key_are_counted_over_both_doors(gateway: Gateway, door
     until(lambda: speak(second[0], key=BOB) == 200, "the end of the stream")
 
 
-def test_a_voice_that_was_spoken_in_at_one_door_is_registered_for_both(
-    gateway: Gateway, doors: list[list[httpx.Client]]
-) -> None:
-    before = gateway.services.token2wav.registrations
-    assert speak(doors[0][0], voice="low") == 200
-    time.sleep(1.0)  # for the news, which takes 20 ms
-    assert speak(doors[1][0], voice="low") == 200
-    assert gateway.services.token2wav.registrations == before + 1
-
-
 def test_a_voice_created_at_one_door_is_spoken_in_and_deleted_at_the_other(
     gateway: Gateway, doors: list[list[httpx.Client]]
 ) -> None:

@@ -12,13 +12,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import generate_latest
 
 from gateway.access.caller import Caller, CallerLimits
-from gateway.errors import AudioLimitError, NotReadyError, OverloadedError, StreamLimitError, TextTooLongError
+from gateway.errors import AudioLimitError, NotReadyError, OverloadedError, StreamLimitError, VoiceNotFoundError
 from gateway.ledger import CallerLedger
-from gateway.processes.metrics import lasting, merged, snapshot
-from gateway.processes.worker import LEAVE, OPENED, WARM
+from gateway.processes.worker import LEAVE, OPENED, WARM, lasting, merged, snapshot
+from gateway.voices.directory import Viewer
+from gateway.voices.registry import VoiceRegistry
 from tests.gateway.fakes import ManualClock
 from tests.gateway.processes.group import SLOTS, Group, Process
 from tests.gateway.routing.fakes import QUICK, until
+from tests.gateway.voices.fakes import FakeVoiceMaker, draft, make_store
 
 ANNA = Caller("anna", CallerLimits(streams=1, audio_s_per_hour=10.0, unspoken_characters=100))
 
@@ -68,14 +70,6 @@ async def test_limits_of_a_caller_hold_over_processes_and_for_one_that_comes_lat
             for process in (second, later):
                 with pytest.raises(AudioLimitError):
                     await process.access.speaking(ANNA).__aenter__()
-        texts = [first.access.unspoken_text(ANNA), second.access.unspoken_text(ANNA)]
-        texts[0].add(60)
-        await until(lambda: second.worker.ledger.characters_elsewhere("anna") == 60, "the news")
-        with pytest.raises(TextTooLongError):
-            texts[1].add(60)
-        texts[0].take(60)
-        await until(lambda: second.worker.ledger.characters_elsewhere("anna") == 0, "the news")
-        texts[1].add(60)
 
 
 async def test_what_a_process_held_comes_back_when_it_dies(tmp_path: Path) -> None:
@@ -87,6 +81,24 @@ async def test_what_a_process_held_comes_back_when_it_dies(tmp_path: Path) -> No
                 await first.access.speaking(ANNA).__aenter__()
         async with first.access.speaking(ANNA):
             pass
+
+
+async def test_a_created_voice_stays_out_of_reach_of_other_keys_in_every_process(tmp_path: Path) -> None:
+    makers = [FakeVoiceMaker(), FakeVoiceMaker()]
+    stores = [make_store(tmp_path, maker) for maker in makers]
+    by_anna, by_bob, of_anna = (
+        VoiceRegistry(makers[process], store=stores[process], viewer=lambda key=key: Viewer(key))  # type: ignore[misc]
+        for process, key in ((0, "anna"), (1, "bob"), (1, "anna"))
+    )
+    voice = await by_anna.create(draft())
+    for name in (voice.id, voice.name, f"created:{voice.id}"):
+        with pytest.raises(VoiceNotFoundError):
+            await by_bob.resolve(name)
+    assert by_bob.names == []
+    assert (await of_anna.resolve("eva")).transcript == "I am Eva."
+    await of_anna.delete("eva")
+    with pytest.raises(VoiceNotFoundError):
+        await by_anna.resolve("eva")
 
 
 def test_new_voices_are_counted_over_processes_and_the_same_one_only_once(tmp_path: Path) -> None:

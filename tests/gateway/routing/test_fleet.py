@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.dialects.common.answers import LONGEST_RETRY_S
+from gateway.dialects.answers import LONGEST_RETRY_S
 from gateway.routing.fleet import Fleet, SlotLease
-from gateway.routing.health import FailureKind, ReplicaState
-from gateway.routing.replica import LoadReport
+from gateway.routing.replica import FailureKind, LoadReport, ReplicaState
 from gateway.routing.settings import YIELDED_S, RoutingSettings
 from tests.gateway.fakes import ManualClock
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from gateway.routing.health import Health, ReplicaState
+from gateway.routing.replica import Replica, ReplicaState
 from gateway.routing.settings import RoutingSettings
 from tests.gateway.fakes import ManualClock
 
 SETTINGS = RoutingSettings(failures_to_eject=3, interval_s=1.0, failover_s=3.0)
 
 
-def _ready(clock: ManualClock) -> Health:
-    health = Health(SETTINGS, clock)
+def _ready(clock: ManualClock) -> Replica:
+    health = Replica("llm", "a", SETTINGS, clock)
     health.answered_probe()
     return health
 
 
-def _fail(health: Health, times: int) -> list[bool]:
+def _fail(health: Replica, times: int) -> list[bool]:
     return [health.failed("no answer") for _ in range(times)]
 
 
 def test_a_replica_is_unknown_until_a_probe_is_answered() -> None:
-    health = Health(SETTINGS, ManualClock())
+    health = Replica("llm", "a", SETTINGS, ManualClock())
     assert health.state is ReplicaState.UNKNOWN
     health.answered_probe()
     assert health.state is ReplicaState.READY

@@ -22,12 +22,14 @@ from gateway.speech.guard import (
     AnswerGuard,
     GuardMode,
     GuardSettings,
+    SegmentAsk,
     Trouble,
     TroubleFound,
     free_tokens,
+    guarded,
+    redraw_seed,
     repeats_in,
 )
-from gateway.speech.mending import SegmentAsk, guarded, redraw_seed
 from gateway.speech.request import GuardNote, GuardOutcome, SpeechRequest, SpeechResult
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.voices.registry import NamedVoice, VoiceRegistry

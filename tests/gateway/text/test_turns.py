@@ -63,10 +63,10 @@ async def test_of_many_texts_one_has_its_turn_at_a_time() -> None:
     def steps(text: int) -> Steps[int]:
         for _ in range(30):
             order.append(text)
-            yield
-        return text
+            yield None
+        yield text
 
-    assert await asyncio.gather(*(turns.finish(steps(text)) for text in range(3))) == [0, 1, 2]
+    assert await asyncio.gather(*(turns.next_of(steps(text)) for text in range(3))) == [0, 1, 2]
     changes = [text for text, before in zip(order, [None, *order], strict=False) if text != before]
     assert changes[:3] == [0, 1, 2] and len(changes) >= 6
 

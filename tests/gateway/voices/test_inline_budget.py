@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gateway.core import FloatArray, InlineVoice, RegisteredVoice
-from gateway.dialects.common.answers import error_headers
+from gateway.dialects.answers import error_headers
 from gateway.errors import VoiceRateError, wire_status
 from gateway.ledger import CallerLedger
 from gateway.voices.known import InlineVoiceBudget, InlineVoiceLimits

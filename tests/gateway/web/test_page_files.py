@@ -10,15 +10,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 
-from gateway.dialects.http import web_page
-from gateway.dialects.http.web_page import routes
+from gateway.dialects import web_page
 from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS
 from gateway.voices.registry import VoiceRegistry
 from gateway.voices.store import VoiceLimits
 from tests.gateway.doors.http_door import opened_door
-from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_voices_host, speech_deltas
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, app_of, make_voices_host, speech_deltas
 from tests.gateway.voices.fakes import FakeVoiceMaker, make_store
 from tests.gateway.web.page_files import DIRECTORY, FIELDS, colours, contrast, read_page, scripts
 
@@ -28,8 +26,7 @@ GRAPHIC_CONTRAST = 3.0
 
 
 def served_paths() -> set[str]:
-    routes = web_page.routes(lambda: make_voices_host(VoiceRegistry(FakeToken2Wav())))
-    return {route.path for route in routes}  # type: ignore[attr-defined]
+    return {route.path for route in web_page.routes()}  # type: ignore[attr-defined]
 
 
 def test_each_id_is_given_once_and_each_reference_finds_one() -> None:
@@ -142,7 +139,7 @@ TYPES = {
 @asynccontextmanager
 async def page_client(registry: VoiceRegistry | None = None) -> AsyncIterator[httpx.AsyncClient]:
     host = make_voices_host(registry or VoiceRegistry(FakeToken2Wav()))
-    transport = httpx.ASGITransport(Starlette(routes=routes(lambda: host)))
+    transport = httpx.ASGITransport(app_of(host, *web_page.routes()))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client
 

@@ -160,7 +160,7 @@ async def test_who_asks_has_characters_without_end(voices: Voices) -> None:
     async with opened_door(FakeLLM([]), FakeToken2Wav(), voices) as door, door.http() as http:
         user = (await http.get("/v1/user")).json()
         subscription = (await http.get("/v1/user/subscription")).json()
-    assert user["user_id"] == "127.0.0.1"
+    assert user["user_id"] == "(gateway)"
     assert user["subscription"].items() <= subscription.items()
     assert (subscription["status"], subscription["character_count"]) == ("active", 0)
     assert subscription["character_limit"] > 1e9

@@ -8,7 +8,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from gateway import errors
-from gateway.dialects.common.json_socket import quiet_refusals
+from gateway.dialects.json_socket import quiet_refusals
 from gateway.voices.registry import NamedVoice
 from tests.gateway.dialects.socket_door import AUTO, LIVEKIT, MULTI, ONE, SINGLE, begin, end, opened_door, text_of
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas

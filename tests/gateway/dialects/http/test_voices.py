@@ -11,13 +11,11 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from starlette.applications import Starlette
 
-from gateway.dialects.http.voices_http import routes
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from gateway.voices.store import VoiceLimits
 from tests.gateway.doors.http_door import Door, opened_door
-from tests.gateway.fakes import FakeLLM, make_voices_host, speech_deltas
+from tests.gateway.fakes import FakeLLM, app_of, make_voices_host, speech_deltas
 from tests.gateway.voices.fakes import UNIX_TIME, FakeVoiceMaker, make_store
 
 PATH = "/v1/audio/voices"
@@ -46,7 +44,7 @@ async def voice_client(
     maker = FakeVoiceMaker()
     store = make_store(folder / "created", maker, limits) if limits is not None else None
     host = make_voices_host(VoiceRegistry(maker, voices, store=store))
-    transport = httpx.ASGITransport(Starlette(routes=routes(lambda: host)))
+    transport = httpx.ASGITransport(app_of(host))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client
 

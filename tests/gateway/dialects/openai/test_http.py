@@ -13,7 +13,7 @@ import pytest
 import soundfile
 
 from gateway import errors
-from gateway.dialects.common.json_socket import quiet_refusals
+from gateway.dialects.json_socket import quiet_refusals
 from gateway.voices.registry import NamedVoice
 from tests.gateway.doors.http_door import opened_door
 from tests.gateway.doors.stalled_reader import StalledReader
@@ -179,7 +179,7 @@ async def test_a_failure_in_mid_stream_breaks_the_connection_and_is_one_line_of_
             await door.speak()
         await door.until_idle()
     told = [record.name for record in caplog.records if record.levelno >= logging.WARNING]
-    assert told.count("gateway.dialects.common.answers") == 1 and "uvicorn.error" not in told
+    assert told.count("gateway.dialects.answers") == 1 and "uvicorn.error" not in told
 
 
 @pytest.mark.parametrize("is_held", [False, True], ids=["after the first audio", "before the first audio"])

@@ -18,6 +18,8 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.audio import AudioFormat, open_encoder, parse_openai_format
 from gateway.audio.formats import OPENAI_FORMATS
+from gateway.dialects.endpoints import Door, Endpoint
+from gateway.dialects.openai.errors import ErrorBody
 from gateway.errors import UnsupportedOptionError
 from gateway.host import Host
 
@@ -25,8 +27,8 @@ FILES_PATH = "/web"
 SETTINGS_PATH = f"{FILES_PATH}/settings.json"
 API_PATH = "/docs"
 
-_DIRECTORY = Path(__file__).parents[2] / "web"
-_PAGES = {"index.html": "/", "docs.html": API_PATH}
+_DIRECTORY = Path(__file__).parents[1] / "web"
+_OFFERED = {"voice_creation": True, "max_recording_bytes": 10485760}
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -56,29 +58,35 @@ _HEADERS = {
 }
 
 
-def routes(host: Callable[[], Host]) -> list[BaseRoute]:
+async def settings(request: Request) -> Response:
+    """Tell what the page may offer."""
+    host: Host = request.app.state.host
+    max_bytes = host.voices.max_audio_bytes
+    answer = {
+        "voice_creation": max_bytes > 0,
+        "lexicons": host.lexicons.names,
+        "styles": host.pipeline.front_end.style_names,
+        "max_recording_bytes": max_bytes,
+        "formats": _formats(),
+        "max_text_characters": host.pipeline.settings.max_text_characters,
+    }
+    return JSONResponse(answer, headers={**_HEADERS, "cache-control": "no-store"})
+
+
+def routes() -> list[BaseRoute]:
     """Return the routes, ready to be added to an application; their files are read now.
 
     They carry nothing secret and are to stay open where an API key is needed: the page asks for the key.
-
-    Args:
-        host: returns the host, whose voices are asked, once the application has started.
     """
-
-    async def settings(request: Request) -> Response:
-        max_bytes = host().voices.max_audio_bytes
-        answer = {
-            "voice_creation": max_bytes > 0,
-            "lexicons": host().lexicons.names,
-            "styles": host().pipeline.front_end.style_names,
-            "max_recording_bytes": max_bytes,
-            "formats": _formats(),
-            "max_text_characters": host().pipeline.settings.max_text_characters,
-        }
-        return JSONResponse(answer, headers={**_HEADERS, "cache-control": "no-store"})
-
-    files = [path for path in sorted(_DIRECTORY.iterdir()) if path.suffix in _MEDIA_TYPES]
-    return [Route(SETTINGS_PATH, settings), *(Route(_path_of(file), _serving(file)) for file in files)]
+    ours, html = (Door.PAGE, ErrorBody), ("text/html",)
+    parts = [file for file in sorted(_DIRECTORY.iterdir()) if file.suffix in _MEDIA_TYPES and file.suffix != ".html"]
+    page, api = (_serving(_DIRECTORY / name) for name in ("index.html", "docs.html"))
+    return [
+        Endpoint("GET", "/", page, *ours, "A page to type a text and hear it.", media_types=html),
+        Endpoint("GET", API_PATH, api, *ours, "A page that shows this interface.", media_types=html),
+        Endpoint("GET", SETTINGS_PATH, settings, *ours, "What the page may offer here.", example=_OFFERED),
+        *(Route(f"{FILES_PATH}/{file.name}", _serving(file)) for file in parts),
+    ]
 
 
 @cache
@@ -91,10 +99,6 @@ def _formats() -> list[str]:
             open_encoder(parse_openai_format(name)).close()
             found.append(name)
     return found
-
-
-def _path_of(file: Path) -> str:
-    return _PAGES.get(file.name, f"{FILES_PATH}/{file.name}")
 
 
 def _serving(file: Path) -> Callable[[Request], Awaitable[Response]]:

@@ -14,7 +14,7 @@ from typing import Any
 from fastapi.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from gateway.dialects.common.parts import checked_json
+from gateway.dialects.answers import checked_json
 from gateway.errors import GatewayError, InvalidRequestError
 from servicekit.tasks import cancel
 from servicekit.timeouts import timeout
@@ -189,6 +189,7 @@ def quiet_refusals() -> None:
 
 def _is_news(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
-    return not (
-        isinstance(error, (GatewayError, asyncio.CancelledError)) or record.getMessage().startswith(_AFTER_REFUSAL)
-    )
+    # NOTE: Starlette puts an error of its own around one that comes after an answer's beginning.
+    errors = (error, error and error.__cause__)
+    is_known = any(isinstance(each, GatewayError | asyncio.CancelledError) for each in errors)
+    return not (is_known or record.getMessage().startswith(_AFTER_REFUSAL))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.common.sentence_audio import (
+from gateway.dialects.speech_ws.sentence_audio import (
     SegmentCutter,
     SentenceEnd,
     SentenceEvent,

@@ -1,42 +1,65 @@
-"""Which shape an error has where no route made it: that of the door below whose prefix the caller asked.
+"""The shape of an answer that is an error: that of the door below whose prefix the caller asked.
 
     /v1/text-to-speech, /v1/voices, /v2/voices, /v1/user ─► ElevenLabs'  {"detail": {...}}
     everything else ──────────────────────────────────────► OpenAI's     {"error": {...}}
 
-Here are the callers who may not come in, addresses and methods that nobody serves, and faults of our own.
+Handlers of routes raise errors. Others are callers who may not come in, addresses and methods that nobody serves, and
+faults of our own.
 """
 
 from __future__ import annotations
 
+import logging
 from http import HTTPStatus
 
-from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from gateway.dialects.common.json_socket import refuse as refuse_socket
 from gateway.dialects.elevenlabs import wire as elevenlabs_wire
+from gateway.dialects.json_socket import refuse as refuse_socket
 from gateway.dialects.openai import errors as openai_errors
-from gateway.errors import GatewayError
+from gateway.errors import HTTP_SERVER_ERROR, GatewayError, NotReadyError, wire_status
 
 _ELEVENLABS_PREFIXES = ("/v1/text-to-speech", "/v1/voices", "/v2/voices", "/v1/user")
 _WHERE_TO_LOOK = "GET /docs shows what there is"
+_CLIENT_LEFT = 400
+"""Status in logs of an answer that nobody reads any more."""
+
+logger = logging.getLogger(__name__)
 
 
-def refusal(path: str, error: GatewayError) -> Response:
-    """Make the answer to an error, in the shape of the door that `path` belongs to."""
-    return elevenlabs_wire.error_response(error) if _is_elevenlabs(path) else openai_errors.error_response(error)
+def refusal(scope: Scope, error: GatewayError) -> Response:
+    """Make the answer to an error, in the shape of the door that the scope's path belongs to."""
+    if _is_elevenlabs(scope["path"]):
+        return elevenlabs_wire.error_response(error)
+    return openai_errors.error_response(error, scope.get("request_id"))
 
 
-def shape_other_errors(app: FastAPI) -> None:
-    """Have the application answer in a door's shape also where no route does: unknown addresses, faults of our own."""
+def shape_errors(app: Starlette) -> None:
+    """Have the application answer all errors in a door's shape."""
+    app.add_exception_handler(GatewayError, _answer_error)
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_fault)
     app.router.default = _nowhere
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, GatewayError)
+    if not isinstance(error, NotReadyError):  # probes ask all the time
+        name = request.scope.get("request_id") or f"{request.method} {request.url.path}"
+        level = logging.WARNING if wire_status(error).http >= HTTP_SERVER_ERROR else logging.INFO
+        logger.log(level, "request %s failed: %s: %s", name, error.code, error)
+    return refusal(request.scope, error)
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_LEFT)
 
 
 async def _nowhere(scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,7 +77,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
 
 
 async def _answer_fault(request: Request, error: Exception) -> Response:
-    return refusal(request.url.path, GatewayError("a fault inside the gateway; its log says more"))
+    return refusal(request.scope, GatewayError("a fault inside the gateway; its log says more"))
 
 
 def _http_refusal(asked: HTTPConnection, error: HTTPException, method: str) -> Response:

@@ -6,32 +6,22 @@ side, so that clients of either find theirs. Parses and refuses; everything else
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from math import ceil
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import File, Form, UploadFile
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
-from gateway.dialects.common.answers import Handler, answering
-from gateway.dialects.common.multipart import MEDIA_TYPE, FormPart, FormTooLargeError, read_form
-from gateway.dialects.openai.errors import error_response
-from gateway.errors import (
-    GatewayError,
-    InvalidRequestError,
-    UnsupportedOptionError,
-    VoiceExistsError,
-    VoiceRateError,
-    VoiceStoreFullError,
-)
+from gateway.access.caller import current_caller
+from gateway.dialects.endpoints import Door, Endpoint, a_voice
+from gateway.dialects.multipart import MEDIA_TYPE, FormPart, FormTooLargeError, read_form
+from gateway.dialects.openai.errors import ErrorBody
+from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.host import Host
 from gateway.voices.directory import StoredVoice
 from gateway.voices.draft import VoiceDraft, too_large
 from gateway.voices.registry import NamedVoice, VoiceRegistry
-
-logger = logging.getLogger(__name__)
 
 PATH = "/v1/audio/voices"
 
@@ -53,77 +43,51 @@ _TEXTS = {
 _SHARED = ("false", "true")
 _FROM_RECORDING = "audio_sample"
 """OpenAI's `type` of a voice made from a recording, the only one that we make."""
-_FINAL_ERRORS = (VoiceExistsError, VoiceStoreFullError)
-"""Errors that a repeated request cannot mend, though clients repeat 409 and 429 on their own."""
 
 
-def routes(host: Callable[[], Host], caller_of: Callable[[Request], str] | None = None) -> list[BaseRoute]:
-    """Return the routes, ready to be added to an application.
-
-    Args:
-        host: returns the host, whose voices are asked, once the application has started.
-        caller_of: names the caller whose creations are counted; by default its address.
-    """
-    voices = _Voices(lambda: host().voices, caller_of or _address)
-    return [
-        Route(PATH, _answering(voices.list), methods=["GET"]),
-        Route(PATH, _answering(voices.create), methods=["POST"]),
-        Route(f"{PATH}/{{voice}}", _answering(voices.show), methods=["GET"]),
-        Route(f"{PATH}/{{voice}}", _answering(voices.delete), methods=["DELETE"]),
-        Route(f"{PATH}/{{voice}}/share", _answering(voices.share), methods=["POST", "DELETE"]),
-    ]
+def _voices(request: Request) -> VoiceRegistry:
+    host: Host = request.app.state.host
+    return host.voices
 
 
-class _Voices:
-    """The handlers."""
-
-    def __init__(self, registry: Callable[[], VoiceRegistry], caller_of: Callable[[Request], str]) -> None:
-        self._registry = registry
-        self._caller_of = caller_of
-
-    async def list(self, request: Request) -> Response:
-        registry = self._registry()
-        uploaded = [_upload_of(voice, registry.is_owned(voice)) for voice in registry.created]
-        details = [{**_summary_of(voice), "aliases": registry.aliases_of(voice.name)} for voice in registry.listed]
-        answer = {"voices": registry.names, "details": details, "uploaded_voices": uploaded}
-        return JSONResponse({**answer, "aliases": registry.aliases})
-
-    async def create(self, request: Request) -> Response:
-        registry = self._registry()
-        registry.admit_creation(self._caller_of(request))
-        voice = await registry.create(await _read_draft(request, registry.max_audio_bytes))
-        return JSONResponse({**_created_object(voice, True), "success": True, "voice": _upload_of(voice, True)})
-
-    async def show(self, request: Request) -> Response:
-        registry = self._registry()
-        voice = registry.find(request.path_params["voice"])
-        if isinstance(voice, NamedVoice):
-            return JSONResponse({"object": "audio.voice", **_summary_of(voice), "ref_text": voice.transcript})
-        return JSONResponse(_created_object(voice, registry.is_owned(voice)))
-
-    async def share(self, request: Request) -> Response:
-        voice = await self._registry().share(request.path_params["voice"], request.method == "POST")
-        return JSONResponse(_created_object(voice, True))
-
-    async def delete(self, request: Request) -> Response:
-        voice = await self._registry().delete(request.path_params["voice"])
-        message = f"voice {voice.name!r} was deleted"
-        answer = {"object": "audio.voice", "id": voice.id, "deleted": True, "success": True, "message": message}
-        return JSONResponse(answer)
+async def list_voices(request: Request) -> Response:
+    """List the voices."""
+    voices = _voices(request)
+    uploaded = [_upload_of(voice, voices.is_owned(voice)) for voice in voices.created]
+    details = [{**_summary_of(voice), "aliases": voices.aliases_of(voice.name)} for voice in voices.listed]
+    answer = {"voices": voices.names, "details": details, "uploaded_voices": uploaded}
+    return JSONResponse({**answer, "aliases": voices.aliases})
 
 
-def _answering(handler: Handler) -> Handler:
-    return answering(handler, _refusal)
+async def create(request: Request) -> Response:
+    """Create a voice from the form's recording."""
+    voices = _voices(request)
+    voices.admit_creation(current_caller().name)
+    voice = await voices.create(await _read_draft(request, voices.max_audio_bytes))
+    return JSONResponse({**_created_object(voice, True), "success": True, "voice": _upload_of(voice, True)})
 
 
-def _refusal(error: GatewayError) -> Response:
-    logger.info("voices: %s: %s", error.code, error)
-    response = error_response(error)
-    if isinstance(error, VoiceRateError):
-        response.headers["retry-after"] = str(ceil(error.retry_after_s))
-    if isinstance(error, _FINAL_ERRORS):
-        response.headers["x-should-retry"] = "false"
-    return response
+async def show(request: Request) -> Response:
+    """Describe a voice."""
+    voices = _voices(request)
+    voice = voices.find(request.path_params["voice"])
+    if isinstance(voice, NamedVoice):
+        return JSONResponse({"object": "audio.voice", **_summary_of(voice), "ref_text": voice.transcript})
+    return JSONResponse(_created_object(voice, voices.is_owned(voice)))
+
+
+async def share(request: Request) -> Response:
+    """Share a created voice, or keep it from others again."""
+    voice = await _voices(request).share(request.path_params["voice"], request.method == "POST")
+    return JSONResponse(_created_object(voice, True))
+
+
+async def delete(request: Request) -> Response:
+    """Delete a created voice."""
+    voice = await _voices(request).delete(request.path_params["voice"])
+    message = f"voice {voice.name!r} was deleted"
+    answer = {"object": "audio.voice", "id": voice.id, "deleted": True, "success": True, "message": message}
+    return JSONResponse(answer)
 
 
 async def _read_draft(request: Request, max_audio_bytes: int) -> VoiceDraft:
@@ -204,5 +168,56 @@ def _upload_of(voice: StoredVoice, is_owned: bool) -> dict[str, Any]:
     return described | {name: text for name, text in optional.items() if text}
 
 
-def _address(request: Request) -> str:
-    return request.client.host if request.client is not None else ""
+def _a_recording(
+    name: Annotated[str, Form(description="What the voice is called: 1 to 64 letters, digits, blanks and . - _")],
+    consent: Annotated[str, Form(description="Who agreed, and when; kept with the voice.")],
+    audio_sample: Annotated[
+        UploadFile, File(description="A recording of one speaker, 3 to 10 seconds are best (or `file`).")
+    ],
+    transcript: Annotated[
+        str, Form(description="What the recording says (or `ref_text`); without it only the timbre is used.")
+    ] = "",
+    description: Annotated[str, Form(description="For people (or `speaker_description`).")] = "",
+) -> None: ...
+
+
+_UPLOADED = {
+    "id": "voice_0123456789abcdef01234567",
+    "name": "eva",
+    "created_at": 0,
+    "consent": "Eva, 3 May",
+    "mime_type": "audio/wav",
+    "file_size": 96044,
+    "seconds": 3.0,
+}
+_VOICE = {"id": "default", "name": "default", "description": "A man, calm and clear, American English."}
+_CREATED = {"object": "audio.voice", **_UPLOADED}
+_DELETED = {"object": "audio.voice", "id": _UPLOADED["id"], "deleted": True, "success": True, "message": ""}
+_LIST = {"voices": ["default"], "details": [{**_VOICE, "aliases": ["alloy"]}], "uploaded_voices": [_UPLOADED]}
+_MADE = {"object": "audio.voice", "type": "audio_sample", **_UPLOADED, "success": True, "voice": _UPLOADED}
+_ONE = f"{PATH}/{{voice}}"
+_OURS = (Door.VOICES, ErrorBody)
+
+ROUTES: list[BaseRoute] = [
+    Endpoint("GET", PATH, list_voices, *_OURS, "List the voices and their aliases.", example=_LIST),
+    Endpoint(
+        *("POST", PATH, create, *_OURS),
+        "Create a voice from a recording; needs `--created-voices-dir`.",
+        takes=_a_recording,
+        example=_MADE,
+    ),
+    Endpoint("GET", _ONE, show, *_OURS, "Show a voice.", takes=a_voice, example={"object": "audio.voice", **_VOICE}),
+    Endpoint("DELETE", _ONE, delete, *_OURS, "Delete a created voice.", takes=a_voice, example=_DELETED),
+    Endpoint(
+        *("POST", f"{_ONE}/share", share, *_OURS),
+        "Let every key speak in a created voice.",
+        takes=a_voice,
+        example=_CREATED,
+    ),
+    Endpoint(
+        *("DELETE", f"{_ONE}/share", share, *_OURS),
+        "Let only its owner's key speak in it again.",
+        takes=a_voice,
+        example=_CREATED,
+    ),
+]
