@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.text.english import english_forms, is_plain
+from gateway.text.english.forms import english_forms, is_plain
 from gateway.text.normalization.addresses import spoken_addresses
 from gateway.text.normalization.wetext_normalizer import WeTextNormalizer
 from tests.gateway.text.builders import texts

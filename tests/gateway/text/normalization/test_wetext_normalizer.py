@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cosydit.bench.types import SpeechInput
-from gateway.text.english import read_english
+from gateway.text.english.forms import read_english
 from gateway.text.normalization.wetext_normalizer import WETEXT_LANGUAGES, WeTextNormalizer
 from tests.gateway.text.builders import texts
 
