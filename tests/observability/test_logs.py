@@ -27,12 +27,12 @@ from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import SystemClock
 from servicekit.logs import JsonFormatter, LogFormat, first_line, log_format_of
-from servicekit.otel_tracing import OtelTracer
 from servicekit.tracing import (
     NULL_SPAN,
     NULL_TRACER,
     TRACEPARENT,
     Span,
+    Tracer,
     TracingUnavailableError,
     endpoint_of,
     open_tracer,
@@ -118,7 +118,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
-        self.tracer = OtelTracer("test", SimpleSpanProcessor(self._exporter))
+        self.tracer = Tracer("test", SimpleSpanProcessor(self._exporter))
 
     @property
     def spans(self) -> list[ReadableSpan]:
@@ -234,6 +234,6 @@ def test_without_a_receiver_or_a_caller_s_trace_nothing_is_made() -> None:
 
 
 def test_without_opentelemetry_a_receiver_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "servicekit.otel_tracing", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace.export", None)
     with pytest.raises(TracingUnavailableError, match=r"\[tracing\]"):
         open_tracer("x", "http://127.0.0.1:1")
