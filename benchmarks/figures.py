@@ -142,7 +142,7 @@ def plan_points(
     """Return measured points for `cosydit plan`.
 
     Args:
-        path: where they go, which names the GPU (see `cosydit.plan.command.points_file`).
+        path: where they go, which names the GPU (see `cosydit.cli.plan.points_file`).
         arrangements: of GPUs, from `measured_json`.
         held: listeners that token2wav alone holds; None: not measured.
         environment: where the loops ran.

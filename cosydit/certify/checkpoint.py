@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cosydit.certify.check import CheckContext, CheckFailedError, Findings, NotRunError
-from cosydit.doctor.host import PROBES, Look, State
 from cosydit.stack.checkpoint.verify_checkpoint import verify_checkpoint
+from cosydit.stack.host_report import PROBES, Look, State
 from servicekit.file_sums import WEIGHT_SUFFIXES, check_files, sums_path
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cosydit.certify.check import Check, CheckContext, Findings, NotRunError, Plan, Result
-from cosydit.doctor.host import PROBES
+from cosydit.stack.host_report import PROBES
 from servicekit.extras import missing_extra
 
 logger = logging.getLogger(__name__)

@@ -32,8 +32,8 @@ SUBCOMMANDS = (
     "cosydit.cli.import_voices",
     "cosydit.cli.keys",
     "cosydit.certify.command",
-    "cosydit.doctor.command",
-    "cosydit.plan.command",
+    "cosydit.cli.doctor",
+    "cosydit.cli.plan",
     "cosydit.watch.command",
 )
 """Modules with `add_parser`, in the order of the help. Loading one imports no heavy package; running one may."""

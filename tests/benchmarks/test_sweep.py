@@ -30,8 +30,8 @@ from benchmarks.lib.sweep import (
 from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.report import write_json
 from cosydit.bench.types import AudioArrival, BenchmarkError, LoadResult, RequestRecord
-from cosydit.plan import command as capacity
-from cosydit.plan.command import points_file, read_curves
+from cosydit.cli import plan as capacity
+from cosydit.cli.plan import points_file, read_curves
 from tests.cosydit.bench.test_load import ScriptedSpeaker
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cosydit.cli import plan as capacity
 from cosydit.cli.main import main
-from cosydit.plan import command as capacity
-from cosydit.plan.command import (
+from cosydit.cli.plan import (
     Arrangement,
     CapacityPoint,
     Curves,

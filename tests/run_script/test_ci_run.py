@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.combine import combine, main
-from cosydit.doctor import command, host
-from cosydit.doctor.command import can_run, examine, next_command
-from cosydit.doctor.host import Finding, Look, State
+from cosydit.cli import doctor as command
+from cosydit.cli.doctor import can_run, examine, next_command
+from cosydit.stack import host_report as host
+from cosydit.stack.host_report import Finding, Look, State
 from cosydit.stack.stack import Ports
 from tests import ROOT
 from tests.cosydit.stack.gpu_hosts import H100

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from cosydit.cli.doctor import next_command
 from cosydit.cli.main import main
-from cosydit.doctor.command import next_command
-from cosydit.doctor.host import Finding, State
+from cosydit.stack.host_report import Finding, State
 from servicekit import extras
 from servicekit.extras import install_command, installed_from, missing_extra, own_command, require_modules
 from servicekit.gpu_host import default_device, missing_for_kernels, mps_problem, read_gpus
@@ -92,7 +92,7 @@ def test_any_command_explains_a_missing_module(
     def run(*ignored: object) -> int:
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
 
-    monkeypatch.setattr("cosydit.plan.command.run", run)
+    monkeypatch.setattr("cosydit.cli.plan.run", run)
     assert main(["plan", "--listeners", "10", "--p95-ms", "250"]) == 1
     assert "cosydit plan: matplotlib is not installed" in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cosydit.certify.check import Findings, Result
-from cosydit.doctor import host
+from cosydit.stack import host_report as host
 from servicekit.gpu_host import serves_user
 from tests.cosydit.certify import plans
 

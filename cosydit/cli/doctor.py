@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from cosydit.doctor import host
-from cosydit.doctor.host import LIBPYTHON, PROBES, Finding, Look, State
+from cosydit.stack import host_report as host
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout, default_directory
+from cosydit.stack.host_report import LIBPYTHON, PROBES, Finding, Look, State
 from cosydit.stack.stack import Ports, default_work_dir
 from servicekit.extras import install_command, installed_from
 from servicekit.gpu_host import CPU, CUDA
