@@ -16,8 +16,8 @@ from pathlib import Path
 
 from cosydit.bench.report import write_text
 from cosydit.bench.types import count
-from llm_service.prompt import LengthLimits, TextEncoder
-from llm_service.text_encoder import load_text_encoder
+from llm_service.prompt import LengthLimits
+from llm_service.text_encoder import TextEncoder, load_text_encoder
 from token2wav_service.contract import TOKEN_RATE_HZ
 
 SPREAD = 0.2

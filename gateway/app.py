@@ -47,9 +47,9 @@ from gateway.voices.transcripts import TranscriptCheck
 from llm_service.aligner import Aligner, load_aligner
 from llm_service.config import LLMBackend
 from llm_service.errors import CheckpointError
-from llm_service.prompt import LengthLimits, load_text_encoder
+from llm_service.prompt import LengthLimits
 from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
-from llm_service.text_encoder import TextEncoder
+from llm_service.text_encoder import TextEncoder, load_text_encoder
 from servicekit.checkpoint_file import (
     CheckpointDeclaration,
     CheckpointFileError,

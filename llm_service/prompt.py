@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from llm_service.errors import EmptyTextError, PromptError, PromptTooLongError, UnsafeTextError
-from llm_service.text_encoder import TextEncoder, load_text_encoder
 from llm_service.vocab import (
     COSYVOICE2,
     SPEECH_TOKENS_PER_SECOND,
@@ -22,25 +21,6 @@ from llm_service.vocab import (
     contains_protected_token,
     format_speech_tokens,
 )
-
-__all__ = [
-    "EmptyTextError",
-    "GenerationBounds",
-    "InterleavedSpeechPrompt",
-    "LengthLimits",
-    "PromptError",
-    "PromptTooLongError",
-    "SpeechPrompt",
-    "TextEncoder",
-    "TextPieces",
-    "UnsafeTextError",
-    "build_chat_messages",
-    "build_interleaved_prompt",
-    "build_prompt",
-    "generation_bounds",
-    "load_text_encoder",
-    "target_text_tokens",
-]
 
 Encode = Callable[[str], list[int]]
 

@@ -24,35 +24,6 @@ from functools import cached_property
 
 from llm_service.errors import VocabularyError
 
-__all__ = [
-    "CONTROL_TOKENS",
-    "COSYVOICE2",
-    "COSYVOICE3",
-    "END_IDS",
-    "END_TOKENS",
-    "INLINE_TAGS",
-    "PADDED_VOCABULARY_SIZE",
-    "SOS_ID",
-    "SOS_TOKEN",
-    "SPEECH_HEAD_ROWS",
-    "SPEECH_TOKENS_PER_SECOND",
-    "SPEECH_TOKEN_COUNT",
-    "SPEECH_TOKEN_OFFSET",
-    "TASK_ID",
-    "TASK_TOKEN",
-    "SpeechTokenTextParser",
-    "SpeechVocabulary",
-    "VocabularyError",
-    "contains_protected_token",
-    "format_speech_tokens",
-    "is_speech_llm_id",
-    "llm_id_from_speech_id",
-    "speech_id_from_llm_id",
-    "speech_token_text",
-    "vocabulary_of_ids",
-    "vocabulary_of_table",
-]
-
 SPEECH_TOKEN_COUNT = 6561
 SPEECH_TOKENS_PER_SECOND = 25
 SOS_TOKEN = "<|sos|>"

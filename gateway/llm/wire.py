@@ -17,14 +17,11 @@ from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.length import longest_speech
 from llm_service.config import LLMBackend
+from llm_service.errors import EmptyTextError, PromptError, PromptTooLongError, VocabularyError
 from llm_service.prompt import (
-    EmptyTextError,
     GenerationBounds,
     InterleavedSpeechPrompt,
     LengthLimits,
-    PromptError,
-    PromptTooLongError,
-    TextEncoder,
     TextPieces,
     build_chat_messages,
     build_interleaved_prompt,
@@ -32,7 +29,8 @@ from llm_service.prompt import (
     generation_bounds,
     target_text_tokens,
 )
-from llm_service.vocab import SpeechTokenTextParser, SpeechVocabulary, VocabularyError, contains_protected_token
+from llm_service.text_encoder import TextEncoder
+from llm_service.vocab import SpeechTokenTextParser, SpeechVocabulary, contains_protected_token
 
 _ENDED = "stop"
 _GOOD_ENDS = (_ENDED, "length")

@@ -33,7 +33,7 @@ from gateway.speech.session import SpeechSession
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.voices.registry import VoiceRegistry
 from llm_service.embedded.interleaving import InterleavedPrompt, Interleaver
-from llm_service.prompt import TextEncoder
+from llm_service.text_encoder import TextEncoder
 from llm_service.vocab import COSYVOICE2
 from tests.virtual_time import VirtualClock, run_virtually
 from token2wav_service.contract import DEFAULT_PRIORITY, LOOKAHEAD_TOKENS, SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN

@@ -12,10 +12,10 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from tokenizers import Tokenizer
 
-from llm_service.errors import UnsafeTextError
+from llm_service.errors import UnsafeTextError, VocabularyError
 from llm_service.prompt import chat_prefix, instruction_ids
 from llm_service.text_encoder import TOKENIZER_FILE, load_text_encoder
-from llm_service.vocab import VOCABULARIES, SpeechTokenTextParser, VocabularyError
+from llm_service.vocab import VOCABULARIES, SpeechTokenTextParser
 
 MAX_STOP_STRINGS = 16
 MAX_TEMPERATURE = 10.0

@@ -18,7 +18,8 @@ from cosydit.stack.checkpoint.import_voices import import_voices
 from cosydit.stack.checkpoint.make_checkpoint import make_random_checkpoint
 from cosydit.stack.stack import LocalStack
 from gateway.client import speak_over_grpc
-from llm_service.prompt import build_prompt, load_text_encoder
+from llm_service.prompt import build_prompt
+from llm_service.text_encoder import load_text_encoder
 from servicekit.clock import SystemClock
 from tests.e2e.conftest import RunningStack, make_options
 from tests.token2wav_service.serving.client import infer_input

@@ -16,7 +16,8 @@ from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import GenerationRequest, SamplingParams
 from llm_service.gpu.build import GpuEngineOptions, build_gpu_engine
-from llm_service.prompt import build_prompt, load_text_encoder
+from llm_service.prompt import build_prompt
+from llm_service.text_encoder import load_text_encoder
 from servicekit.clock import SystemClock
 
 TEXTS = (

@@ -23,8 +23,8 @@ from gateway.voices.store import CreatedVoices
 from gateway.voices.transcripts import TranscriptCheck
 from llm_service.aligner import load_aligner
 from llm_service.config import LLMBackend
-from llm_service.prompt import load_text_encoder
 from llm_service.speech_bounds import load_speech_bounds
+from llm_service.text_encoder import load_text_encoder
 from servicekit.checkpoint_file import CheckpointDeclaration, CheckpointFileError, find_declaration
 
 

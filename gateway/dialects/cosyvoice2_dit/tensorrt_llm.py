@@ -21,7 +21,7 @@ from gateway.errors import ConfigError
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.wire import LLMWire, WireRequest
 from llm_service.config import LLMBackend
-from llm_service.prompt import load_text_encoder
+from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import SpeechVocabulary
 from token2wav_service.errors import InvalidRequestError
 from token2wav_service.python_backend.inputs import RequestInputs

@@ -9,21 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_service.errors import CheckpointError
-from llm_service.prompt import (
+from llm_service.errors import (
+    CheckpointError,
     EmptyTextError,
-    LengthLimits,
     PromptError,
     PromptTooLongError,
-    TextEncoder,
     UnsafeTextError,
-    build_chat_messages,
-    build_prompt,
-    generation_bounds,
-    load_text_encoder,
-    target_text_tokens,
+    VocabularyError,
 )
-from llm_service.vocab import CONTROL_TOKENS, SOS_ID, SPEECH_TOKEN_OFFSET, TASK_ID, VocabularyError
+from llm_service.prompt import LengthLimits, build_chat_messages, build_prompt, generation_bounds, target_text_tokens
+from llm_service.text_encoder import TextEncoder, load_text_encoder
+from llm_service.vocab import CONTROL_TOKENS, SOS_ID, SPEECH_TOKEN_OFFSET, TASK_ID
 
 markup = st.sampled_from([*CONTROL_TOKENS, "<|s_0|>", "<|s_6560|>", "<|", "|>", "[breath]", "s_5"])
 hostile_text = st.lists(st.one_of(markup, st.text(max_size=4)), max_size=8).map("".join)

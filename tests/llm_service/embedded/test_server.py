@@ -19,7 +19,8 @@ from llm_service.embedded.engine import SpeechLMEngine
 from llm_service.embedded.loop import LONGEST_TURN_S, EngineLoop
 from llm_service.embedded.schema import ChatMessage, PromptReader
 from llm_service.embedded.types import GenerationOutput
-from llm_service.prompt import build_chat_messages, build_prompt, load_text_encoder
+from llm_service.prompt import build_chat_messages, build_prompt
+from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import END_IDS, SpeechTokenTextParser, speech_id_from_llm_id
 from servicekit.clock import SystemClock
 from tests.llm_service.embedded.engines import make_engine

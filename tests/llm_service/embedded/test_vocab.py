@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from llm_service import vocab
 from llm_service.embedded.types import BucketCounts
-from llm_service.errors import CheckpointError
+from llm_service.errors import CheckpointError, VocabularyError
 from llm_service.speech_bounds import BOUNDS_FILE, SpeechBounds, load_speech_bounds, write_speech_bounds
-from llm_service.vocab import SpeechTokenTextParser, VocabularyError
+from llm_service.vocab import SpeechTokenTextParser
 
 speech_ids = st.lists(st.integers(0, vocab.SPEECH_TOKEN_COUNT - 1), max_size=40)
 
