@@ -1,24 +1,30 @@
-"""The three conversions, each done only where it is not done already.
+"""The three conversions, each done only where it is not done already, into directories that appear whole or not at all.
 
     llm.pt or Hugging Face form -> converted Hugging Face form      vLLM, trtllm-serve (PyTorch), Transformers, embedded
     either                      -> TensorRT-LLM checkpoint          trtllm-build
     TensorRT-LLM checkpoint     -> engine                           trtllm-serve --backend tensorrt
 
-Imports nothing heavy by itself: finding that there is nothing to do must be quick.
+`manifest.json` in each has the sources' hashes, the options and the files written. Imports nothing heavy by itself:
+finding that there is nothing to do must be quick.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import subprocess
+import fcntl
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from llm_service.backends import installed_version
 from llm_service.errors import CheckpointError, LLMConfigError
-from llm_service.export.manifest import Recipe, is_up_to_date, new_directory
 from llm_service.export.trtllm_build import BuildLimits, build_command, build_engine
 from servicekit.checkpoint_file import CheckpointDeclaration, CheckpointFileError, find_declaration, write_declaration
+from servicekit.file_sums import sha256_of_file
+from servicekit.gpu_host import read_gpus
 
 if TYPE_CHECKING:
     from llm_service.export.source import SpeechLMSource
@@ -26,6 +32,9 @@ if TYPE_CHECKING:
 DTYPES = ("float16", "bfloat16", "float32")
 LLM_PT = "llm.pt"
 QWEN_DIR = "CosyVoice-BlankEN"  # beside llm.pt in the official checkpoint
+MANIFEST = "manifest.json"
+FORMAT = 1
+"""Raised when the same source and options would give other files."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,15 @@ class Origin:
     qwen_dir: Path | None = None  # Qwen2's config.json and tokenizer, for llm.pt
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """What a directory is made of: equal recipes give equal directories."""
+
+    kind: str
+    sources: Sequence[Path]  # files
+    options: Mapping[str, Any]  # JSON values
+
+
 def convert_huggingface(origin: Origin, directory: Path, dtype: str) -> bool:
     """Write the converted Hugging Face form; return False if it is there already.
 
@@ -43,16 +61,38 @@ def convert_huggingface(origin: Origin, directory: Path, dtype: str) -> bool:
         LLMConfigError: the dtype is unknown.
         CheckpointError: the source is damaged or numbered otherwise, or `directory` holds something else.
     """
-    _check_dtype(dtype)
-    recipe = Recipe("huggingface", source_files(origin.path, origin.qwen_dir), {"dtype": dtype})
-    if is_up_to_date(directory, recipe):
-        return False
-    from llm_service.export.huggingface import write_huggingface
 
-    source = read_source(origin.path, origin.qwen_dir)
-    with new_directory(directory, recipe) as partial:
+    def write(source: SpeechLMSource, partial: Path) -> None:
+        from llm_service.export.huggingface import write_huggingface
+
         write_huggingface(source, partial, dtype)
         write_declaration(partial, _declared(origin))
+
+    return _convert("huggingface", origin, directory, dtype, write)
+
+
+def convert_trtllm(origin: Origin, directory: Path, dtype: str) -> bool:
+    """Write a TensorRT-LLM checkpoint for one GPU; see `convert_huggingface`."""
+
+    def write(source: SpeechLMSource, partial: Path) -> None:
+        from llm_service.export.trtllm import write_checkpoint
+
+        write_checkpoint(source, partial, dtype)
+
+    return _convert("trtllm_checkpoint", origin, directory, dtype, write)
+
+
+def _convert(
+    kind: str, origin: Origin, directory: Path, dtype: str, write: Callable[[SpeechLMSource, Path], None]
+) -> bool:
+    if dtype not in DTYPES:
+        raise LLMConfigError(f"dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
+    recipe = Recipe(kind, source_files(origin.path, origin.qwen_dir), {"dtype": dtype})
+    if is_up_to_date(directory, recipe):
+        return False
+    source = read_source(origin.path, origin.qwen_dir)
+    with new_directory(directory, recipe) as partial:
+        write(source, partial)
     return True
 
 
@@ -64,30 +104,6 @@ def _declared(origin: Origin) -> CheckpointDeclaration:
         raise CheckpointError(str(error)) from error
 
 
-def convert_trtllm(origin: Origin, directory: Path, dtype: str) -> bool:
-    """Write a TensorRT-LLM checkpoint for one GPU; return False if it is there already.
-
-    Raises:
-        LLMConfigError: the dtype is unknown.
-        CheckpointError: the source is damaged or numbered otherwise, or `directory` holds something else.
-    """
-    _check_dtype(dtype)
-    recipe = Recipe("trtllm_checkpoint", source_files(origin.path, origin.qwen_dir), {"dtype": dtype})
-    if is_up_to_date(directory, recipe):
-        return False
-    from llm_service.export.trtllm import write_checkpoint
-
-    source = read_source(origin.path, origin.qwen_dir)
-    with new_directory(directory, recipe) as partial:
-        write_checkpoint(source, partial, dtype)
-    return True
-
-
-def _check_dtype(dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise LLMConfigError(f"dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
-
-
 def build_trtllm(checkpoint_dir: Path, directory: Path, limits: BuildLimits) -> bool:
     """Build the engine; return False if it is there already, built here by this version of TensorRT-LLM.
 
@@ -97,7 +113,9 @@ def build_trtllm(checkpoint_dir: Path, directory: Path, limits: BuildLimits) -> 
         BuildError: the build failed.
     """
     command = build_command(checkpoint_dir, Path("ENGINE"), limits)
-    options = {"command": command[1:], "gpus": _gpus(), "tensorrt_llm": _version("tensorrt_llm")}
+    # An engine runs only on the kind of GPU that built it.
+    gpus = sorted({f"{gpu.name} {gpu.capability}" for gpu in read_gpus()})
+    options = {"command": command[1:], "gpus": gpus, "tensorrt_llm": installed_version("tensorrt_llm")}
     files = [checkpoint_dir / "config.json", *sorted(checkpoint_dir.glob("rank*.safetensors"))]
     recipe = Recipe("trtllm_engine", files, options)
     if is_up_to_date(directory, recipe):
@@ -106,23 +124,6 @@ def build_trtllm(checkpoint_dir: Path, directory: Path, limits: BuildLimits) -> 
     with new_directory(directory, recipe) as partial:
         build_engine(checkpoint_dir, partial, limits, log_path)
     return True
-
-
-def _gpus() -> list[str]:
-    """Name the GPUs: an engine runs only on the kind that built it."""
-    command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return sorted(set(output.strip().splitlines()))
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def source_files(path: Path, qwen_dir: Path | None) -> list[Path]:
@@ -179,4 +180,91 @@ def _qwen_dir(llm_pt: Path, given: Path | None) -> Path:
 def _small_files(directory: Path) -> list[Path]:
     """Return configuration and tokenizer; not the record of an earlier conversion, which changes nothing here."""
     names = sorted(path for pattern in ("*.json", "*.txt", "*.jinja") for path in directory.glob(pattern))
-    return [path for path in names if path.name != "manifest.json"]
+    return [path for path in names if path.name != MANIFEST]
+
+
+def is_up_to_date(directory: Path, recipe: Recipe) -> bool:
+    """Tell whether `directory` holds what this recipe gives. Sources of unchanged size and time are not read again."""
+    recorded = _recorded(directory)
+    if recorded is None or any(recorded.get(key) != value for key, value in _described(recipe).items()):
+        return False
+    sources = recorded["sources"]
+    if [each["name"] for each in sources] != [path.name for path in recipe.sources]:
+        return False
+    written = [(directory / name, size) for name, size in recorded["files"].items()]
+    is_whole = all(path.is_file() and path.stat().st_size == size for path, size in written)
+    return is_whole and all(map(_is_same_source, sources, recipe.sources))
+
+
+@contextmanager
+def new_directory(directory: Path, recipe: Recipe) -> Iterator[Path]:
+    """Yield an empty directory to write into; on leaving it becomes `directory`, with its manifest.
+
+    An exception leaves `directory` as it was; a lock keeps two converters apart, and the next removes what a killed one
+    left behind.
+
+    Raises:
+        CheckpointError: `directory` holds something that no converter made, or another converter is at work on it.
+    """
+    if directory.exists() and any(directory.iterdir()) and _recorded(directory) is None:
+        raise CheckpointError(f"{directory} is not empty and has no {MANIFEST}; give another directory")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(directory):
+        partial, old = directory.with_name(f".{directory.name}.partial"), directory.with_name(f".{directory.name}.old")
+        for leftover in (partial, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial.mkdir()
+        try:
+            yield partial
+            _write_manifest(partial, recipe)
+            if directory.exists():
+                directory.rename(old)
+            partial.rename(directory)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    path = directory.with_name(f".{directory.name}.lock")
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as err:
+            raise CheckpointError(f"another converter is writing {directory}; wait for it (lock {path})") from err
+        yield
+
+
+def _write_manifest(directory: Path, recipe: Recipe) -> None:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    manifest = {
+        **_described(recipe),
+        "sources": [_fingerprint(path) | {"sha256": sha256_of_file(path)} for path in recipe.sources],
+        "files": {str(path.relative_to(directory)): path.stat().st_size for path in files},
+    }
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def _recorded(directory: Path) -> dict[str, Any] | None:
+    try:
+        recorded = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return recorded if isinstance(recorded, dict) and {"sources", "files"} <= recorded.keys() else None
+
+
+def _described(recipe: Recipe) -> dict[str, Any]:
+    return {"format": FORMAT, "kind": recipe.kind, "options": json.loads(json.dumps(dict(recipe.options)))}
+
+
+def _is_same_source(recorded: dict[str, Any], path: Path) -> bool:
+    now = _fingerprint(path)
+    if all(recorded.get(key) == value for key, value in now.items()):
+        return True
+    return bool(recorded["size"] == now["size"] and recorded["sha256"] == sha256_of_file(path))
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    status = path.stat()
+    return {"name": path.name, "size": status.st_size, "mtime_ns": status.st_mtime_ns}

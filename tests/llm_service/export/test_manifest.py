@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from llm_service.errors import CheckpointError
-from llm_service.export import manifest
-from llm_service.export.manifest import Recipe, is_up_to_date, new_directory
+from llm_service.export import convert
+from llm_service.export.convert import Recipe, is_up_to_date, new_directory
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_an_unchanged_source_is_not_read_again(tmp_path: Path, recipe: Recipe, m
     def refuse(path: Path) -> str:
         raise AssertionError(f"{path} was read")
 
-    monkeypatch.setattr(manifest, "_sha256", refuse)
+    monkeypatch.setattr(convert, "sha256_of_file", refuse)
     assert is_up_to_date(tmp_path / "made", recipe)
 
 
