@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -23,10 +24,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from safetensors.numpy import load
 
 from demo_voice.llm_layout import DemoLLMShape, write_llm
-from demo_voice.packing import FloatArray, read_packed
 from llm_service.aligner import write_aligner
 from llm_service.errors import CheckpointError
 from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
@@ -52,6 +55,11 @@ FIRST_TEACHERS = "flite"
 """Teachers of a bundle that does not name them."""
 BUNDLE = Path(__file__).parent / "weights"
 VOICES = Path(__file__).parent / "voices"
+ROWS, SCALES = ".int8", ".scale"
+"""Endings of the names of a packed tensor: its rows as int8, and one scale for each of them."""
+
+FloatArray = npt.NDArray[np.float32]
+AnyArray = npt.NDArray[np.generic]
 
 
 class BundleError(Exception):
@@ -199,3 +207,34 @@ def read_weights(path: Path) -> dict[str, FloatArray]:
 
 def _as_tensors(weights: Mapping[str, FloatArray]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(value) for name, value in weights.items()}
+
+
+def unpacked(weights: Mapping[str, AnyArray]) -> dict[str, FloatArray]:
+    """Return packed weights as float32.
+
+    Raises:
+        ValueError: an int8 tensor without its scales.
+    """
+    out: dict[str, FloatArray] = {}
+    for name, value in weights.items():
+        if name.endswith(ROWS):
+            base = name.removesuffix(ROWS)
+            if base + SCALES not in weights:
+                raise ValueError(f"{name} has no {base + SCALES}; the bundle is damaged, get it again")
+            scales = weights[base + SCALES].astype(np.float32)
+            out[base] = value.astype(np.float32) * scales.reshape(-1, *[1] * (value.ndim - 1))
+        elif not name.endswith(SCALES):
+            out[name] = value.astype(np.float32)
+    return out
+
+
+def read_packed(path: Path) -> dict[str, FloatArray]:
+    """Return the weights in a file of packed weights, as float32.
+
+    Raises:
+        OSError: the file can't be read.
+        lzma.LZMAError: it is cut or damaged, or was never compressed.
+        safetensors.SafetensorError: what was compressed is no safetensors file.
+        ValueError: an int8 tensor without its scales.
+    """
+    return unpacked(load(lzma.decompress(path.read_bytes())))

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_TABLE, TEXT_TABLE, DemoLLMShape
-from demo_voice.packing import FloatArray
 from demo_voice.unpack import (
     ALIGNER_WEIGHTS,
     BUNDLE_FILES,
@@ -23,6 +22,7 @@ from demo_voice.unpack import (
     SPEECH_TOKENIZER,
     TEXT_TOKENIZER_FILE,
     BundleSizes,
+    FloatArray,
 )
 from lab.train.models.aligner import AlignerNet, aligner_arrays
 from lab.train.models.flow import TrainableFlow

@@ -1,4 +1,4 @@
-"""Packs weights as `demo_voice.packing` reads them: large tensors in int8 with a scale for each row, compressed."""
+"""Packs weights as `demo_voice.unpack` reads them: large tensors in int8 with a scale for each row, compressed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
-from demo_voice.packing import ROWS, SCALES, AnyArray, FloatArray
+from demo_voice.unpack import ROWS, SCALES, AnyArray, FloatArray
 
 SMALLEST_PACKED = 4096
 """Values; smaller tensors stay in half precision, where every bit may count and none costs."""

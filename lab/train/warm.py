@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_TABLE, TEXT_TABLE
-from demo_voice.packing import FloatArray, read_packed
 from demo_voice.unpack import (
     ALIGNER_WEIGHTS,
     BUNDLE,
@@ -31,6 +30,8 @@ from demo_voice.unpack import (
     LLM_FILE,
     SPEECH_TOKENIZER,
     TEXT_TOKENIZER_FILE,
+    FloatArray,
+    read_packed,
 )
 from lab.train.data import SpeechStreams
 from lab.train.models.aligner import AlignerNet

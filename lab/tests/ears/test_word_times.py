@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from cosydit.certify.recognition import words_of
-from demo_voice.packing import read_packed
-from demo_voice.unpack import ALIGNER_WEIGHTS, BUNDLE
+from demo_voice.unpack import ALIGNER_WEIGHTS, BUNDLE, read_packed
 from gateway.speech.letter_times import LetterTimes
 from gateway.speech.request import SpokenSpan
 from gateway.speech.text_clock import TextClock, WordGatherer, WordTime

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from demo_voice.packing import read_packed, unpacked
+from demo_voice.unpack import read_packed, unpacked
 from lab.train import run
 from lab.train.collect import ENGINES_ARCHIVE, unpack_engines
 from lab.train.packing import packed, quantised, write_packed

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from demo_voice.packing import FloatArray
+from demo_voice.unpack import FloatArray
 from lab.train.data import CorpusError
 from lab.train.sizes import AlignerSizes
 from lab.train.teachers.flite import PHONES
