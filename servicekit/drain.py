@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 
 from servicekit.clock import Clock, SystemClock
 
-DEFAULT_SETTLE_S = 5.0
-DEFAULT_TIMEOUT_S = 60.0
 _POLL_INTERVAL_S = 0.5
 _READ_TIMEOUT_S = 3.0
 _MAX_FAILURES = 3
@@ -31,14 +29,8 @@ _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)")
 def main(argv: Sequence[str] | None = None) -> int:
     """Wait as the command line says; return the exit status."""
     args = _parser().parse_args(argv)
-    reason = wait_until_idle(
-        lambda: _read(args.url),
-        args.metric,
-        settle_s=args.settle_s,
-        timeout_s=args.timeout_s,
-        clock=SystemClock(),
-        sleep=time.sleep,
-    )
+    limits = {"settle_s": args.settle_s, "timeout_s": args.timeout_s}
+    reason = wait_until_idle(lambda: _read(args.url), args.metric, **limits, clock=SystemClock(), sleep=time.sleep)
     sys.stderr.write(f"drain: {reason}\n")
     return 0
 
@@ -108,22 +100,13 @@ def _read(url: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m servicekit.drain", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--url", required=True, help="URL of the metrics, such as http://127.0.0.1:8002/metrics")
-    parser.add_argument(
-        "--metric",
-        action="append",
-        required=True,
-        help="gauge that counts work under way, such as cosydit_token2wav_open_streams; repeatable: all must be 0",
-    )
-    parser.add_argument(
-        "--settle-s",
-        type=float,
-        default=DEFAULT_SETTLE_S,
-        help="seconds to wait first, while callers learn that this replica is leaving (default %(default)s)",
-    )
-    parser.add_argument(
-        "--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="most seconds to wait (default %(default)s)"
-    )
+    add = parser.add_argument
+    add("--url", required=True, help="URL of the metrics, such as http://127.0.0.1:8002/metrics")
+    gauge = "gauge that counts work under way, such as cosydit_token2wav_open_streams; repeatable: all must be 0"
+    add("--metric", action="append", required=True, help=gauge)
+    settle = "seconds to wait first, while callers learn that this replica is leaving (default %(default)s)"
+    add("--settle-s", type=float, default=5.0, help=settle)
+    add("--timeout-s", type=float, default=60.0, help="most seconds to wait (default %(default)s)")
     return parser
 
 
