@@ -17,6 +17,7 @@ import numpy as np
 from gateway.audio.codecs import PCM16_BYTES, to_pcm16
 from gateway.core import FloatArray
 from servicekit.clock import Clock
+from servicekit.logs import PlainError
 from servicekit.timeouts import timeout
 from token2wav_service.contract import DROP_IN_MODEL, SAMPLE_RATE_HZ, decode_error
 
@@ -29,7 +30,7 @@ OnAudio = Callable[[bytes], None]
 """Takes signed 16-bit little endian mono PCM at 24 kHz."""
 
 
-class ClientError(Exception):
+class ClientError(PlainError):
     """The door refused, failed or could not be reached; the message says what to do."""
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from servicekit.logs import PlainError
 from token2wav_service.contract import ErrorCode
 
 _MAX_MESSAGE = 2000
 """Most characters of an error's message; they go into a log and an answer."""
 
 
-class GatewayError(Exception):
+class GatewayError(PlainError):
     """Base of all errors; the message says what was got, what was expected and what to do."""
 
     def __init__(self, message: str = "") -> None:

@@ -20,8 +20,10 @@ LLMServiceError
 
 from __future__ import annotations
 
+from servicekit.logs import PlainError
 
-class LLMServiceError(Exception):
+
+class LLMServiceError(PlainError):
     """Base of all errors of this package."""
 
 

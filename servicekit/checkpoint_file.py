@@ -13,6 +13,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from servicekit.logs import PlainError
+
 CHECKPOINT_FILE = "checkpoint.json"
 _FAMILY_FILES = {"cosyvoice3.yaml": "cosyvoice3", "cosyvoice2.yaml": "cosyvoice2", "flow.yaml": "step_audio2"}
 _COSYVOICE2_LANGUAGES = ("zh", "en", "ja", "ko")
@@ -23,7 +25,7 @@ InstructForm = Literal["endofprompt"]
 PhonemeForm = Literal["cosyvoice3"]
 
 
-class CheckpointFileError(Exception):
+class CheckpointFileError(PlainError):
     """The file holds something else; the message says what is wrong."""
 
 

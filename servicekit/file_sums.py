@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from servicekit.files import write_text
+from servicekit.logs import PlainError
 
 SUMS_FILE = "SHA256SUMS"
 WEIGHT_SUFFIXES = (".pt", ".safetensors", ".onnx", ".bin", ".npz")
@@ -21,7 +22,7 @@ _BLOCK_BYTES = 1 << 20
 _DIGEST_LENGTH = 64
 
 
-class FileSumsError(Exception):
+class FileSumsError(PlainError):
     """A file is not the one that was listed, is damaged, or the list can't be read; the message says what to do."""
 
 

@@ -19,6 +19,10 @@ FACTS = ("request_id", "stream_id", "trace_id", "caller", "process_number")
 """Attributes of records that JSON lines show if they are set."""
 
 
+class PlainError(Exception):
+    """Base of errors for a person: what was got, what was expected, what to do next. A traceback would add nothing."""
+
+
 class LogFormat(str, Enum):
     """How lines are written."""
 

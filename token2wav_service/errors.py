@@ -25,10 +25,11 @@ Token2WavError
 
 from __future__ import annotations
 
+from servicekit.logs import PlainError
 from token2wav_service.contract import ErrorCode
 
 
-class Token2WavError(Exception):
+class Token2WavError(PlainError):
     """Base of all; `code` is what a client sees."""
 
     code: ErrorCode = ErrorCode.INTERNAL

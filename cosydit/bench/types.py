@@ -6,13 +6,14 @@ import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from servicekit.logs import PlainError
 from servicekit.settings import argument, whole
 
 DEFAULT_SPLIT = "wenetspeech4tts"
 """Split of a Hugging Face dataset that is taken if none is named."""
 
 
-class BenchmarkError(Exception):
+class BenchmarkError(PlainError):
     """A benchmark can't run as asked; the message says what to change."""
 
 
@@ -124,3 +125,20 @@ def pair(text: str) -> tuple[str, str]:
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"got {text!r}, expected NAME=VALUE")
     return name, value
+
+
+def add_source_options(group: argparse._ArgumentGroup) -> argparse._MutuallyExclusiveGroup:
+    """Add the options that name a list of texts; whoever has more ways to name one adds them to what is returned.
+
+    `cosydit.bench.inputs.read_source` reads them.
+    """
+    source = group.add_mutually_exclusive_group()
+    texts = "list of texts: CSV, JSONL, or one text a line; - is standard input"
+    source.add_argument("input", nargs="?", type=Path, help=texts)
+    source.add_argument("--manifest-path", type=Path, help="file with lines of utt|prompt_text|prompt_wav|text")
+    fields = "file of JSON objects with text, and optionally utt, voice, prompt_wav, prompt_text"
+    source.add_argument("--jsonl-path", type=Path, help=fields)
+    dataset = "dataset with id, target_text, prompt_text and prompt_audio: a name, or a local file or directory"
+    source.add_argument("--huggingface-dataset", help=dataset)
+    group.add_argument("--split-name", default=DEFAULT_SPLIT, help="split of the dataset (default %(default)s)")
+    return source

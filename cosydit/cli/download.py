@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from pathlib import Path
 
 LOCK_FOLDER = Path("deploy")
@@ -28,20 +27,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Write the lock, fill the directory, or both; returns the exit status."""
-    from cosydit.stack.checkpoint.download import DownloadError
-
     logging.getLogger("cosydit").setLevel(logging.INFO)
     if args.directory is None and not args.update_lock:
-        return _complain("give a DIRECTORY to fill, or --update-lock")
+        raise ValueError("give a DIRECTORY to fill, or --update-lock")
     if args.offline and args.update_lock:
-        return _complain("--update-lock asks the hubs, --offline forbids it; give one of them")
-    try:
-        if args.update_lock:
-            _update_lock(args.family, args.lock)
-        if args.directory is not None:
-            _download(args.family, args.directory, args.lock, args.own_lock, args.offline)
-    except (DownloadError, OSError) as err:
-        return _complain(str(err))
+        raise ValueError("--update-lock asks the hubs, --offline forbids it; give one of them")
+    if args.update_lock:
+        _update_lock(args.family, args.lock)
+    if args.directory is not None:
+        _download(args.family, args.directory, args.lock, args.own_lock, args.offline)
     return 0
 
 
@@ -84,8 +78,3 @@ def _ensure_declaration(directory: Path) -> None:
     if not (directory / CHECKPOINT_FILE).exists():
         declaration = find_declaration(directory)
         print(f"{write_declaration(directory, declaration)}: {declaration.describe()}")
-
-
-def _complain(message: str) -> int:
-    print(f"cosydit download: {message}", file=sys.stderr)
-    return 1

@@ -33,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="LIMIT=VALUE",
         help="limit: streams=, audio_s_per_hour=, audio_s_per_day= or unspoken_characters=; may be repeated",
     )
-    new.set_defaults(run=run, act=_new)
+    new.set_defaults(run=_new)
     listing = actions.add_parser("list", help="list the names and limits of a file's keys")
     revoke = actions.add_parser(
         "revoke", help="remove a key from the file; a running gateway refuses it a second later"
@@ -41,18 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     revoke.add_argument("name", help="name of the key's owner")
     for action, act in ((listing, _list), (revoke, _revoke)):
         action.add_argument("--file", type=Path, required=True, help="the gateway's --keys-file")
-        action.set_defaults(run=run, act=act)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run the chosen action; returns the exit status."""
-    from gateway.errors import ConfigError
-
-    try:
-        return int(args.act(args))
-    except (ConfigError, OSError, UnicodeDecodeError) as error:
-        print(f"cosydit keys: {error}", file=sys.stderr)
-        return 2
+        action.set_defaults(run=act)
 
 
 def _new(args: argparse.Namespace) -> int:

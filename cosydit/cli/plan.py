@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from servicekit.logs import PlainError
 
 DEFAULT_HEADROOM = 0.3
 DEFAULT_UNDERRUN_RATIO = 0.01
@@ -29,7 +30,7 @@ _PREFIX, _SUFFIX = "capacity_", ".json"
 _POINT = ("listeners", "ttfa_p95_ms", "underrun_ratio", "is_held")
 
 
-class PlanError(Exception):
+class PlanError(PlainError):
     """No plan can be made; the message says what to change."""
 
 
@@ -125,12 +126,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; returns the exit status."""
     demand = Demand(args.listeners, args.p95_ms, args.headroom)
-    try:
-        curves = read_curves(args.gpu, args.family)
-        proposals = propose(curves, demand)
-    except PlanError as error:
-        print(f"cosydit plan: {error}", file=sys.stderr)
-        return 2
+    curves = read_curves(args.gpu, args.family)
+    proposals = propose(curves, demand)
     print("\n".join(describe(curves, demand, proposals)))
     return 0
 

@@ -13,10 +13,8 @@ from cosydit.cli.stack_options import (
     all_given,
     check_installed,
     choice_lines,
-    complain,
     gpu_shared,
     stack_options,
-    start_errors,
 )
 from gateway.settings import GATEWAY
 from servicekit.gpu_host import AUTO
@@ -66,26 +64,23 @@ def run(args: argparse.Namespace) -> int:
     from gateway.config import gateway_config
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
-    try:
-        given = all_given(args, GATEWAY_SERVED)
-        host = find_host(str(given[""].get("device", AUTO)))
-        options = _with_gateway(for_host(stack_options(given), host), host)
-        config = None if args.no_gateway else gateway_config(gateway_settings(options), os.environ)
-        check_installed(options.llm_backend)
-        options = with_served_form(options)
-        stack = LocalStack(options, with_gateway=not args.no_gateway)
-        record = run_record(options, with_gateway=not args.no_gateway)
-        with (
-            stopped_by_signals(stack.kill),
-            gpu_shared(options, host) as mps,
-            stack,
-            announced(options.work_dir, record),
-        ):
-            chosen = choice_lines(options, host, mps)
-            print("\n".join([*stack.describe(), *chosen, *_where(options, config)]), flush=True)
-            return Supervisor(stack.kinds, RestartPolicy(ready_timeout_s=options.ready_timeout_s)).watch()
-    except start_errors() as err:
-        return complain("serve", err)
+    given = all_given(args, GATEWAY_SERVED)
+    host = find_host(str(given[""].get("device", AUTO)))
+    options = _with_gateway(for_host(stack_options(given), host), host)
+    config = None if args.no_gateway else gateway_config(gateway_settings(options), os.environ)
+    check_installed(options.llm_backend)
+    options = with_served_form(options)
+    stack = LocalStack(options, with_gateway=not args.no_gateway)
+    record = run_record(options, with_gateway=not args.no_gateway)
+    with (
+        stopped_by_signals(stack.kill),
+        gpu_shared(options, host) as mps,
+        stack,
+        announced(options.work_dir, record),
+    ):
+        chosen = choice_lines(options, host, mps)
+        print("\n".join([*stack.describe(), *chosen, *_where(options, config)]), flush=True)
+        return Supervisor(stack.kinds, RestartPolicy(ready_timeout_s=options.ready_timeout_s)).watch()
 
 
 def _with_gateway(options: StackOptions, host: Machine) -> StackOptions:

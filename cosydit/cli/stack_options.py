@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -181,27 +180,6 @@ def check_installed(llm_backend: str = "embedded") -> None:
 
     require_modules([*TOKEN2WAV_MODULES, *(LLM_MODULES if llm_backend == "embedded" else ())], "demo")
     find_installation()
-
-
-def start_errors() -> tuple[type[Exception], ...]:
-    """Return what may keep services from starting, each with a message for a person."""
-    from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
-    from cosydit.stack.process import ServiceStartError
-    from gateway.errors import GatewayError
-    from llm_service.errors import LLMServiceError
-    from token2wav_service.serving.process.installation import TritonNotFoundError
-
-    of_services = (CheckpointMissingError, GatewayError, LLMServiceError, ServiceStartError, TritonNotFoundError)
-    return (*of_services, ModuleNotFoundError, OSError, ValueError)
-
-
-def complain(command: str, error: BaseException) -> int:
-    """Print an error for a person; returns the exit status."""
-    from servicekit.extras import missing_extra
-
-    hint = missing_extra(error) if isinstance(error, ImportError) else None
-    print(f"cosydit {command}: {hint or error}", file=sys.stderr)
-    return 1
 
 
 _OTHER_FORMATS = (".aac", ".flac", ".m4a", ".mp3", ".ogg", ".opus", ".pcm", ".raw", ".webm")

@@ -34,22 +34,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print; return 0, or 2 with the reason on standard error."""
-    from gateway.errors import GatewayError
+    """Print; returns the exit status."""
     from gateway.text import INTERLEAVED_TEXT, LIVE_TEXT, WHOLE_TEXT, TextOptions
-    from llm_service.errors import LLMServiceError
-    from servicekit.checkpoint_file import CheckpointFileError
 
     text = sys.stdin.read() if args.text == "-" else args.text
     settings = dict(zip(_CUTS, (WHOLE_TEXT, LIVE_TEXT, INTERLEAVED_TEXT), strict=True))[args.cuts]
-    try:
-        text.encode()  # what is not UTF-8 came as lone surrogates
-        stream = _front_end(args.checkpoint).open(TextOptions(language=args.language), settings)
-        for number, segment in enumerate([*stream.push(text), *stream.flush()], 1):
-            print(_described(number, segment, stream))
-    except (CheckpointFileError, GatewayError, LLMServiceError, OSError, ValueError) as error:
-        print(f"cosydit text: {error}", file=sys.stderr)
-        return 2
+    text.encode()  # what is not UTF-8 came as lone surrogates
+    stream = _front_end(args.checkpoint).open(TextOptions(language=args.language), settings)
+    for number, segment in enumerate([*stream.push(text), *stream.flush()], 1):
+        print(_described(number, segment, stream))
     return 0
 
 

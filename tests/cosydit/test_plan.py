@@ -121,5 +121,5 @@ def test_the_command_tells_gpus_headroom_and_what_was_measured(capsys: pytest.Ca
 
 
 def test_the_command_fails_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--listeners", "500", "--p95-ms", "250", "--gpu", "abacus"]) == 2
+    assert main(["plan", "--listeners", "500", "--p95-ms", "250", "--gpu", "abacus"]) == 1
     assert "expected one of h100, h200" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def test_the_page_shows_what_its_command_prints(page: str, capsys: pytest.Captur
     ],
 )
 def test_what_it_can_not_use_is_named(options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["text", "Hello", *options]) == 2
+    assert main(["text", "Hello", *options]) == 1
     assert complaint in capsys.readouterr().err
 
 

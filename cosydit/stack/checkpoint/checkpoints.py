@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from servicekit.logs import PlainError
+
 logger = logging.getLogger(__name__)
 
 
@@ -30,7 +32,7 @@ class CheckpointLayout:
         return [path for path in (self.token2wav_dir, self.llm_dir, self.voices_dir) if not path.is_dir()]
 
 
-class CheckpointMissingError(Exception):
+class CheckpointMissingError(PlainError):
     """The named checkpoint is not there, or is incomplete."""
 
 

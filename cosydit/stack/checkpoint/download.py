@@ -19,6 +19,7 @@ from pathlib import Path
 from servicekit.extras import install_command, own_command
 from servicekit.file_sums import write_sums
 from servicekit.files import write_text
+from servicekit.logs import PlainError
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class HubError(Exception):
     """A hub is unreachable, refuses, or lacks the repository; or its client library is missing."""
 
 
-class DownloadError(Exception):
+class DownloadError(PlainError):
     """A part can't be fetched; the message says what to do."""
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from servicekit.extras import install_command
+from servicekit.logs import PlainError
 
 DEFAULT_HTTP_PORT = 18000
 DEFAULT_GRPC_PORT = 8001
@@ -38,7 +39,7 @@ _STUB_NAME = "triton_python_backend_stub"
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
-class TritonNotFoundError(Exception):
+class TritonNotFoundError(PlainError):
     """No usable tritonserver; the message says what to install."""
 
 
