@@ -92,14 +92,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure_and_report(args: argparse.Namespace, player: Player, environment: dict[str, Any]) -> None:
     from benchmarks.lib.token2wav_bench import BenchCase, figures_table, measure
     from cosydit.bench.report import RESULTS_FILE, TABLE_FILE, write_json, write_text
-    from cosydit.bench.server_stats import difference, read_metrics
+    from cosydit.bench.scrape import difference, read_settled
 
     is_served = args.door == "triton"
     metrics_url = f"http://{args.server_addr}:{args.metrics_port}/metrics" if args.metrics_port else None
-    before = read_metrics(metrics_url if is_served else None)
+    before = read_settled(metrics_url if is_served else None)
     cases = [BenchCase(streams, hop) for hop in args.hops for streams in args.batch_sizes]
     figures = measure(player, cases, args.stream_s, args.repeats, args.warm_up, args.seed)
-    servers = difference(before, read_metrics(metrics_url if is_served else None))
+    servers = difference(before, read_settled(metrics_url if is_served else None))
     table = figures_table(figures, "chunk" if is_served else "step")
     rows = [_figures_json(row) for row in figures]
     write_json(args.log_dir / RESULTS_FILE, {"figures": rows, "servers": servers, "environment": environment})

@@ -14,8 +14,7 @@ from servicekit.gpu_host import CPU, CUDA, DEVICES, default_device
 from servicekit.settings import argument, number
 
 if TYPE_CHECKING:
-    from cosydit.certify.certificate import CheckpointCertificate
-    from cosydit.certify.check import Plan
+    from cosydit.certify.check import CheckpointCertificate, Plan
 
 PASSED, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
 NO_GPU = "cpu"
@@ -43,8 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Certify; return 0 if all that could run passed, 1 if something failed, 3 if nothing could run, 2 for bad use."""
-    from cosydit.certify.certificate import PAGE_FILE
-    from cosydit.certify.check import Result
+    from cosydit.certify.check import PAGE_FILE, Result
     from cosydit.certify.run import all_checks, run_checks, selected
     from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
     from cosydit.stack.process import stopped_by_signals
@@ -100,7 +98,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
 def _begin(plan: Plan, commit: str | None) -> CheckpointCertificate:
     """Describe the machine, the weights and the plan."""
     from cosydit.bench.report import describe_environment
-    from cosydit.certify.certificate import CheckpointCertificate
+    from cosydit.certify.check import CheckpointCertificate
     from servicekit.checkpoint_file import CheckpointFileError, find_declaration
 
     environment = describe_environment({}, commit)

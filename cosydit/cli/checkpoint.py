@@ -1,19 +1,25 @@
-"""`cosydit checkpoint`: makes a random one, unpacks the demo voice, says what one can do, seals one, and checks one."""
+"""`cosydit checkpoint`: makes a random one, unpacks the demo voice, says what one can do, seals one, and checks one.
+
+`cosydit import-voices`: the voices of the original's spk2info.pt, as created voices of the gateway.
+"""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from servicekit.file_sums import SUMS_FILE, write_sums
 from servicekit.settings import argument, whole
+
+if TYPE_CHECKING:
+    from cosydit.stack.checkpoint.import_voices import ImportReport
 
 _SEED = argument(whole(0))
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `checkpoint make-random`, `unpack-demo`, `declare`, `seal` and `verify`."""
+    """Add `checkpoint make-random`, `unpack-demo`, `declare`, `seal` and `verify`, and `import-voices`."""
     parser = subparsers.add_parser(
         "checkpoint", help="make a random checkpoint, unpack the demo voice, verify one, ..."
     )
@@ -56,6 +62,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_family(verify, None, "family that it must have; left out, its description file tells it")
     verify.set_defaults(run=_verify)
 
+    _add_import(subparsers)
+
+
+def _add_import(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("import-voices", help="take over the voices of the original's spk2info.pt")
+    parser.add_argument("file", type=Path, help="path of spk2info.pt, which is read without running code")
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="directory to write, the gateway's --created-voices-dir")
+    model = "directory of the token2wav checkpoint that will speak in the voices"
+    add("--model-dir", type=Path, required=True, help=model)
+    tokenizer = "directory of the LLM's tokenizer, for transcripts that the file has only as token ids"
+    add("--tokenizer-dir", type=Path, help=tokenizer)
+    consent = "note on who allowed the voices to be made (default: where they come from)"
+    add("--consent", default="", help=consent)
+    parser.set_defaults(run=_import_voices)
+
 
 def _add_family(parser: argparse.ArgumentParser, default: str | None, meaning: str) -> None:
     families = ("step_audio2", "cosyvoice2", "cosyvoice3")
@@ -73,13 +95,9 @@ def _make_random(args: argparse.Namespace) -> int:
 
 
 def _unpack_demo(args: argparse.Namespace) -> int:
-    from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError, provide_demo_voice
+    from cosydit.stack.checkpoint.checkpoints import provide_demo_voice
 
-    try:
-        provide_demo_voice(args.directory)
-    except CheckpointMissingError as err:
-        print(f"cosydit checkpoint: {err}", file=sys.stderr)
-        return 1
+    provide_demo_voice(args.directory)
     print(f"the demo voice lies in {args.directory}")
     return 0
 
@@ -87,18 +105,13 @@ def _unpack_demo(args: argparse.Namespace) -> int:
 def _declare(args: argparse.Namespace) -> int:
     from servicekit.checkpoint_file import (
         CheckpointDeclaration,
-        CheckpointFileError,
         find_declaration,
         write_declaration,
     )
 
-    try:
-        fields = {**find_declaration(args.directory).model_dump(by_alias=True), **_declared_fields(args)}
-        declaration = CheckpointDeclaration.model_validate(fields)
-        path = write_declaration(args.directory, declaration)
-    except (CheckpointFileError, ValueError) as err:
-        print(f"cosydit checkpoint: {err}", file=sys.stderr)
-        return 1
+    fields = {**find_declaration(args.directory).model_dump(by_alias=True), **_declared_fields(args)}
+    declaration = CheckpointDeclaration.model_validate(fields)
+    path = write_declaration(args.directory, declaration)
     print(f"wrote {path}: {declaration.describe()}")
     return 0
 
@@ -127,8 +140,7 @@ def _seal(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     if not args.directory.is_dir():
-        print(f"cosydit checkpoint: {args.directory} is no directory", file=sys.stderr)
-        return 2
+        raise NotADirectoryError(f"{args.directory} is no directory")
     from cosydit.stack.checkpoint.verify_checkpoint import declared_line, verify_checkpoint
     from token2wav_service.checkpoint.family import Family
 
@@ -140,3 +152,21 @@ def _verify(args: argparse.Namespace) -> int:
     failed = sum(report.problem is not None for report in reports)
     print(f"{len(reports)} parts, {failed} with problems")
     return 1 if failed else 0
+
+
+def _import_voices(args: argparse.Namespace) -> int:
+    """Take over what can be; returns the exit status, 1 if anything was left out."""
+    from cosydit.stack.checkpoint.import_voices import import_voices
+
+    reports = import_voices(args.file, args.out, args.model_dir, args.tokenizer_dir, args.consent)
+    for report in reports:
+        print(_outcome(report))
+    failed = sum(report.problem is not None for report in reports)
+    print(f"{len(reports)} voices, {failed} left out")
+    return 1 if failed else 0
+
+
+def _outcome(report: ImportReport) -> str:
+    if report.problem is not None:
+        return f"FAIL  {report.name}: {report.problem}"
+    return f"ok    {report.name}: {report.voice_id}{f' ({report.note})' if report.note else ''}"

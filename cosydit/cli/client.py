@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from cosydit.cli.stack_options import wav_path
 from servicekit.extras import install_command
-from token2wav_service.contract import DROP_IN_MODEL
+from token2wav_service.contract import DROP_IN_MODEL, SAMPLE_RATE_HZ
 
 if TYPE_CHECKING:
-    from cosydit.cli.spoken_file import SpeechProgress
     from gateway.client import OnAudio, SpeechTiming
     from gateway.core import FloatArray
 
@@ -30,6 +29,10 @@ API_KEY_VARIABLE = "COSYDIT_API_KEY"
 """Environment variable of the API key: on the command line the list of processes would show it."""
 
 
+PCM16_BYTES = 2
+PROGRESS_AFTER_S = 2.0
+"""Seconds before the progress line appears: short speech ends before anybody could read one."""
+_BAR = "{desc}: {n:.1f} s of audio in {elapsed}{postfix}"
 _DEFAULT_DOOR = "http"
 
 
@@ -78,16 +81,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Speak; return 0, or 1 with the reason on standard error."""
-    from gateway.client import ClientError
-
-    try:
-        speak = args.speak(args)
-        with _ended_by_signals(), _player(args.play == "yes") as play:
-            timing = _write_wav(args.out, speak, play)
-    except (ClientError, OSError, ValueError) as error:
-        print(f"cosydit client: {error}", file=sys.stderr)
-        return 1
+    """Speak; returns the exit status."""
+    speak = args.speak(args)
+    with _ended_by_signals(), _player(args.play == "yes") as play:
+        timing = _write_wav(args.out, speak, play)
     figures = f"first audio {timing.ttfa_s * 1000:.0f} ms, audio {timing.audio_s:.2f} s, RTF {timing.rtf:.3f}"
     print(f"{args.out}: {figures}")
     if timing.warning is not None:
@@ -138,39 +135,70 @@ def _load_reference(path: Path) -> FloatArray:
 
 def _write_wav(path: Path, speak: Callable[[OnAudio], SpeechTiming], play: OnAudio) -> SpeechTiming:
     """Write the audio into a file that appears once it is whole."""
-    from cosydit.cli.spoken_file import SpeechProgress, written_whole
+    with written_whole(path) as wav, speech_progress(f"receiving {path}") as progress:
 
-    with written_whole(path) as wav, SpeechProgress(f"receiving {path}") as progress:
-        return speak(partial(_take, wav, progress, play))
+        def take(pcm: bytes) -> None:
+            wav.writeframesraw(pcm)
+            progress(len(pcm) // PCM16_BYTES, None)
+            play(pcm)
+
+        return speak(take)
 
 
-def _take(wav: wave.Wave_write, progress: SpeechProgress, play: OnAudio, pcm: bytes) -> None:
-    wav.writeframesraw(pcm)
-    progress.add(len(pcm) // wav.getsampwidth())
-    play(pcm)
+@contextmanager
+def written_whole(out: Path) -> Iterator[wave.Wave_write]:
+    """Open a WAV of mono 16-bit samples at 24 kHz that is there when it is complete, and not at all after an error.
+
+    Raises:
+        OSError: the directory can't be written.
+    """
+    partial = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        with wave.open(str(partial), "wb") as wav:
+            wav.setnchannels(1)
+            wav.setsampwidth(PCM16_BYTES)
+            wav.setframerate(SAMPLE_RATE_HZ)
+            yield wav
+        os.replace(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def speech_progress(label: str) -> Iterator[Callable[[int, float | None], None]]:
+    """Show on standard error how much is spoken, where that is a terminal and it takes a while.
+
+    What is given takes the samples (24 kHz) of more audio, and the share of the text that has come up, where known.
+    """
+    from tqdm import tqdm
+
+    def add(samples: int, share: float | None) -> None:
+        if share is not None:
+            bar.set_postfix_str(f"{100 * share:.0f} % of the text", refresh=False)
+        bar.update(samples / SAMPLE_RATE_HZ)
+
+    # NOTE: `disable=None` shows it on terminals only, `delay` not before that many seconds.
+    shown = {"bar_format": _BAR, "disable": None, "delay": PROGRESS_AFTER_S, "leave": False, "dynamic_ncols": True}
+    with tqdm(desc=label, **shown) as bar:
+        yield add
 
 
 @contextmanager
 def _player(is_wanted: bool) -> Iterator[OnAudio]:
     if not is_wanted:
-        yield _ignore
+        yield lambda pcm: None
         return
-    player = subprocess.Popen(_player_command(), stdin=subprocess.PIPE)
-    assert player.stdin is not None
-    try:
-        yield partial(_feed, player.stdin)
-    finally:
-        player.stdin.close()
-        player.wait()
+    with subprocess.Popen(_player_command(), stdin=subprocess.PIPE) as player:
 
+        def feed(pcm: bytes) -> None:
+            assert player.stdin is not None
+            player.stdin.write(pcm)
 
-def _feed(stdin: IO[bytes], pcm: bytes) -> None:
-    stdin.write(pcm)
+        yield feed
 
 
 def _player_command() -> list[str]:
     from gateway.client import ClientError
-    from token2wav_service.contract import SAMPLE_RATE_HZ
 
     rate = str(SAMPLE_RATE_HZ)
     if shutil.which("aplay"):
@@ -178,7 +206,3 @@ def _player_command() -> list[str]:
     if shutil.which("ffplay"):
         return ["ffplay", "-loglevel", "error", "-nodisp", "-autoexit", "-f", "s16le", "-ar", rate, "-i", "-"]
     raise ClientError("--play yes needs aplay or ffplay; install alsa-utils or ffmpeg, or leave --play out")
-
-
-def _ignore(pcm: bytes) -> None:
-    """Hear nothing."""

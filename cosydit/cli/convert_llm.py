@@ -7,14 +7,11 @@ import dataclasses
 import importlib.resources
 import json
 import logging
-import sys
 from pathlib import Path
 
 from llm_service.config import LLMBackend
-from llm_service.errors import LLMServiceError
 from llm_service.export.convert import DTYPES, Origin, build_trtllm, convert_huggingface, convert_trtllm
 from llm_service.export.trtllm_build import BuildLimits
-from servicekit.extras import install_command
 
 TEST_TEXTS = 4
 SAMPLE_TEXTS = "samples/english.txt"
@@ -30,32 +27,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_test(actions)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the chosen action; returns the exit status."""
-    from cosydit.stack.process import ServiceStartError
-
-    try:
-        return int(args.perform(args))
-    except ModuleNotFoundError as err:
-        return _complain(f"{err}; install the extra: {install_command('llm-embedded')}")
-    except (LLMServiceError, ServiceStartError, OSError) as err:
-        return _complain(str(err))
-
-
 def _add_huggingface(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = actions.add_parser(
         "huggingface", help="write the form that vLLM and TensorRT-LLM serve: a small head with its bias"
     )
     _add_origin(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="type of the tensors (default %(default)s)")
-    parser.set_defaults(run=run, perform=_huggingface)
+    parser.set_defaults(run=_huggingface)
 
 
 def _add_trtllm(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = actions.add_parser("trtllm", help="write a TensorRT-LLM checkpoint for one GPU")
     _add_origin(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="type of the tensors (default %(default)s)")
-    parser.set_defaults(run=run, perform=_trtllm)
+    parser.set_defaults(run=_trtllm)
 
 
 def _add_build(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -70,7 +55,7 @@ def _add_build(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument(
         "--max-seq-len", type=int, help="most tokens of prompt plus answer (default: the model's limit)"
     )
-    parser.set_defaults(run=run, perform=_build)
+    parser.set_defaults(run=_build)
 
 
 def _add_test(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -90,7 +75,7 @@ def _add_test(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--ready-timeout-s", type=float, default=600.0, help="seconds that the server may take to start"
     )
     parser.add_argument("--certificate", type=Path, help="file for the result (default: beside --model-dir)")
-    parser.set_defaults(run=run, perform=_test)
+    parser.set_defaults(run=_test)
 
 
 def _add_origin(parser: argparse.ArgumentParser) -> None:
@@ -116,16 +101,14 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _test(args: argparse.Namespace) -> int:
-    from cosydit.stack.process import ServiceProcess, ServiceSpec
-    from token2wav_service.serving.process.server import free_ports
+    from cosydit.stack.process import serving_llm
 
     if args.url is not None:
         return _certify(args, args.url)
-    port = free_ports(1)[0]
-    url = f"http://127.0.0.1:{port}"
     log_path = args.model_dir.with_name(f"{args.model_dir.name}.server.log")
-    with ServiceProcess(ServiceSpec("llm_service", _server(args, port), f"{url}/health", log_path)) as server:
-        server.wait_ready(args.ready_timeout_s)
+    tokenizer_dir = str(args.source_dir or args.model_dir)
+    serving = serving_llm(args.backend, args.model_dir, log_path, args.ready_timeout_s, tokenizer_dir=tokenizer_dir)
+    with serving as url:
         return _certify(args, url)
 
 
@@ -146,12 +129,6 @@ def _certify(args: argparse.Namespace, url: str) -> int:
     return 0 if certificate.passed else 1
 
 
-def _server(args: argparse.Namespace, port: int) -> list[str]:
-    source_dir = args.source_dir or args.model_dir
-    command = [sys.executable, "-m", "llm_service", "--backend", args.backend, "--model-dir", str(args.model_dir)]
-    return [*command, "--tokenizer-dir", str(source_dir), "--port", str(port)]
-
-
 def _texts(count: int) -> list[str]:
     """Return bundled sentences; a line is `utterance|text`."""
     lines = (importlib.resources.files("demo_voice") / SAMPLE_TEXTS).read_text(encoding="utf-8").splitlines()
@@ -161,8 +138,3 @@ def _texts(count: int) -> list[str]:
 def _report(directory: Path, is_new: bool) -> int:
     print(f"wrote {directory}" if is_new else f"{directory}: up to date")
     return 0
-
-
-def _complain(message: str) -> int:
-    print(f"cosydit convert-llm: {message}", file=sys.stderr)
-    return 1

@@ -1,8 +1,12 @@
-"""`cosydit export`: a checkpoint's estimator and vocoder as ONNX files, compared with PyTorch."""
+"""`cosydit export`: a checkpoint's estimator and vocoder as ONNX files, compared with PyTorch.
+
+`cosydit replay`: golden vectors against the models.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +18,14 @@ from servicekit.extras import install_command
 
 if TYPE_CHECKING:
     from token2wav_service.export.directory import ExportDirectory, ExportOptions, ExportTask
+    from token2wav_service.replay.vectors import Report
 
 DEFAULT_CHECK_LIMIT = 3200
 PRECISIONS = ("float32", "float16")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
+    """Add `export` and `replay`."""
     parser = subparsers.add_parser("export", help="write a checkpoint's models as ONNX files and compare them")
     parser.add_argument("checkpoint", type=Path, help="directory with token2wav/, or a token2wav directory itself")
     parser.add_argument("--out", type=Path, required=True, help="directory to write; files there that fit are kept")
@@ -51,6 +56,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="leave out comparisons of more than N frames in a batch (default %(default)s; full size on a CPU: 100)",
     )
     parser.set_defaults(run=run)
+    parser = subparsers.add_parser("replay", help="replay golden vectors and report every output's error")
+    parser.add_argument("directory", type=Path, help="folder with the golden set's layout (a_dit, b_encoder, ...)")
+    parser.add_argument("--failed-only", action="store_true", help="print only outputs out of tolerance")
+    parser.set_defaults(run=_replay)
 
 
 @dataclass
@@ -136,3 +145,36 @@ def _check(args: argparse.Namespace, directory: ExportDirectory, tasks: Sequence
             bar.write(f"{task.spec.file_name}, {len(made.cases)} sizes: {told}", file=sys.stdout)
     print(f"{len(tasks)} comparisons, {failed} out of tolerance")
     return 1 if failed else 0
+
+
+def _replay(args: argparse.Namespace) -> int:
+    """Print every output's error; return 0, or 1 if one is out of tolerance."""
+    from token2wav_service.replay.run import replay_directory
+    from token2wav_service.replay.vectors import format_rows
+
+    report = replay_directory(args.directory)
+    _replay_schedules(args.directory / "schedules.json", report)
+    rows = [row for row in report.rows if not (args.failed_only and row.passed)]
+    print(format_rows(rows))
+    print(report.by_folder())
+    failed = sum(not row.passed for row in report.rows)
+    print(f"{len(report.rows)} outputs, {failed} out of tolerance")
+    return 0 if report.passed else 1
+
+
+def _replay_schedules(path: Path, report: Report) -> None:
+    """Check the chunks that the gateway's chunk policies cut against recorded ones, where there are any."""
+    from gateway.chunking.chunker import Chunker
+    from gateway.chunking.policies import ExponentialChunks, FixedChunks
+    from token2wav_service.replay.vectors import GoldenCase
+
+    if not path.is_file():
+        return
+    case = GoldenCase({}, "schedules/tables", report)
+    for name, expected in json.loads(path.read_text("utf-8"))["tables"].items():
+        strategy, _, total = name.partition(":")
+        chunker = Chunker(FixedChunks() if strategy == "equal" else ExponentialChunks(max_hop_tokens=None))
+        chunks = [chunk for token in range(int(total)) for chunk in chunker.push([token])]
+        chunks.append(chunker.flush())
+        got = [[chunk.start, chunk.end, chunk.is_last] for chunk in chunks]
+        case.equal(name, got, expected)

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from cosydit.cli.client import with_default_door
 from servicekit.extras import missing_extra
+from servicekit.logs import PlainError
 from servicekit.process import run_and_leave
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,6 @@ SUBCOMMANDS = (
     "cosydit.cli.serve",
     "cosydit.cli.client",
     "cosydit.cli.text",
-    "cosydit.cli.replay",
     "cosydit.bench.command",
     "cosydit.batch.command",
     "cosydit.cli.build_engines",
@@ -29,12 +29,11 @@ SUBCOMMANDS = (
     "cosydit.cli.convert_llm",
     "cosydit.cli.download",
     "cosydit.cli.export",
-    "cosydit.cli.import_voices",
     "cosydit.cli.keys",
     "cosydit.certify.command",
     "cosydit.cli.doctor",
     "cosydit.cli.plan",
-    "cosydit.watch.command",
+    "cosydit.cli.top",
 )
 """Modules with `add_parser`, in the order of the help. Loading one imports no heavy package; running one may."""
 
@@ -55,12 +54,13 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         return int(args.run(args))
     except ModuleNotFoundError as error:
-        if (hint := missing_extra(error)) is None:
+        hint = missing_extra(error)
+        if hint is None and error.name is not None:
             raise
-        print(f"cosydit {args.command}: {hint}", file=sys.stderr)
+        print(f"cosydit {args.command}: {hint or error}", file=sys.stderr)
         return 1
-    except OSError as error:
-        # A full disk, a taken port, a read-only folder: a traceback would explain nothing.
+    except (PlainError, OSError, ValueError) as error:
+        # Also a full disk, a taken port, a read-only folder: a traceback would explain nothing.
         logger.info("cosydit %s failed", args.command, exc_info=True)
         print(f"cosydit {args.command}: {error}", file=sys.stderr)
         return 1

@@ -10,15 +10,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cosydit.cli.client import speech_progress, written_whole
 from cosydit.cli.stack_options import (
     add_stack_options,
     all_given,
     check_installed,
     choice_lines,
-    complain,
     gpu_shared,
     stack_options,
-    start_errors,
     wav_path,
 )
 from servicekit.gpu_host import AUTO
@@ -55,21 +54,18 @@ def run(args: argparse.Namespace) -> int:
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
     request = SpeechRequest(args.text, args.voice, args.seed)
-    try:
-        _check_text(args.text)
-        given = all_given(args)
-        host = find_host(str(given[""].get("device", AUTO)))
-        options = _for_one(for_host(stack_options(given, FEW_STREAMS), host, one_stream=True))
-        check_installed(options.llm_backend)
-        _check_voice(args.voice, options.checkpoint.voices_dir)
-        options = with_served_form(options)
-        stack = LocalStack(options)
-        with stopped_by_signals(stack.kill), gpu_shared(options, host) as mps, stack:
-            for line in [*stack.describe(), *choice_lines(options, host, mps)]:
-                print(line, flush=True)
-            result = asyncio.run(_speak(options, request, args.out))
-    except start_errors() as err:
-        return complain("say", err)
+    _check_text(args.text)
+    given = all_given(args)
+    host = find_host(str(given[""].get("device", AUTO)))
+    options = _for_one(for_host(stack_options(given, FEW_STREAMS), host, one_stream=True))
+    check_installed(options.llm_backend)
+    _check_voice(args.voice, options.checkpoint.voices_dir)
+    options = with_served_form(options)
+    stack = LocalStack(options)
+    with stopped_by_signals(stack.kill), gpu_shared(options, host) as mps, stack:
+        for line in [*stack.describe(), *choice_lines(options, host, mps)]:
+            print(line, flush=True)
+        result = asyncio.run(_speak(options, request, args.out))
     _print_result(result, args.out)
     from gateway.speech.speech_job import warnings_of
 
@@ -108,7 +104,6 @@ def _check_voice(voice: str, voices_dir: Path) -> None:
 
 async def _speak(options: StackOptions, request: SpeechRequest, out: Path) -> SpeechResult:
     """Stream the speech into a file; a first, short synthesis warms the services up and is not counted."""
-    from cosydit.cli.spoken_file import SpeechProgress, written_whole
     from gateway.app import open_gateway
     from gateway.audio.codecs import to_pcm16
     from gateway.speech.request import SpeechRequest, SpeechResult
@@ -117,10 +112,10 @@ async def _speak(options: StackOptions, request: SpeechRequest, out: Path) -> Sp
         async for _ in gateway.pipeline.synthesize(SpeechRequest(WARM_UP_TEXT, request.voice, seed=0)):
             pass
         result = SpeechResult()
-        with written_whole(out) as file, SpeechProgress(f"speaking {out}") as progress:
+        with written_whole(out) as file, speech_progress(f"speaking {out}") as progress:
             async for chunk in gateway.pipeline.synthesize(request, result):
                 file.writeframesraw(to_pcm16(chunk.samples))
-                progress.add(len(chunk.samples), _share_spoken(request.text, result))
+                progress(len(chunk.samples), _share_spoken(request.text, result))
     return result
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from cosydit.cli import client, say
 from cosydit.cli import main as cli
-from cosydit.cli import say, spoken_file
-from cosydit.cli.client import with_default_door
-from cosydit.cli.spoken_file import SpeechProgress, written_whole
+from cosydit.cli.client import speech_progress, with_default_door, written_whole
 from cosydit.stack import stack
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from gateway.chunking.policies import ExponentialChunks
@@ -113,11 +112,11 @@ class Terminal(io.StringIO):
 def test_long_speech_shows_how_far_it_is_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, kind: type[io.StringIO], is_shown: bool
 ) -> None:
-    monkeypatch.setattr(spoken_file, "PROGRESS_AFTER_S", 0.0)
+    monkeypatch.setattr(client, "PROGRESS_AFTER_S", 0.0)
     monkeypatch.setattr(sys, "stderr", kind())
-    with SpeechProgress("speaking a.wav") as progress:
+    with speech_progress("speaking a.wav") as progress:
         for second in range(1, 200):
-            progress.add(24_000, second / 200)
+            progress(24_000, second / 200)
             time.sleep(0.002)
     shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
     assert ("speaking a.wav: " in shown and "s of audio in 00:00, " in shown and "% of the text" in shown) is is_shown

@@ -13,10 +13,10 @@ from threading import Thread
 import pytest
 from rich.console import Console
 
+from cosydit.bench.scrape import EMPTY, Scrape, Watch, Window, quantile
 from cosydit.cli.main import main
+from cosydit.cli.top_view import Picture, Service, draw
 from cosydit.stack.run_file import RunRecord, announced, running
-from cosydit.watch.scrape import EMPTY, Scrape, Watch, Window, quantile
-from cosydit.watch.view import Picture, Service, draw
 from tests.gateway.fakes import ManualClock
 from tests.workers import free_ports
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cosydit.certify.certificate import CERTIFICATE_FILE, PAGE_FILE, CheckpointCertificate
-from cosydit.certify.check import Findings, Result
+from cosydit.certify.check import CERTIFICATE_FILE, PAGE_FILE, CheckpointCertificate, Findings, Result
 from cosydit.cli.main import main
 from tests.workers import random_checkpoint
 

@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from cosydit.watch.scrape import Watch
-    from cosydit.watch.view import draw
+    from cosydit.bench.scrape import Watch
+    from cosydit.cli.top_view import draw
     from servicekit.clock import SystemClock
 
     urls = _urls(args)

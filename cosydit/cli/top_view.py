@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cosydit.watch.scrape import Picture, Service, Window
+from cosydit.bench.scrape import Picture, Service, Window
 
 GATEWAY, TOKEN2WAV = "cosydit_gateway", "cosydit_token2wav"
 Row = Callable[[Window], list[Text]]

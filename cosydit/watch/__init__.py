@@ -1,1 +1,0 @@
-"""A live view of running services, read from their metrics."""
