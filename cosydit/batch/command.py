@@ -18,11 +18,20 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
-from cosydit.bench.types import DEFAULT_SPLIT, BenchmarkError, InputRow, SpeechInput, count, pair, zero_or_more
+from cosydit.bench.types import (
+    BenchmarkError,
+    InputRow,
+    SpeechInput,
+    add_source_options,
+    count,
+    pair,
+    zero_or_more,
+)
 from servicekit.gpu_host import DEVICE_VARIABLE, DEVICES, default_device
+from servicekit.logs import PlainError
 
 if TYPE_CHECKING:
-    from cosydit.batch.types import BatchReport, BatchSettings
+    from cosydit.batch.types import BatchPlan, BatchReport
     from cosydit.stack.host import Machine
 
 EXIT_FAILURES, EXIT_USAGE = 1, 2
@@ -63,16 +72,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_input_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what to say (default: bundled English sentences)")
-    source = group.add_mutually_exclusive_group()
-    texts = "list of texts: CSV, JSONL, or one text a line; - is standard input"
-    source.add_argument("input", nargs="?", type=Path, help=texts)
-    source.add_argument("--manifest-path", type=Path, help="file with lines of utt|prompt_text|prompt_wav|text")
-    fields = "file of JSON objects with text, and optionally utt, voice, prompt_wav, prompt_text"
-    source.add_argument("--jsonl-path", type=Path, help=fields)
-    dataset = "dataset with id, target_text, prompt_text and prompt_audio: a name, or a local file or directory"
-    source.add_argument("--huggingface-dataset", help=dataset)
+    add_source_options(group)
     add = group.add_argument
-    add("--split-name", default=DEFAULT_SPLIT, help="split of the dataset (default %(default)s)")
     part = "speak part K of N of the list only: one part for each machine, each with its own --output-dir"
     add("--part", type=_part, default=(1, 1), metavar="K/N", help=part)
     add("--as-written", action="store_true", help="do not normalise texts: no cleaning, no numbers as words")
@@ -115,25 +116,22 @@ def _add_llm_options(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace, on_report: Callable[[BatchReport], None] | None = None) -> int:
     """Run the batch, and `on_report` behind it; return 0, 1 if any row failed, 2 if it could not run."""
-    from cosydit.batch.run import run_batch, summary_text
+    from cosydit.batch.services import run_batch, summary_text
     from cosydit.bench.report import describe_environment
-    from cosydit.cli.stack_options import start_errors
     from cosydit.stack.host import find_host
-    from token2wav_service.errors import Token2WavError
 
-    known: tuple[type[Exception], ...] = (*start_errors(), BenchmarkError, Token2WavError)
     signal.signal(signal.SIGTERM, _interrupt)  # so that a service started here is stopped
     try:
         find_checkpoint(args)
         rows, host = read_rows(args), find_host(args.device)
-        settings = read_settings(args, host)
+        plan = make_plan(args, host)
         chosen = {name: value for name, value in vars(args).items() if name not in ("run", "command")}
-        with _on_gpu(settings, host):
-            report = run_batch(settings, rows, describe_environment(chosen))
+        with _on_gpu(args, host):
+            report = run_batch(args, plan, rows, describe_environment(chosen))
         print(summary_text(report, args.output_dir))
         if on_report is not None:
             on_report(report)
-    except known as error:
+    except (PlainError, ModuleNotFoundError, OSError, ValueError) as error:
         print(f"batch: {error}", file=sys.stderr)
         return EXIT_USAGE
     return EXIT_FAILURES if report.failures else 0
@@ -168,22 +166,14 @@ def read_rows(args: argparse.Namespace) -> list[InputRow]:
     Raises:
         BenchmarkError: the list can't be read or is empty, or options don't fit together.
     """
-    from cosydit.bench.inputs import read_dataset, read_jsonl, read_list, read_manifest, read_samples, with_voices
+    from cosydit.bench.inputs import read_samples, read_source, with_voices
 
     if bool(args.prompt_speech_path) != bool(args.prompt_text):
         raise BenchmarkError("--prompt-speech-path and --prompt-text go together; give both or neither")
     if args.prompt_speech_path is not None and not args.prompt_speech_path.is_file():
         raise BenchmarkError(f"--prompt-speech-path {args.prompt_speech_path} does not exist")
-    if args.input is not None:
-        rows = read_list(args.input)
-    elif args.manifest_path is not None:
-        rows = read_manifest(args.manifest_path)
-    elif args.jsonl_path is not None:
-        rows = read_jsonl(args.jsonl_path)
-    elif args.huggingface_dataset is not None:
-        rows = read_dataset(args.huggingface_dataset, args.split_name)
-    else:
-        rows = read_samples()
+    rows = read_source(args)
+    rows = read_samples() if rows is None else rows
     number, parts = args.part
     rows = rows[number - 1 :: parts]
     if not rows:
@@ -194,36 +184,19 @@ def read_rows(args: argparse.Namespace) -> list[InputRow]:
     return rows if args.voices_dir is None else with_voices(rows, args.voices_dir, args.voice or DEFAULT_VOICE)
 
 
-def read_settings(args: argparse.Namespace, host: Machine) -> BatchSettings:
-    """Make a batch's settings, with what the host chooses for whatever nobody gave.
+def make_plan(args: argparse.Namespace, host: Machine) -> BatchPlan:
+    """Check the options, fill in what the host chooses for whatever nobody gave, and return how to work.
 
     Raises:
         BenchmarkError: options don't fit together.
     """
-    from cosydit.batch.types import BatchPlan, BatchSettings, LLMSettings, Token2WavSettings
+    from cosydit.batch.types import BatchPlan
     from gateway.core import Sampling
-    from gateway.llm.wire import PromptForm
-    from llm_service.config import LLMBackend
 
     _check(args)
     _choose_for_host(args, host)
     sampling = Sampling(temperature=args.temperature, top_p=args.top_p, top_k=args.top_k)
-    llm = LLMSettings(
-        backend=LLMBackend(args.backend),
-        model_dir=args.llm_model_name_or_path,
-        url=args.llm_url,
-        model=args.openai_model_name,
-        form=PromptForm(args.llm_prompt_form),
-        engine_dir=args.engine_dir,
-        kv_cache_free_gpu_memory_fraction=args.kv_cache_free_gpu_memory_fraction,
-        service=dict(args.llm_set),
-        max_speech_tokens=args.llm_max_speech_tokens,
-        is_normalized=not args.as_written,
-    )
-    engine = dict(args.token2wav_set)
-    token2wav = Token2WavSettings(args.token2wav_path, args.chunk_tokens, engine)
-    plan = BatchPlan(args.batch_size, args.token2wav_batch_size, sampling, args.seed, args.warm_up)
-    return BatchSettings(args.output_dir, args.format, plan, llm, token2wav)
+    return BatchPlan(args.batch_size, args.token2wav_batch_size, sampling, args.seed, args.warm_up)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -265,7 +238,7 @@ def _choose_for_host(args: argparse.Namespace, host: Machine) -> None:
 
 
 @contextmanager
-def _on_gpu(settings: BatchSettings, host: Machine) -> Iterator[None]:
+def _on_gpu(args: argparse.Namespace, host: Machine) -> Iterator[None]:
     """Say what was chosen for a GPU, and have MPS while the context lasts if both parts run on it."""
     from cosydit.stack.host import gpu_line
     from cosydit.stack.mps import mps_running
@@ -273,19 +246,17 @@ def _on_gpu(settings: BatchSettings, host: Machine) -> Iterator[None]:
     if not host.gpus:
         yield
         return
-    llm, token2wav, plan = settings.llm, settings.token2wav, settings.plan
-    engine = " ".join(f"{name}={value}" for name, value in token2wav.engine.items())
-    service = " ".join(f"{name}={value}" for name, value in llm.service.items())
+    engine, service = (" ".join(map("=".join, given)) for given in (args.token2wav_set, args.llm_set))
     lines = [
         gpu_line(host),
-        f"token2wav {engine}, batch {plan.token2wav_batch_size}    (change: --token2wav-set "
-        "NAME=VALUE, --token2wav-batch-size)",
-        f"LLM       {llm.backend.value} {llm.url or service}, batch {plan.batch_size}, memory share "
-        f"{llm.kv_cache_free_gpu_memory_fraction}    (change: --backend, --llm-set NAME=VALUE, --batch-size)",
+        f"token2wav {engine}, batch {args.token2wav_batch_size}    (change: --token2wav-set NAME=VALUE, "
+        "--token2wav-batch-size)",
+        f"LLM       {args.backend} {args.llm_url or service}, batch {args.batch_size}, memory share "
+        f"{args.kv_cache_free_gpu_memory_fraction}    (change: --backend, --llm-set NAME=VALUE, --batch-size)",
     ]
     with ExitStack() as stack:
-        if llm.url is None:
-            lines.append(f"MPS       {stack.enter_context(mps_running(settings.output_dir, is_client=True)).note}")
+        if args.llm_url is None:
+            lines.append(f"MPS       {stack.enter_context(mps_running(args.output_dir, is_client=True)).note}")
         print("\n".join(lines), flush=True)
         yield
 

@@ -1,69 +1,156 @@
-"""Opens the two services of a batch: clients of running ones, or services of its own, closed with the batch."""
+"""Opens the two services of a batch, runs it, and writes what became of it.
+
+A service is a client of a running one, or one of its own, closed with the batch.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from tqdm import tqdm
+
+from cosydit.batch.ledger import RESULTS_FILE, Ledger
 from cosydit.batch.llm import SegmentedLM, WholeAnswerClient
-from cosydit.batch.types import (
-    BatchPlan,
-    BatchSettings,
-    Complete,
-    LLMSettings,
-    TokenisedUtterance,
-)
+from cosydit.batch.pipeline import BatchPipeline, OnRow, fail
+from cosydit.batch.types import BatchPlan, BatchReport, Complete, Failure, TokenisedUtterance
 from cosydit.bench.inputs import read_prompt
-from cosydit.bench.types import BenchmarkError
+from cosydit.bench.report import write_json, write_jsonl
+from cosydit.bench.types import BadRow, BenchmarkError, InputRow, SpeechInput
 from cosydit.stack.host import served_form
-from cosydit.stack.process import ServiceProcess, ServiceSpec, read_json
+from cosydit.stack.process import read_json, serving_llm
 from cosydit.stack.stack import default_work_dir
 from gateway.core import FloatArray, RegisteredVoice
-from gateway.llm.wire import LLMWire
+from gateway.llm.wire import LLMWire, PromptForm
 from gateway.speech.prosody_carry import CarryLimits
 from gateway.text import Normalization, TextOptions, load_text_front_end
+from llm_service.config import LLMBackend
 from llm_service.prompt import LengthLimits
 from llm_service.speech_bounds import load_speech_bounds
 from llm_service.text_encoder import load_text_encoder
 from servicekit.checkpoint_file import find_declaration
-from servicekit.clock import Clock
+from servicekit.clock import Clock, SystemClock
 from token2wav_service.build import build_engine
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.errors import InvalidPromptError
 from token2wav_service.offline import OfflineUtterance, best_chunk_tokens, synthesize_all
-from token2wav_service.serving.process.server import free_ports
 from token2wav_service.types import StreamOptions, VoicePrompt
 
 LLM_LOG_FILE = "llm_service.log"
 LLM_TIMEOUT_S = 600.0
 """Longest start of a service, and longest wait for one answer."""
+SUMMARY_FILE, FAILURES_FILE = "summary.json", "failures.jsonl"
+WATCHED_PAUSE_S, LOGGED_PAUSE_S = 0.1, 30.0
+"""Seconds between two updates of the progress line: on a terminal, and in a log."""
+
+
+def run_batch(
+    args: argparse.Namespace, plan: BatchPlan, rows: Sequence[InputRow], environment: dict[str, Any]
+) -> BatchReport:
+    """Speak what is not done yet; results, failures and summary go to the output directory.
+
+    Raises:
+        BenchmarkError: another run works there, or a service is not ready.
+        ServiceStartError, Token2WavError, LLMServiceError: a service or checkpoint can't start.
+    """
+    utts = {row.utt for row in rows if isinstance(row, SpeechInput)}
+    report, out = BatchReport(len(rows)), args.output_dir
+    pause_s = WATCHED_PAUSE_S if sys.stderr.isatty() else LOGGED_PAUSE_S
+    bar = tqdm(total=len(rows), unit="text", dynamic_ncols=True, mininterval=pause_s, maxinterval=pause_s)
+
+    def on_row(report: BatchReport) -> None:
+        bar.set_postfix(failed=len(report.failures), audio_s=round(report.audio_s, 1), refresh=False)
+        bar.update()
+
+    with bar, Ledger(out, args.format, utts) as ledger:
+        if todo := still_to_do(rows, ledger, report, on_row):
+            asyncio.run(_speak(args, plan, ledger, todo, report, on_row))
+        write_jsonl(out / FAILURES_FILE, map(asdict, report.failures))
+        write_json(out / SUMMARY_FILE, {**asdict(report), "rtf": report.rtf, "environment": environment})
+    return report
+
+
+def still_to_do(rows: Sequence[InputRow], ledger: Ledger, report: BatchReport, on_row: OnRow) -> list[SpeechInput]:
+    """Return the rows that can be spoken and are not; the others are settled in the report."""
+    todo: list[SpeechInput] = []
+    for row in rows:
+        try:
+            if isinstance(row, BadRow):
+                raise BenchmarkError(row.reason)
+            if not ledger.is_done(row.utt):
+                todo.append(row)
+                continue
+            report.done_before += 1
+        except BenchmarkError as error:
+            fail(report, Failure(row.utt, "input", str(error)))
+        on_row(report)
+    return todo
+
+
+def summary_text(report: BatchReport, output_dir: Path) -> str:
+    """Return what a person wants to know of a batch."""
+    rtf = "-" if report.rtf is None else f"{report.rtf:.4f} ({1 / report.rtf:.1f} x real time)"
+    busy = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in report.stage_busy_s.items())
+    counts = f"done before: {report.done_before}, done now: {report.done}, failed: {len(report.failures)}"
+    lines = [
+        f"rows: {report.rows}, {counts}",
+        f"voices: {report.voices} in {report.voices_s:.2f} s, before everything else",
+        f"audio: {report.audio_s:.2f} s in {report.wall_s:.2f} s, RTF {rtf}",
+        f"stages, busy: {busy}",
+        *(f"FAILED {failure.utt} in {failure.stage}: {failure.reason}" for failure in report.failures),
+        f"results in {output_dir / RESULTS_FILE}",
+    ]
+    return "\n".join(lines)
+
+
+async def _speak(
+    args: argparse.Namespace,
+    plan: BatchPlan,
+    ledger: Ledger,
+    todo: Sequence[SpeechInput],
+    report: BatchReport,
+    on_row: OnRow,
+) -> None:
+    clock = SystemClock()
+    async with open_services(args, plan, clock) as services:
+        await BatchPipeline(*services, ledger, plan, clock).run(todo, report, on_row)
 
 
 @asynccontextmanager
-async def open_services(settings: BatchSettings, clock: Clock) -> AsyncIterator[tuple[Complete, EngineStage]]:
+async def open_services(
+    args: argparse.Namespace, plan: BatchPlan, clock: Clock
+) -> AsyncIterator[tuple[Complete, EngineStage]]:
     """Open both services, and close them on leaving.
+
+    Args:
+        args: as `cosydit.batch.command` has completed them.
+        plan: how many utterances each works on at once.
+        clock: for what waits.
 
     Raises:
         BenchmarkError: the LLM service does not answer.
         ServiceStartError, Token2WavError, LLMServiceError, ValueError: a service or checkpoint can't start.
     """
-    llm, token2wav, size = settings.llm, settings.token2wav, str(settings.plan.token2wav_batch_size)
-    limits = LengthLimits(max_speech_tokens=llm.max_speech_tokens)
-    wire = LLMWire(load_text_encoder(llm.model_dir), llm.backend, llm.form, limits)
-    bounds = load_speech_bounds(llm.model_dir)
-    front_end = load_text_front_end(bounds.segment_letters, find_declaration(llm.model_dir))
-    text = TextOptions(normalization=Normalization.ON if llm.is_normalized else Normalization.OFF)
-    with _llm_url(llm, settings.plan, settings.output_dir) as url:
-        client = WholeAnswerClient(url, wire, llm.model or _first_model(url), LLM_TIMEOUT_S, clock)
-        named = {"max_batch_size": size, **token2wav.engine, "max_streams": size}
-        config = Token2WavConfig.from_mapping({**named, "model_dir": str(token2wav.model_dir)})
-        stage = EngineStage(build_engine(config, clock), token2wav.chunk_tokens or best_chunk_tokens(config))
+    llm_dir, size = args.llm_model_name_or_path, str(plan.token2wav_batch_size)
+    limits = LengthLimits(max_speech_tokens=args.llm_max_speech_tokens)
+    wire = LLMWire(load_text_encoder(llm_dir), LLMBackend(args.backend), PromptForm(args.llm_prompt_form), limits)
+    bounds = load_speech_bounds(llm_dir)
+    front_end = load_text_front_end(bounds.segment_letters, find_declaration(llm_dir))
+    text = TextOptions(normalization=Normalization.OFF if args.as_written else Normalization.ON)
+    with _llm_url(args) as url:
+        client = WholeAnswerClient(url, wire, args.openai_model_name or _first_model(url), LLM_TIMEOUT_S, clock)
+        named = {"max_batch_size": size, **dict(args.token2wav_set), "max_streams": size}
+        config = Token2WavConfig.from_mapping({**named, "model_dir": str(args.token2wav_path)})
+        stage = EngineStage(build_engine(config, clock), args.chunk_tokens or best_chunk_tokens(config))
         try:
             yield SegmentedLM(client.complete, front_end, text, CarryLimits.within(bounds)).complete, stage
         finally:
@@ -78,25 +165,16 @@ def _first_model(url: str) -> str:
         raise BenchmarkError(f"no LLM service answers at {url} ({error}); start it, or leave --llm-url out") from error
 
 
-@contextmanager
-def _llm_url(settings: LLMSettings, plan: BatchPlan, log_dir: Path) -> Iterator[str]:
+def _llm_url(args: argparse.Namespace) -> AbstractContextManager[str]:
     """Give the service's address; one that is started here is stopped on leaving."""
-    if settings.url is not None:
-        yield settings.url
-        return
-    served = settings.engine_dir or served_form(settings.model_dir, settings.backend.value, default_work_dir())
-    port = free_ports(1)[0]
-    command = [sys.executable, "-m", "llm_service", "--backend", settings.backend.value, "--port", str(port)]
-    command += ["--model-dir", str(served)]
-    command += ["--tokenizer-dir", str(settings.model_dir), "--max-batch-size", str(plan.batch_size)]
-    if settings.kv_cache_free_gpu_memory_fraction is not None:
-        command += ["--kv-cache-free-gpu-memory-fraction", str(settings.kv_cache_free_gpu_memory_fraction)]
-    for name, value in settings.service.items():
-        command += [f"--{name.replace('_', '-')}", value]
-    url = f"http://127.0.0.1:{port}"
-    with ServiceProcess(ServiceSpec("llm_service", command, f"{url}/health", log_dir / LLM_LOG_FILE)) as service:
-        service.wait_ready(LLM_TIMEOUT_S)
-        yield url
+    if args.llm_url is not None:
+        return nullcontext(str(args.llm_url))
+    llm_dir, share = args.llm_model_name_or_path, args.kv_cache_free_gpu_memory_fraction
+    options = {"tokenizer_dir": str(llm_dir), "max_batch_size": str(args.batch_size), **dict(args.llm_set)}
+    if share is not None:
+        options["kv_cache_free_gpu_memory_fraction"] = str(share)
+    served = args.engine_dir or served_form(llm_dir, args.backend, default_work_dir())
+    return serving_llm(args.backend, served, args.output_dir / LLM_LOG_FILE, LLM_TIMEOUT_S, **options)
 
 
 class EngineStage:

@@ -1,15 +1,13 @@
-"""What travels between the stages of a batch, and its settings. Pure data."""
+"""What travels between the stages of a batch, and how it is worked through. Pure data."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cosydit.bench.types import SpeechInput
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm.wire import PromptForm
-from llm_service.config import LLMBackend
 
 Complete = Callable[[Utterance, Sampling, int], Awaitable[SpeechTokenDelta]]
 """Asks for all speech tokens of one text with a seed; raises GatewayError."""
@@ -98,50 +96,3 @@ class BatchReport:
     def rtf(self) -> float | None:
         """Seconds of wall time per second of audio made in this run."""
         return self.wall_s / self.audio_s if self.audio_s else None
-
-
-@dataclass(frozen=True)
-class LLMSettings:
-    """Which LLM service is asked, or started."""
-
-    backend: LLMBackend
-    model_dir: Path
-    """Folder in Hugging Face layout; its tokenizer counts text tokens."""
-    url: str | None
-    """URL of a running service; None starts one, with the settings `engine_dir` to `service`."""
-    model: str | None = None
-    """Name of the service's model; None takes the first listed."""
-    form: PromptForm = PromptForm.TOKENS
-    engine_dir: Path | None = None
-    """Folder of a built TensorRT-LLM engine."""
-    kv_cache_free_gpu_memory_fraction: float | None = None
-    """Share of free GPU memory for keys and values; None leaves the service's default."""
-    service: Mapping[str, str] = field(default_factory=dict)
-    """More settings, by the names of `llm_service`."""
-    max_speech_tokens: int = 2048
-    """Most tokens of one answer, 25 a second."""
-    is_normalized: bool = True
-    """Whether texts are normalised: cleaned, with numbers as words."""
-
-
-@dataclass(frozen=True)
-class Token2WavSettings:
-    """How speech tokens become audio, in this process."""
-
-    model_dir: Path
-    """Checkpoint of token2wav."""
-    chunk_tokens: int | None = None
-    """Tokens of an utterance spoken in one step; None takes what suits the runner best."""
-    engine: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the engine, by name."""
-
-
-@dataclass(frozen=True)
-class BatchSettings:
-    """A whole batch."""
-
-    output_dir: Path
-    audio_format: str
-    plan: BatchPlan
-    llm: LLMSettings
-    token2wav: Token2WavSettings

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from cosydit.bench.types import DEFAULT_SPLIT, count, zero_or_more
+from cosydit.bench.types import add_source_options, count, zero_or_more
 from servicekit.settings import argument, number
 
 if TYPE_CHECKING:
@@ -43,12 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     silence = "longest silence of the server in seconds (default %(default)s)"
     add("--timeout-s", type=_POSITIVE, default=120.0, help=silence)
     group = parser.add_argument_group("what to say (default: bundled English sentences)")
-    source = group.add_mutually_exclusive_group()
-    source.add_argument("--manifest-path", type=Path, help="file with lines of utt|prompt_text|prompt_wav|text")
-    source.add_argument("--huggingface-dataset", help="dataset with id, target_text, prompt_text and prompt_audio")
-    source.add_argument("--target-text", help="one text to speak")
+    add_source_options(group).add_argument("--target-text", help="one text to speak")
     add = group.add_argument
-    add("--split-name", default=DEFAULT_SPLIT, help="split of the dataset (default %(default)s)")
     reference = "audio file of the voice for the samples or --target-text (Triton only)"
     add("--reference-audio", type=Path, help=reference)
     add("--reference-text", help="transcript of --reference-audio")
@@ -110,7 +106,9 @@ def _check(args: argparse.Namespace) -> None:
     """Refuse what can't be combined, before anything is read or sent."""
     from cosydit.bench.types import BenchmarkError
 
-    has_prompts = args.manifest_path or args.huggingface_dataset or args.reference_audio or args.voices_dir
+    has_prompts = (
+        args.manifest_path or args.jsonl_path or args.huggingface_dataset or args.reference_audio or args.voices_dir
+    )
     if args.door == "http" and has_prompts and args.voice is None:
         raise BenchmarkError("the gateway's HTTP door takes voices by name only: add --voice NAME, prompts aren't sent")
     if args.door == "http" and args.mode == "offline":
@@ -128,21 +126,17 @@ def _check(args: argparse.Namespace) -> None:
 def _read_inputs(args: argparse.Namespace) -> list[InputRow]:
     from dataclasses import replace
 
-    from cosydit.bench.inputs import find_voice, read_dataset, read_manifest, read_samples
+    from cosydit.bench.inputs import find_voice, read_samples, read_source
     from cosydit.bench.types import SpeechInput
 
     prompt, prompt_text = args.reference_audio, args.reference_text
     if args.voices_dir is not None:
         prompt, prompt_text = find_voice(args.voices_dir, args.voice or "default")
-    rows: list[InputRow]
-    if args.manifest_path is not None:
-        rows = read_manifest(args.manifest_path)
-    elif args.huggingface_dataset is not None:
-        rows = read_dataset(args.huggingface_dataset, args.split_name)
-    elif args.target_text is not None:
-        rows = [SpeechInput("target-text", args.target_text, prompt_text, prompt)]
-    else:
+    rows = read_source(args)
+    if rows is None:
         rows = read_samples(prompt, prompt_text)
+        if args.target_text is not None:
+            rows = [SpeechInput("target-text", args.target_text, prompt_text, prompt)]
     if args.use_spk2info_cache or args.door == "http":
         return [replace(row, prompt=None, prompt_text=None) if isinstance(row, SpeechInput) else row for row in rows]
     return rows
@@ -150,14 +144,14 @@ def _read_inputs(args: argparse.Namespace) -> list[InputRow]:
 
 def _settings(args: argparse.Namespace, inputs: int) -> BenchSettings:
     from cosydit.bench.load import LoadPlan
-    from cosydit.bench.speech_bench import BenchSettings, DoorName, Mode
+    from cosydit.bench.speech_bench import BenchSettings
 
     is_http, host = args.door == "http", args.server_addr
     port = args.server_port or (_HTTP_PORT if is_http else _GRPC_PORT)
     warm_up = args.num_tasks if args.warm_up is None else args.warm_up
     return BenchSettings(
-        door=DoorName(args.door),
-        mode=Mode(args.mode),
+        is_http=is_http,
+        is_whole=args.mode == "offline",
         url=f"http://{host}:{port}" if is_http else f"{host}:{port}",
         model=args.model_name,
         voice=args.voice or "default",
@@ -175,14 +169,13 @@ def _require_services(settings: BenchSettings) -> None:
     Raises:
         BenchmarkError: nobody listens at the door.
     """
-    from cosydit.bench.speech_bench import DoorName
     from cosydit.bench.types import BenchmarkError
 
     parts = urlsplit(settings.url if "://" in settings.url else f"//{settings.url}")
     try:
         socket.create_connection((parts.hostname or settings.url, parts.port or 0), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        name = "the gateway" if settings.door is DoorName.HTTP else "Triton"
+        name = "the gateway" if settings.is_http else "Triton"
         raise BenchmarkError(
             f"{name} does not answer at {settings.url} ({error.strerror or error}); start the services with "
             "`cosydit serve` in another shell, or say where they are: --server-addr HOST --server-port PORT"

@@ -5,6 +5,7 @@ A row that can't be used becomes a `BadRow` that names its line; whether that en
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import json
@@ -34,6 +35,21 @@ _JSONL_SUFFIXES = (".jsonl", ".ndjson")
 
 Entry = tuple[str, Mapping[str, Any] | str]
 """Where a row stands, and its fields or what is wrong with it."""
+
+
+def read_source(args: argparse.Namespace) -> list[InputRow] | None:
+    """Read what the options of `add_source_options` name; None if they name nothing.
+
+    Raises:
+        BenchmarkError: the list can't be read.
+    """
+    if args.input is not None:
+        return read_list(args.input)
+    if args.manifest_path is not None:
+        return read_manifest(args.manifest_path)
+    if args.jsonl_path is not None:
+        return read_jsonl(args.jsonl_path)
+    return None if args.huggingface_dataset is None else read_dataset(args.huggingface_dataset, args.split_name)
 
 
 def read_list(path: Path) -> list[InputRow]:

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from cosydit.bench.report import (
     write_records,
     write_text,
 )
-from cosydit.bench.server_stats import difference, read_metrics
+from cosydit.bench.scrape import difference, read_settled
 from cosydit.bench.types import BenchmarkError, LoadResult, RequestRecord, SpeechInput
 from gateway.core import FloatArray
 from servicekit.clock import SystemClock
@@ -46,28 +45,14 @@ from token2wav_service.errors import InvalidPromptError
 AUDIO_DIR = "audio"
 
 
-class DoorName(str, Enum):
-    """Which way in."""
-
-    TRITON = "triton"
-    HTTP = "http"
-
-
-class Mode(str, Enum):
-    """How the drop-in model was assembled."""
-
-    STREAMING = "streaming"
-    """Audio comes in chunks (DECOUPLED_MODE=True)."""
-    OFFLINE = "offline"
-    """Audio comes as one whole waveform (DECOUPLED_MODE=False)."""
-
-
 @dataclass(frozen=True)
 class BenchSettings:
     """What is measured, and where the results go."""
 
-    door: DoorName
-    mode: Mode
+    is_http: bool
+    """Whether the gateway's HTTP door is measured; else the drop-in Triton model."""
+    is_whole: bool
+    """Whether that model was assembled with DECOUPLED_MODE=False: its audio comes as one waveform, not in chunks."""
     url: str
     """host:port for Triton, http://host:port for the gateway."""
     model: str
@@ -122,14 +107,14 @@ async def run_bench(
 
     hear = (lambda request_id, samples: pieces[request_id].append(samples)) if settings.is_audio_kept else None
     async with _open_door(settings, hear) as door:
-        same_chunk_s = PIECES_OF_A_CHUNK_S if settings.door is DoorName.HTTP else 0.0
+        same_chunk_s = PIECES_OF_A_CHUNK_S if settings.is_http else 0.0
         load = LoadGenerator(door, lambda job: job.utt, SystemClock(), same_chunk_s)
         warm_up = await load.warm_up(jobs, settings.plan)
         pieces.clear()
-        before = await asyncio.to_thread(read_metrics, settings.metrics_url)
+        before = await asyncio.to_thread(read_settled, settings.metrics_url)
         with tqdm(total=settings.plan.requests, unit="request") as bar:
             ran = await load.run(jobs, settings.plan, advance)
-        servers = difference(before, await asyncio.to_thread(read_metrics, settings.metrics_url))
+        servers = difference(before, await asyncio.to_thread(read_settled, settings.metrics_url))
     result = LoadResult(ran.records, warm_up, ran.wall_s)
     _write_audio(settings.log_dir / AUDIO_DIR, pieces, result.records)
     return BenchOutcome(_write(settings, result, servers, environment), result)
@@ -150,7 +135,9 @@ def _write(settings: BenchSettings, result: LoadResult, servers: dict[str, Any],
 def _title(settings: BenchSettings) -> str:
     plan = settings.plan
     load = f"{plan.num_tasks} callers" if plan.requests_per_s is None else f"{plan.requests_per_s:g} requests a second"
-    door = f"{settings.model} ({settings.mode.value})" if settings.door is DoorName.TRITON else "gateway HTTP"
+    door = (
+        "gateway HTTP" if settings.is_http else f"{settings.model} ({'offline' if settings.is_whole else 'streaming'})"
+    )
     return f"{door} at {settings.url}, {load}"
 
 
@@ -159,11 +146,8 @@ async def _open_door(
     settings: BenchSettings, on_samples: OnSamples | None
 ) -> AsyncIterator[DoorUnderTest[PreparedRequest]]:
     options = DoorOptions(settings.url, settings.timeout_s, on_samples)
-    door: HttpDoor | TritonDoor
-    if settings.door is DoorName.HTTP:
-        door = HttpDoor(options, settings.voice)
-    else:
-        door = TritonDoor(options, settings.model, is_whole=settings.mode is Mode.OFFLINE)
+    triton = None if settings.is_http else TritonDoor(options, settings.model, settings.is_whole)
+    door = triton or HttpDoor(options, settings.voice)
     try:
         yield door
     finally:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ import numpy as np
 from cosydit.certify.check import TEXTS, CheckContext, CheckFailedError, Findings, NotRunError
 from cosydit.certify.run import LLM_PROGRAMS
 from cosydit.stack.host import find_host, llm_settings, preset_of, served_form
-from cosydit.stack.process import ServiceProcess, ServiceSpec, read_json
+from cosydit.stack.process import read_json, serving_llm
 from gateway.core import Sampling, Utterance
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.wire import LLMWire
@@ -30,13 +29,10 @@ from llm_service.config import LLMBackend
 from llm_service.export.check_server import Expectation, Question, gap_below_best, source_questions
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import SPEECH_TOKEN_COUNT, SPEECH_TOKENS_PER_SECOND, SpeechVocabulary
-from servicekit.settings import as_options
-from token2wav_service.serving.process.server import free_ports
 
 START_TIMEOUT_S, REQUEST_TIMEOUT_S = 600.0, 120.0
 CLOSE = Expectation(tokens_per_text=12)
 EXACT_TOKENS, AT_ONCE = 40, 64
-SERVICE = ["-m", "llm_service"]
 
 
 @dataclass(frozen=True)
@@ -155,14 +151,12 @@ def check_at_once(context: CheckContext, found: Findings, backend: str) -> None:
 
 @contextmanager
 def _serving(context: CheckContext, backend: LLMBackend) -> Iterator[Server]:
-    llm_dir, host, port = context.checkpoint.llm_dir, find_host(context.plan.device), free_ports(1)[0]
-    command = [sys.executable, *SERVICE, "--backend", backend.value, "--port", str(port), "--model-dir"]
-    command.append(str(served_form(llm_dir, backend.value, context.plan.work_dir)))
-    command += as_options(llm_settings(preset_of(host), backend.value, shared=True)) if host.gpus else []
-    url, log = f"http://127.0.0.1:{port}", context.log_dir / f"llm_{backend.value}.log"
+    llm_dir, host = context.checkpoint.llm_dir, find_host(context.plan.device)
+    served = served_form(llm_dir, backend.value, context.plan.work_dir)
+    options = llm_settings(preset_of(host), backend.value, shared=True) if host.gpus else {}
+    log = context.log_dir / f"llm_{backend.value}.log"
     log.unlink(missing_ok=True)
-    with ServiceProcess(ServiceSpec("llm_service", command, f"{url}/health", log)) as service:
-        service.wait_ready(START_TIMEOUT_S)
+    with serving_llm(backend.value, served, log, START_TIMEOUT_S, **options) as url:
         encoder = load_text_encoder(llm_dir)
         model = str(read_json(f"{url}/v1/models")["data"][0]["id"])
         yield Server(url, LLMWire(encoder, backend), encoder.vocabulary, model)

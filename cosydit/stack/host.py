@@ -102,7 +102,7 @@ def preset_of(host: Machine) -> GpuPreset:
     return preset_for(_usable_mib(smallest))
 
 
-def llm_settings(preset: GpuPreset, backend: str, shared: bool, one_stream: bool = False) -> Given:
+def llm_settings(preset: GpuPreset, backend: str, shared: bool, one_stream: bool = False) -> dict[str, str]:
     """Return settings of the LLM service on a GPU.
 
     Args:

@@ -17,6 +17,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -29,7 +30,10 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from servicekit.clock import Clock, SystemClock
+from servicekit.logs import PlainError
 from servicekit.process import ended_with_parent
+from servicekit.settings import as_options
+from token2wav_service.serving.process.server import free_ports
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +57,7 @@ _SWEEPS = 3
 """Rounds of killing: a process may start another one while the first round is under way."""
 
 
-class ServiceStartError(Exception):
+class ServiceStartError(PlainError):
     """A service did not become ready; the message ends with its last log lines."""
 
 
@@ -201,6 +205,29 @@ class ServiceProcess:
             log.seek(self._log_begins)
             lines = log.read().decode("utf-8", "replace").splitlines()[-LOG_TAIL_LINES:]
         return f"; the end of {self.spec.log_path}:\n" + "\n".join(lines)
+
+
+@contextmanager
+def serving_llm(backend: str, model_dir: Path, log_path: Path, timeout_s: float, **options: str) -> Iterator[str]:
+    """Have an LLM service of one's own on a free port while the context lasts; give its URL.
+
+    Args:
+        backend: embedded, vllm or trtllm.
+        model_dir: what is served.
+        log_path: where it logs.
+        timeout_s: seconds that it may take to become ready.
+        options: its further settings, by name.
+
+    Raises:
+        ServiceStartError: it did not become ready.
+    """
+    port = free_ports(1)[0]
+    given = {"backend": backend, "model_dir": str(model_dir), "port": str(port), **options}
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "llm_service", *as_options(given)]
+    with ServiceProcess(ServiceSpec("llm_service", command, f"{url}/health", log_path)) as service:
+        service.wait_ready(timeout_s)
+        yield url
 
 
 def _marked(mark: str) -> list[int]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from benchmarks import offline_batch, offline_compare, offline_host, offline_input
+from benchmarks import offline_batch, offline_input
 from cosydit.batch.command import add_options, read_rows
 from cosydit.batch.ledger import Ledger
 from cosydit.batch.llm import SegmentedLM
@@ -120,26 +120,6 @@ def test_figures_come_from_a_run_that_speaks_every_row(tmp_path: Path, checkpoin
     figures.unlink()
     assert offline_batch.main(command) == 2
     assert not figures.exists()
-
-
-def test_both_ways_of_speaking_are_compared_on_the_same_rows(tmp_path: Path, checkpoint: Path, llm: FakeLLM) -> None:
-    figures = tmp_path / "figures.json"
-    options = ("--llm-url", llm.url, "--figures", str(figures), "--turns", "1")
-    command = _command(tmp_path, checkpoint, _manifest(tmp_path, checkpoint, ["a", "b"]), *options)
-    assert offline_compare.main(command) == 0
-    content = json.loads(figures.read_text(encoding="utf-8"))
-    assert content["raw"]["audio_s"] == [pytest.approx(2 * SPEECH_TOKENS / 25)]
-    single, batched = content["raw"]["one_by_one_s"][0], content["raw"]["batched_s"][0]
-    assert content["figures"]["speedup"] == pytest.approx(single / batched)
-    assert len(list((tmp_path / "out").glob("turn 0/*/*.wav"))) == 4
-
-
-def test_the_host_part_runs_with_services_that_cost_nothing(
-    checkpoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = ("--llm-model-name-or-path", str(checkpoint / "llm"), "--voice", str(checkpoint / "voices/default.wav"))
-    assert offline_host.main([*paths, "--utterances", "5", "--format", "flac"]) == 0
-    assert "5 utterances, 40 s of audio" in capsys.readouterr().out
 
 
 def test_made_rows_have_texts_whose_speech_is_about_as_long_as_asked_for(tmp_path: Path, checkpoint: Path) -> None:

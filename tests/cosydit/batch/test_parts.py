@@ -14,7 +14,6 @@ import pytest
 from aiohttp import web
 
 from benchmarks.offline_batch import RAW_COLUMNS, compute_figures, raw_samples
-from benchmarks.offline_compare import compute_figures as compute_speedup
 from cosydit.batch.ledger import Ledger
 from cosydit.batch.llm import WholeAnswerClient
 from cosydit.batch.pipeline import BatchPipeline, take_alike
@@ -173,8 +172,3 @@ async def test_every_row_has_the_raw_times(tmp_path: Path, checkpoint: Path) -> 
     times = json.loads((tmp_path / "out" / "results.jsonl").read_text())
     assert 0 <= times["llm_began_s"] <= times["token2wav_began_s"] <= times["written_s"] <= report.wall_s
     assert compute_figures(raw)["audio_s"] == pytest.approx(0.2)
-
-
-def test_the_speedup_is_the_median_turn() -> None:
-    raw = {"one_by_one_s": [4.0, 9.0, 6.0], "batched_s": [2.0, 1.0, 2.0], "audio_s": [10.0, 10.0, 10.0]}
-    assert compute_speedup(raw) == {"speedup": 3.0, "rtf_one_by_one": 0.6, "rtf_batched": 0.2}

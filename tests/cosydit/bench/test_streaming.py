@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from cosydit.bench import command as streaming_grpc
 from cosydit.bench.doors import DoorOptions, HttpDoor, PreparedRequest
 from cosydit.bench.load import LoadPlan
-from cosydit.bench.speech_bench import BenchSettings, DoorName, Mode, prepare_jobs, run_bench
+from cosydit.bench.speech_bench import BenchSettings, prepare_jobs, run_bench
 from cosydit.bench.types import BenchmarkError, SpeechInput
 
 pytestmark = pytest.mark.slow
@@ -69,16 +69,15 @@ async def drop_in() -> AsyncIterator[tuple[DropIn, str]]:
     await server.stop(None)
 
 
-def _settings(log_dir: Path, url: str, mode: Mode, plan: LoadPlan) -> BenchSettings:
-    return BenchSettings(
-        DoorName.TRITON, mode, url, "cosyvoice2_dit", "default", plan, 20.0, None, log_dir, is_audio_kept=True
-    )
+def _settings(log_dir: Path, url: str, is_whole: bool, plan: LoadPlan) -> BenchSettings:
+    more = ("cosyvoice2_dit", "default", plan, 20.0, None, log_dir)
+    return BenchSettings(False, is_whole, url, *more, is_audio_kept=True)
 
 
 async def test_a_run_leaves_results_samples_table_and_audio(tmp_path: Path, drop_in: tuple[DropIn, str]) -> None:
     servicer, url = drop_in
     jobs = prepare_jobs([SpeechInput("a", "hello"), SpeechInput("b/c", "bye")])
-    settings = _settings(tmp_path, url, Mode.STREAMING, LoadPlan(num_tasks=2, requests=4, warm_up=2))
+    settings = _settings(tmp_path, url, False, LoadPlan(num_tasks=2, requests=4, warm_up=2))
     outcome = await run_bench(settings, jobs, {"python": "x"})
     assert outcome.failures == 0
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
@@ -97,7 +96,7 @@ async def test_requests_carry_the_originals_tensors(tmp_path: Path, drop_in: tup
     servicer, url = drop_in
     reference = np.full(1600, 0.25, np.float32)
     job = PreparedRequest(SpeechInput("a", "héllo", "it says"), reference)
-    await run_bench(_settings(tmp_path, url, Mode.STREAMING, LoadPlan()), [job], {})
+    await run_bench(_settings(tmp_path, url, False, LoadPlan()), [job], {})
     (request,) = servicer.requests
     shapes = {tensor.name: (tensor.datatype, list(tensor.shape)) for tensor in request.inputs}
     assert shapes == {
@@ -114,14 +113,14 @@ async def test_requests_carry_the_originals_tensors(tmp_path: Path, drop_in: tup
 async def test_the_offline_mode_takes_one_whole_waveform(tmp_path: Path, drop_in: tuple[DropIn, str]) -> None:
     _, url = drop_in
     jobs = prepare_jobs([SpeechInput("a", "hello")])
-    outcome = await run_bench(_settings(tmp_path, url, Mode.OFFLINE, LoadPlan()), jobs, {})
+    outcome = await run_bench(_settings(tmp_path, url, True, LoadPlan()), jobs, {})
     assert [arrival.audio_s for arrival in outcome.result.records[0].arrivals] == [0.2]
 
 
 async def test_failed_requests_are_counted_and_named(tmp_path: Path, drop_in: tuple[DropIn, str]) -> None:
     _, url = drop_in
     jobs = prepare_jobs([SpeechInput("a", "hello"), SpeechInput("b", "fail")])
-    outcome = await run_bench(_settings(tmp_path, url, Mode.STREAMING, LoadPlan(requests=2)), jobs, {})
+    outcome = await run_bench(_settings(tmp_path, url, False, LoadPlan(requests=2)), jobs, {})
     assert outcome.failures == 1
     assert "FAILED b (" in outcome.table and "INTERNAL: it broke" in outcome.table
 
