@@ -116,7 +116,7 @@ def _add_llm_options(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace, on_report: Callable[[BatchReport], None] | None = None) -> int:
     """Run the batch, and `on_report` behind it; return 0, 1 if any row failed, 2 if it could not run."""
-    from cosydit.batch.services import run_batch, summary_text
+    from cosydit.batch.run import run_batch, summary_text
     from cosydit.bench.report import describe_environment
     from cosydit.stack.host import find_host
 

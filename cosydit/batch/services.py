@@ -1,30 +1,19 @@
-"""Opens the two services of a batch, runs it, and writes what became of it.
-
-A service is a client of a running one, or one of its own, closed with the batch.
-"""
+"""Opens the two services of a batch: clients of running ones, or services of its own, closed with the batch."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from tqdm import tqdm
-
-from cosydit.batch.ledger import RESULTS_FILE, Ledger
 from cosydit.batch.llm import SegmentedLM, WholeAnswerClient
-from cosydit.batch.pipeline import BatchPipeline, OnRow, fail
-from cosydit.batch.types import BatchPlan, BatchReport, Complete, Failure, TokenisedUtterance
+from cosydit.batch.types import BatchPlan, Complete, TokenisedUtterance
 from cosydit.bench.inputs import read_prompt
-from cosydit.bench.report import write_json, write_jsonl
-from cosydit.bench.types import BadRow, BenchmarkError, InputRow, SpeechInput
+from cosydit.bench.types import BenchmarkError
 from cosydit.stack.host import served_form
 from cosydit.stack.process import read_json, serving_llm
 from cosydit.stack.stack import default_work_dir
@@ -37,7 +26,7 @@ from llm_service.prompt import LengthLimits
 from llm_service.speech_bounds import load_speech_bounds
 from llm_service.text_encoder import load_text_encoder
 from servicekit.checkpoint_file import find_declaration
-from servicekit.clock import Clock, SystemClock
+from servicekit.clock import Clock
 from token2wav_service.build import build_engine
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
@@ -48,81 +37,6 @@ from token2wav_service.types import StreamOptions, VoicePrompt
 LLM_LOG_FILE = "llm_service.log"
 LLM_TIMEOUT_S = 600.0
 """Longest start of a service, and longest wait for one answer."""
-SUMMARY_FILE, FAILURES_FILE = "summary.json", "failures.jsonl"
-WATCHED_PAUSE_S, LOGGED_PAUSE_S = 0.1, 30.0
-"""Seconds between two updates of the progress line: on a terminal, and in a log."""
-
-
-def run_batch(
-    args: argparse.Namespace, plan: BatchPlan, rows: Sequence[InputRow], environment: dict[str, Any]
-) -> BatchReport:
-    """Speak what is not done yet; results, failures and summary go to the output directory.
-
-    Raises:
-        BenchmarkError: another run works there, or a service is not ready.
-        ServiceStartError, Token2WavError, LLMServiceError: a service or checkpoint can't start.
-    """
-    utts = {row.utt for row in rows if isinstance(row, SpeechInput)}
-    report, out = BatchReport(len(rows)), args.output_dir
-    pause_s = WATCHED_PAUSE_S if sys.stderr.isatty() else LOGGED_PAUSE_S
-    bar = tqdm(total=len(rows), unit="text", dynamic_ncols=True, mininterval=pause_s, maxinterval=pause_s)
-
-    def on_row(report: BatchReport) -> None:
-        bar.set_postfix(failed=len(report.failures), audio_s=round(report.audio_s, 1), refresh=False)
-        bar.update()
-
-    with bar, Ledger(out, args.format, utts) as ledger:
-        if todo := still_to_do(rows, ledger, report, on_row):
-            asyncio.run(_speak(args, plan, ledger, todo, report, on_row))
-        write_jsonl(out / FAILURES_FILE, map(asdict, report.failures))
-        write_json(out / SUMMARY_FILE, {**asdict(report), "rtf": report.rtf, "environment": environment})
-    return report
-
-
-def still_to_do(rows: Sequence[InputRow], ledger: Ledger, report: BatchReport, on_row: OnRow) -> list[SpeechInput]:
-    """Return the rows that can be spoken and are not; the others are settled in the report."""
-    todo: list[SpeechInput] = []
-    for row in rows:
-        try:
-            if isinstance(row, BadRow):
-                raise BenchmarkError(row.reason)
-            if not ledger.is_done(row.utt):
-                todo.append(row)
-                continue
-            report.done_before += 1
-        except BenchmarkError as error:
-            fail(report, Failure(row.utt, "input", str(error)))
-        on_row(report)
-    return todo
-
-
-def summary_text(report: BatchReport, output_dir: Path) -> str:
-    """Return what a person wants to know of a batch."""
-    rtf = "-" if report.rtf is None else f"{report.rtf:.4f} ({1 / report.rtf:.1f} x real time)"
-    busy = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in report.stage_busy_s.items())
-    counts = f"done before: {report.done_before}, done now: {report.done}, failed: {len(report.failures)}"
-    lines = [
-        f"rows: {report.rows}, {counts}",
-        f"voices: {report.voices} in {report.voices_s:.2f} s, before everything else",
-        f"audio: {report.audio_s:.2f} s in {report.wall_s:.2f} s, RTF {rtf}",
-        f"stages, busy: {busy}",
-        *(f"FAILED {failure.utt} in {failure.stage}: {failure.reason}" for failure in report.failures),
-        f"results in {output_dir / RESULTS_FILE}",
-    ]
-    return "\n".join(lines)
-
-
-async def _speak(
-    args: argparse.Namespace,
-    plan: BatchPlan,
-    ledger: Ledger,
-    todo: Sequence[SpeechInput],
-    report: BatchReport,
-    on_row: OnRow,
-) -> None:
-    clock = SystemClock()
-    async with open_services(args, plan, clock) as services:
-        await BatchPipeline(*services, ledger, plan, clock).run(todo, report, on_row)
 
 
 @asynccontextmanager
