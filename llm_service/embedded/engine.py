@@ -30,8 +30,8 @@ from llm_service.embedded.steps import (
     NO_TOKEN,
     NOT_FINITE,
     PAGE_TOKENS,
+    LLMRunner,
     PromptPiece,
-    Runner,
     Step,
     pages_for,
 )
@@ -90,11 +90,11 @@ class _Flying:
 
 
 class SpeechLMEngine:
-    """Runs many requests on one `Runner`."""
+    """Runs many requests on one `LLMRunner`."""
 
     def __init__(
         self,
-        runner: Runner,
+        runner: LLMRunner,
         limits: EngineLimits,
         guard: RepetitionGuard,
         clock: Clock,

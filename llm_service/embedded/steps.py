@@ -74,7 +74,7 @@ class RunnerLimits:
     """Whether a step has run when it was launched. Prompts are then not cut: a piece computes as its whole prompt."""
 
 
-class Runner(Protocol):
+class LLMRunner(Protocol):
     """Computes steps; one is launched while the one before it may still run."""
 
     @property
