@@ -18,6 +18,7 @@ PACKAGE = "cosydit"
 _ROOT = Path(__file__).resolve().parents[1]
 _EXTRA_OF = {
     **dict.fromkeys(("torch", "onnxruntime", "scipy", "soundfile", "yaml", "pytriton"), "demo"),
+    "safetensors": "llm-embedded",
     "av": "audio",
     "wetext": "text",
     "onnx": "checkpoint",

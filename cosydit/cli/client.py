@@ -21,6 +21,8 @@ from servicekit.extras import install_command
 from token2wav_service.contract import DROP_IN_MODEL, SAMPLE_RATE_HZ
 
 if TYPE_CHECKING:
+    from typing_extensions import Never
+
     from gateway.client import OnAudio, SpeechTiming
     from gateway.core import FloatArray
 
@@ -178,8 +180,10 @@ def speech_progress(label: str) -> Iterator[Callable[[int, float | None], None]]
         bar.update(samples / SAMPLE_RATE_HZ)
 
     # NOTE: `disable=None` shows it on terminals only, `delay` not before that many seconds.
-    shown = {"bar_format": _BAR, "disable": None, "delay": PROGRESS_AFTER_S, "leave": False, "dynamic_ncols": True}
-    with tqdm(desc=label, **shown) as bar:
+    bar: tqdm[Never] = tqdm(
+        desc=label, bar_format=_BAR, disable=None, delay=PROGRESS_AFTER_S, leave=False, dynamic_ncols=True
+    )
+    with bar:
         yield add
 
 

@@ -24,7 +24,7 @@ def test_it_shows_language_segments_words_and_the_rules_that_made_them(capsys: p
         "  rule     cleaning and markup: '**costs**' -> 'costs'",
         "  rule     cleaning and markup: '<break time=\"1s\"/>' -> ''",
         "  rule     addresses: 'a.' -> 'a dot'",
-        "  rule     money.money: '$3.50' -> 'three dollars and fifty cents'",
+        "  rule     amounts.money: '$3.50' -> 'three dollars and fifty cents'",
         "  silence  1 s behind it",
         "segment 2, characters 47 to 54, language en",
         "  written  '2 more.'",

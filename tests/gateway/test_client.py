@@ -14,7 +14,7 @@ import soundfile
 from tritonclient.grpc import service_pb2
 
 from benchmarks.lib.paced_services import stream_response
-from cosydit.cli import client as command
+from cosydit.cli.main import main
 from gateway.voices.registry import NamedVoice
 from tests.gateway.doors.http_door import opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
@@ -37,12 +37,7 @@ class FakeDropIn(FakeTriton):
 
 
 async def cosydit_client(*argv: str) -> int:
-    import argparse
-
-    parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["client", *argv])
-    return int(await asyncio.to_thread(args.run, args))
+    return await asyncio.to_thread(main, ["client", *argv])
 
 
 async def test_http_writes_a_wav_and_prints_its_timing(

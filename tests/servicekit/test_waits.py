@@ -37,7 +37,6 @@ UNBOUNDED = {
     "gateway/dialects/cosyvoice2_dit/drop_in.py": "Triton's own thread waits for room: its queue orders what comes",
     "gateway/token2wav/replica.py": "a fetch has token2wav's deadline",
     "cosydit/certify/run.py": "the process was killed",
-    "cosydit/cli/client.py": "the player plays what it got to its end",
     "cosydit/stack/process.py": "the process was killed",
 }
 

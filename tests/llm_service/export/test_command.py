@@ -48,12 +48,12 @@ def test_a_missing_library_is_named_with_its_extra(
     stock_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing(*_: object) -> bool:
-        raise ModuleNotFoundError("No module named 'torch'")
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
     monkeypatch.setattr("cosydit.cli.convert_llm.convert_huggingface", missing)
     assert run_command("huggingface", stock_dir, tmp_path / "out") == 1
     said = capsys.readouterr().err
-    assert "No module named 'torch'; install the extra: " in said and "[llm-embedded]'" in said
+    assert "torch is not installed; it comes with: " in said and "[demo]'" in said
 
 
 def test_a_running_server_is_certified(
