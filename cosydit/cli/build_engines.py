@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cosydit.cli.export import PRECISIONS, export_options, own_errors, token2wav_dir
+from cosydit.cli.export import PRECISIONS, export_options, token2wav_dir
 
 if TYPE_CHECKING:
     from token2wav_service.export.directory import ExportDirectory, ExportTask
@@ -77,20 +77,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build what is missing; return 0, or 1 if an engine could not be built or was refused."""
+    """Build what is missing; returns the exit status."""
     from token2wav_service.runtime.tensorrt.api import load_tensorrt
     from token2wav_service.runtime.tensorrt.manifest import probe_host
 
-    host = probe_host()
-    return build_engines(args, Tools(host, load_tensorrt, _gpu_certifier, _time_on_gpu))
+    build_engines(args, Tools(probe_host(), load_tensorrt, _gpu_certifier, _time_on_gpu))
+    return 0
 
 
-def build_engines(args: argparse.Namespace, tools: Tools) -> int:
-    """Build every engine that was asked for; returns the exit status."""
-    with own_errors("build-engines", "tensorrt-rtx") as status:
-        for target in _targets(args.architectures, tools.host):
-            _build_for(args, target, tools)
-    return status.code
+def build_engines(args: argparse.Namespace, tools: Tools) -> None:
+    """Build every engine that was asked for.
+
+    Raises:
+        CheckpointError, ExportError, TensorRTError: one can't be built, or was refused.
+    """
+    for target in _targets(args.architectures, tools.host):
+        _build_for(args, target, tools)
 
 
 def _targets(architectures: Sequence[str] | None, host: GpuHost) -> list[Target]:

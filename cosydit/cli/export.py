@@ -8,13 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from servicekit.extras import install_command
 
 if TYPE_CHECKING:
     from token2wav_service.export.directory import ExportDirectory, ExportOptions, ExportTask
@@ -62,41 +58,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=_replay)
 
 
-@dataclass
-class Status:
-    """Exit status of a command."""
-
-    code: int = 0
-
-
-@contextmanager
-def own_errors(command: str, extra: str) -> Iterator[Status]:
-    """Turn the errors of exports and builds into a line on standard error, and the status into 1."""
-    from token2wav_service.errors import CheckpointError, ExportError, TensorRTError
-
-    status, message = Status(), ""
-    try:
-        yield status
-    except ModuleNotFoundError as err:
-        message = f"{err}; install the extra: {install_command(extra)}"
-    except (CheckpointError, ExportError, TensorRTError, OSError) as err:
-        message = str(err)
-    if message:
-        print(f"cosydit {command}: {message}", file=sys.stderr)
-        status.code = 1
-
-
 def run(args: argparse.Namespace) -> int:
-    """Export, and compare if asked; return 0, or 1 if that failed or a graph is out of tolerance."""
-    with own_errors("export", "export") as status:
-        from token2wav_service.export.directory import ExportDirectory
+    """Export, and compare if asked; return 0, or 1 if a graph is out of tolerance."""
+    from token2wav_service.export.directory import ExportDirectory
 
-        directory = ExportDirectory(token2wav_dir(args.checkpoint), args.out, export_options(args))
-        tasks = directory.plan()
-        _export(directory, tasks)
-        if args.check:
-            status.code = _check(args, directory, tasks)
-    return status.code
+    directory = ExportDirectory(token2wav_dir(args.checkpoint), args.out, export_options(args))
+    tasks = directory.plan()
+    _export(directory, tasks)
+    return _check(args, directory, tasks) if args.check else 0
 
 
 def token2wav_dir(checkpoint: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 from cosydit.cli import build_engines as command
 from cosydit.stack import engines
 from cosydit.stack.engines import next_engine_command, report_engines
+from token2wav_service.errors import Token2WavError
 from token2wav_service.export.directory import ExportDirectory
 from token2wav_service.graphs.catalogue import GRAPHS
 from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
@@ -48,13 +50,13 @@ class Commands:
         self.engines_dir, self.timed = folder / "engines", 0
         self.speed = Speed("NVIDIA L4", 1.0, 2.0)
 
-    def run(self, *options: str, host: GpuHost = NO_GPU) -> int:
+    def run(self, *options: str, host: GpuHost = NO_GPU) -> None:
         parser = argparse.ArgumentParser()
         command.add_parser(parser.add_subparsers())
         folders = ["--onnx-dir", str(self.onnx_dir), "--engines-dir", str(self.engines_dir)]
         args = parser.parse_args(["build-engines", str(self.model_dir), *folders, "--precision", "float32", *options])
         tools = command.Tools(host, self._load, lambda exports, task: lambda engine: MEASURED, self._time)
-        return command.build_engines(args, tools)
+        command.build_engines(args, tools)
 
     def _load(self, library: str) -> TensorRT:
         return Loading(load_tensorrt(library)._module, TENSORRT_RTX)
@@ -78,18 +80,19 @@ def commands(rtx: None, exported: ExportDirectory, tmp_path: Path) -> Commands:
 def test_engines_are_built_ahead_then_measured_and_timed_on_their_gpu(
     commands: Commands, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert commands.run("--for", "sm89") == 0
+    commands.run("--for", "sm89")
     said = capsys.readouterr()
     assert said.out.count("not measured") == 2 and "estimator_chunk.float32: Building engine" in said.err
     assert "built ahead for sm89: runner=auto takes them once `cosydit build-engines` ran there" in said.out
-    assert commands.run("--for", "sm89") == 0
+    commands.run("--for", "sm89")
     assert capsys.readouterr().out.count("was there already") == 2
-    assert commands.run(host=L4) == 0
+    commands.run(host=L4)
     said = capsys.readouterr()
     assert said.out.count("60.0 dB from float32 at worst") == 2 and "Building engine" not in said.err
     assert "1.0 ms with engines, 2.0 ms with the fused kernels; runner=auto with dtype=float32 takes them" in said.out
     assert {manifest.speed for manifest in read_manifests(commands.engines_dir)} == {commands.speed}
-    assert commands.run(host=L4) == 0 and commands.timed == 1
+    commands.run(host=L4)
+    assert commands.timed == 1
 
     commands.engines_dir.rename(commands.engines_dir.with_name("kept"))
     monkeypatch.setattr(engines, "ENGINES_FOLDER", "kept")
@@ -110,7 +113,7 @@ def test_stage_1_says_that_stage_3_leaves_slower_engines_alone(
     commands: Commands, capsys: pytest.CaptureFixture[str]
 ) -> None:
     commands.speed = Speed("NVIDIA L4", 2.0, 1.0)
-    assert commands.run("--only", "vocoder", "estimator_chunk", host=L4) == 0
+    commands.run("--only", "vocoder", "estimator_chunk", host=L4)
     assert "runner=auto with dtype=float32 leaves them alone and takes slots" in capsys.readouterr().out
 
 
@@ -124,10 +127,10 @@ def test_stage_1_says_that_stage_3_leaves_slower_engines_alone(
     ],
 )  # fmt: skip
 def test_what_can_not_be_built_is_said(
-    commands: Commands, capsys: pytest.CaptureFixture[str], options: Sequence[str], host: GpuHost, complaint: str
+    commands: Commands, options: Sequence[str], host: GpuHost, complaint: str
 ) -> None:
-    assert commands.run(*options, host=host) == 1
-    assert complaint in capsys.readouterr().err
+    with pytest.raises(Token2WavError, match=re.escape(complaint)):
+        commands.run(*options, host=host)
 
 
 def test_the_gpu_is_asked_without_a_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from cosydit.cli import export as command
+from cosydit.cli.main import main
 from servicekit.file_sums import sha256_of_file
 from token2wav_service.checkpoint import loader
 from token2wav_service.errors import CheckpointError
@@ -72,9 +71,7 @@ def test_the_manifest_says_what_the_file_is_and_what_it_was_made_from(exported: 
 
 
 def run_command(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers())
-    return command.run(parser.parse_args(["export", *arguments]))
+    return main(["export", *arguments])
 
 
 @pytest.mark.slow
