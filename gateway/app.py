@@ -238,7 +238,7 @@ def _make_pipeline(
     lexicons: LexiconBook,
 ) -> Speaker:
     carry = CarryLimits.within(bounds)
-    guard = GuardSettings.of_checkpoint(config.speech_guard, bounds, aligner)
+    guard = GuardSettings.of_checkpoint(config.speech_guard, bounds)
     settings = PipelineSettings(
         config.chunks.policy(),
         config.max_text_characters,
