@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from gateway.access.access import Access
 from gateway.access.caller import caller_name
@@ -22,7 +23,7 @@ from gateway.errors import ConfigError
 from gateway.host import Host, HostLimits
 from gateway.lexicons import LexiconBook, load_lexicons
 from gateway.lifecycle.gate import Gate, Routes
-from gateway.lifecycle.readiness import Readiness, SamplingProbe
+from gateway.lifecycle.readiness import Readiness, check_penalty
 from gateway.lifecycle.shutdown import Shutdown, return_memory_at_rest
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.routed import LLMReplicaClient, RoutedSpeechLM
@@ -95,10 +96,8 @@ async def open_gateway(
     pipeline = _make_pipeline(
         config, declaration, bounds, aligner, routes, voices, gate, access, telemetry, clock, lexicons
     )
-    probe = SamplingProbe(routes.llm, lambda utterance: wire.token_prompt(utterance).bounds, config.sampling_probe)
-    readiness = Readiness(
-        pipeline, routes.llm, routes.token2wav, config.warm_up_voice, probe=probe.run, together=worker
-    )
+    probe = partial(check_penalty, routes.llm, config.sampling_probe)
+    readiness = Readiness(pipeline, routes.llm, routes.token2wav, config.warm_up_voice, probe=probe, together=worker)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(routes.close)
         stack.push_async_callback(gate.close)
@@ -238,7 +237,7 @@ def _make_pipeline(
     lexicons: LexiconBook,
 ) -> Speaker:
     carry = CarryLimits.within(bounds)
-    guard = GuardSettings.of_checkpoint(config.speech_guard, bounds, aligner)
+    guard = GuardSettings.of_checkpoint(config.speech_guard, bounds)
     settings = PipelineSettings(
         config.chunks.policy(),
         config.max_text_characters,

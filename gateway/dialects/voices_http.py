@@ -6,16 +6,18 @@ side, so that clients of either find theirs. Parses and refuses; everything else
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 from fastapi import File, Form, UploadFile
 from fastapi.responses import JSONResponse, Response
+from starlette.datastructures import UploadFile as Recording
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from gateway.access.caller import current_caller
 from gateway.dialects.endpoints import Door, Endpoint, a_voice
-from gateway.dialects.multipart import MEDIA_TYPE, FormPart, FormTooLargeError, read_form
 from gateway.dialects.openai.errors import ErrorBody
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.host import Host
@@ -24,7 +26,7 @@ from gateway.voices.draft import VoiceDraft, too_large
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 
 PATH = "/v1/audio/voices"
-
+MEDIA_TYPE = "multipart/form-data"
 _MAX_FIELDS = 16
 _OTHER_FIELDS_BYTES = 64 * 1024
 """Most bytes of a form's fields other than the recording."""
@@ -96,22 +98,47 @@ async def _read_draft(request: Request, max_audio_bytes: int) -> VoiceDraft:
         got = f"got content type {content_type!r}, and a voice is created from a recording: send {MEDIA_TYPE}"
         raise UnsupportedOptionError(f"{got}; {_EXPECTED_FORM}")
     try:
-        parts = await read_form(content_type, request.stream(), max_audio_bytes + _OTHER_FIELDS_BYTES, _MAX_FIELDS)
-    except FormTooLargeError as error:
-        raise too_large(max_audio_bytes) from error
-    return _draft_of(parts)
+        form = await _FormParser(request, max_audio_bytes).parse()
+    except MultiPartException as error:
+        raise InvalidRequestError(f"the form is damaged ({error.message}); send {MEDIA_TYPE}") from error
+    try:
+        return await _draft_of(form.multi_items())
+    finally:
+        await form.close()
 
 
-def _draft_of(parts: list[FormPart]) -> VoiceDraft:
+class _FormParser(MultiPartParser):
+    """Reads a form into memory, and not into temporary files, because it carries recordings of people."""
+
+    def __init__(self, request: Request, max_audio_bytes: int) -> None:
+        self.spool_max_size = max_audio_bytes + _OTHER_FIELDS_BYTES
+        self._max_audio_bytes, self._has_ended = max_audio_bytes, False
+        super().__init__(request.headers, self._bounded(request), max_files=_MAX_FIELDS, max_fields=_MAX_FIELDS)
+
+    def on_end(self) -> None:
+        self._has_ended = True
+
+    async def _bounded(self, request: Request) -> AsyncGenerator[bytes, None]:
+        left = self.spool_max_size
+        async for piece in request.stream():
+            left -= len(piece)
+            if left < 0:
+                raise too_large(self._max_audio_bytes)
+            yield piece
+        if not self._has_ended:
+            raise InvalidRequestError("the form is cut: its closing boundary is missing; send all of it")
+
+
+async def _draft_of(parts: list[tuple[str, Recording | str]]) -> VoiceDraft:
     texts: dict[str, str] = {}
-    recordings: list[FormPart] = []
-    for part in parts:
-        if part.name in _RECORDINGS and part.is_file and not recordings:
+    recordings: list[Recording] = []
+    for name, part in parts:
+        if isinstance(part, Recording) and name in _RECORDINGS and not recordings:
             recordings.append(part)
-        elif part.name in _TEXTS and not part.is_file and _TEXTS[part.name] not in texts:
-            texts[_TEXTS[part.name]] = part.text()
+        elif isinstance(part, str) and name in _TEXTS and _TEXTS[name] not in texts:
+            texts[_TEXTS[name]] = part
         else:
-            raise InvalidRequestError(f"{_mistake(part)}; {_EXPECTED_FORM}", param=part.name)
+            raise InvalidRequestError(f"{_mistake(name, part)}; {_EXPECTED_FORM}", param=name)
     if texts.pop("type", _FROM_RECORDING) != _FROM_RECORDING:
         raise UnsupportedOptionError(f"only voices of type {_FROM_RECORDING!r} can be created", param="type")
     shared = texts.pop("shared", _SHARED[False])
@@ -121,9 +148,8 @@ def _draft_of(parts: list[FormPart]) -> VoiceDraft:
     missing = [field for field, is_there in needed.items() if not is_there]
     if missing:
         raise InvalidRequestError(f"the form lacks {', '.join(missing)}; {_EXPECTED_FORM}", param=missing[0])
-    return VoiceDraft(
-        audio=bytes(recordings[0].data), media_type=recordings[0].media_type, is_shared=shared == _SHARED[True], **texts
-    )
+    audio, media_type = await recordings[0].read(), recordings[0].content_type or ""
+    return VoiceDraft(audio=audio, media_type=media_type, is_shared=shared == _SHARED[True], **texts)
 
 
 _EXPECTED_FORM = (
@@ -132,12 +158,13 @@ _EXPECTED_FORM = (
 )
 
 
-def _mistake(part: FormPart) -> str:
-    if part.name not in (*_RECORDINGS, *_TEXTS):
-        return f"got an unknown field {part.name!r}"
-    if part.is_file != (part.name in _RECORDINGS):
-        return f"{part.name} is a {'file' if part.is_file else 'text'}"
-    return f"{part.name} came twice"
+def _mistake(name: str, part: Recording | str) -> str:
+    if name not in (*_RECORDINGS, *_TEXTS):
+        return f"got an unknown field {name!r}"
+    is_file = isinstance(part, Recording)
+    if is_file != (name in _RECORDINGS):
+        return f"{name} is a {'file' if is_file else 'text'}"
+    return f"{name} came twice"
 
 
 def _created_object(voice: StoredVoice, is_owned: bool) -> dict[str, Any]:

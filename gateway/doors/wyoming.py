@@ -20,7 +20,7 @@ from gateway.access.access import Access
 from gateway.access.caller import NOBODY, calling
 from gateway.access.connections import Connections
 from gateway.dialects.wyoming.connection import WyomingConnection, describe
-from gateway.dialects.wyoming.settings import WyomingSettings
+from gateway.dialects.wyoming.settings import WYOMING_OPTION, WyomingSettings
 from gateway.dialects.wyoming.wire import CountedReader, EventStream
 from gateway.errors import ConfigError, OverloadedError
 from gateway.host import Host
@@ -57,9 +57,8 @@ async def serving_wyoming(
         logger.info("Wyoming is off: %s; --insecure-wyoming opens it all the same", settings.shut_because)
         yield None
         return
-    option = "--wyoming-port, 0 for none"
     try:
-        bound = open_port(settings.host, settings.port, option, is_shared=settings.shares_port)
+        bound = open_port(settings.host, settings.port, WYOMING_OPTION, is_shared=settings.shares_port)
     except ConfigError as error:
         is_taken = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
         if settings.is_port_asked_for or not is_taken:

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-
 from gateway.config import GatewayConfig
+from gateway.dialects.wyoming.settings import WYOMING_OPTION
 from gateway.errors import ConfigError, GatewayError
 from gateway.ledger import CallerLedger
 from gateway.processes.ports import port_of, reserve_port
@@ -36,7 +35,6 @@ from gateway.processes.worker import (
     gathered_registry,
     lasting,
     merged,
-    snapshot,
 )
 from gateway.telemetry import exposition
 from gateway.telemetry.exposition import BEAT_INTERVAL_S, MAX_SILENCE_S
@@ -50,9 +48,8 @@ WORKER_VARIABLE = "COSYDIT_GATEWAY_WORKER"
 """Environment variable of a worker: NUMBER:DESCRIPTOR of its end of the socket pair:PATH of the ledger."""
 START_TIMEOUT_S = 300.0
 """Seconds that a worker may take until its doors are open."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
-"""Seconds before a worker is started again: the pause doubles each time, until the worker has settled."""
-SETTLED_S = 60.0
+PAUSE_S = 1.0
+"""Seconds before a worker is started again."""
 MAX_FAILED_STARTS = 5
 """Number of ends of one worker before it opened its doors, after which the gateway ends."""
 MARGIN_S = 5.0
@@ -87,31 +84,24 @@ def run_parent(config: GatewayConfig, argv: Sequence[str]) -> int:
 def _reserve(config: GatewayConfig, ports: ExitStack) -> list[str]:
     """Bind all ports; return what workers must be told of them beyond the command line."""
     told: list[str] = []
-    wanted = [("--port", config.host, config.port)]
-    if config.grpc_port is not None:
-        wanted.append(("--grpc-port", config.host, config.grpc_port))
+    wanted = [("--port", config.host, config.port), ("--grpc-port", config.host, config.grpc_port)]
+    if (wyoming := config.wyoming) is not None and wyoming.shut_because is None:
+        wanted.append((WYOMING_OPTION, wyoming.host, wyoming.port))
     for option, host, port in wanted:
-        reserved = reserve_port(host, port, option)
+        if port is None:
+            continue
+        try:
+            reserved = reserve_port(host, port, option)
+        except ConfigError as error:
+            if option != WYOMING_OPTION or (wyoming is not None and wyoming.is_port_asked_for):
+                raise
+            logger.warning("Wyoming is off: %s", error)
+            told += ["--wyoming-port", "0"]
+            continue
         for each in reserved:
             ports.enter_context(each)
-        told += [option, str(port_of(reserved))]
-    return told + _reserve_wyoming(config, ports)
-
-
-def _reserve_wyoming(config: GatewayConfig, ports: ExitStack) -> list[str]:
-    wyoming = config.wyoming
-    if wyoming is None or wyoming.shut_because is not None:
-        return []
-    try:
-        reserved = reserve_port(wyoming.host, wyoming.port, "--wyoming-port, 0 for none")
-    except ConfigError as error:
-        if wyoming.is_port_asked_for:
-            raise
-        logger.warning("Wyoming is off: %s", error)
-        return ["--wyoming-port", "0"]
-    for each in reserved:
-        ports.enter_context(each)
-    return []
+        told += [option.partition(",")[0], str(port_of(reserved))]
+    return told
 
 
 def _make_folder() -> str:
@@ -157,8 +147,6 @@ class _Parent:
         self._ledger_path = Path(_make_folder()) / "ledger"
         self._ledger = CallerLedger(self._clock, self._ledger_path)
         self._seats: dict[int, _Seat] = {}
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
         self._departed: Families = []
         """What workers counted that have ended."""
         self._stops = 0
@@ -224,27 +212,21 @@ class _Parent:
 
     async def _keep(self, number: int) -> None:
         """Keep one worker running until all are to stop, or it can't be brought up."""
-        failed_starts, pause_s = 0, FIRST_PAUSE_S
+        failed_starts = 0
         while not self._stopping.is_set():
-            began_s = self._clock.now()
             status, has_opened = await self._run_once(number)
             is_forked = status is not None
             if self._stopping.is_set():
                 return self._note_status(status)
-            if is_forked and not self._has_opened:
-                return self._give_up(status)
             # The machine that can't fork is no fault of the worker's; those that run go on.
             failed_starts = 0 if has_opened or (not is_forked and self._seats) else failed_starts + 1
-            if failed_starts >= MAX_FAILED_STARTS:
+            if failed_starts >= MAX_FAILED_STARTS or (is_forked and not self._has_opened):
                 logger.error("process %d does not come up; stopping", number)
                 return self._give_up(status)
-            if self._clock.now() - began_s >= SETTLED_S:
-                pause_s = FIRST_PAUSE_S
-            logger.error("process %d ended with status %s; starting it again in %.1f s", number, status, pause_s)
+            logger.error("process %d ended with status %s; starting it again in %.1f s", number, status, PAUSE_S)
             with suppress(asyncio.TimeoutError):
-                async with timeout(pause_s):
+                async with timeout(PAUSE_S):
                     await self._stopping.wait()
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _run_once(self, number: int) -> tuple[int | None, bool]:
         """Run one worker; return its status, None where it was not forked, and whether it has opened its doors."""
@@ -295,12 +277,9 @@ class _Parent:
             self._ledger.end_process(number)
             told = self._ledger.metrics().get(number, [])
             self._departed = merged({0: self._departed, 1: lasting(told)})
-            self._ledger.tell_metrics({0: self._own_metrics(), number: None})
+            self._ledger.tell_metrics({0: self._departed, number: None})
         except GatewayError:
             logger.exception("what process %d held is still counted", number)
-
-    def _own_metrics(self) -> Families:
-        return merged({0: self._departed, 1: snapshot(self._registry)})
 
     async def _fork(self, number: int) -> tuple[asyncio.subprocess.Process, socket.socket]:
         """Start one worker; return it with our end of its socket pair."""
@@ -330,8 +309,6 @@ class _Parent:
     async def _keep_watching(self) -> None:
         """Kill workers that hang: they take connections and answer none. Others take their places."""
         while True:
-            with suppress(GatewayError):
-                self._ledger.tell_metrics({0: self._own_metrics()})
             await asyncio.sleep(BEAT_INTERVAL_S)
             for number, seat in self._seats.items():
                 seat.missed_beats += 1

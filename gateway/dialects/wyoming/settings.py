@@ -12,6 +12,8 @@ from gateway.text import TextOptions
 
 DEFAULT_WYOMING_PORT = 10200
 """Port where Home Assistant expects a speech service."""
+WYOMING_OPTION = "--wyoming-port, 0 for none"
+"""Option that names the port, with what to do about it; for messages."""
 DEFAULT_MAX_EVENT_BYTES = 1024 * 1024
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -11,13 +10,12 @@ import pytest
 from gateway.config import GatewayConfig
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import NotReadyError
-from gateway.lifecycle.readiness import ProbeMode, SamplingProbe
+from gateway.lifecycle.readiness import ProbeMode, check_penalty
 from llm_service.config import LLMBackend
-from llm_service.prompt import GenerationBounds
 
 
 class ScriptedLLM:
-    """Answers as a server that obeys every parameter, or ignores some."""
+    """Answers as a server that obeys every parameter, or ignores the penalty."""
 
     def __init__(self, ignores: str = "", repeats: bool = True) -> None:
         self.ignores = ignores
@@ -29,10 +27,6 @@ class ScriptedLLM:
         tokens = [1, 2, 2, 2] if self.repeats else [1, 2, 3, 4]
         if sampling.repetition_penalty > 2 and self.repeats and self.ignores != "penalty":
             tokens = [1, 2, 3, 4]
-        if self.ignores == "seed":
-            tokens = [*tokens, self.asked]
-        if self.ignores == "length":
-            tokens = tokens * 10
         for token in tokens:
             yield SpeechTokenDelta((token,))
         yield SpeechTokenDelta((), "stop")
@@ -41,41 +35,28 @@ class ScriptedLLM:
         return True
 
 
-def probe(llm: ScriptedLLM, mode: ProbeMode = ProbeMode.REFUSE) -> SamplingProbe:
-    return SamplingProbe(llm, lambda _: GenerationBounds(min_tokens=2, max_tokens=10), mode)
-
-
 async def test_a_server_that_applies_the_penalty_is_served(caplog: pytest.LogCaptureFixture) -> None:
-    await probe(ScriptedLLM()).run()
+    await check_penalty(ScriptedLLM())
     assert not caplog.records
 
 
 async def test_a_server_that_ignores_the_penalty_is_refused() -> None:
     with pytest.raises(NotReadyError, match="accepts repetition_penalty and does not apply it"):
-        await probe(ScriptedLLM("penalty")).run()
+        await check_penalty(ScriptedLLM("penalty"))
 
 
 async def test_a_server_that_ignores_the_penalty_is_served_where_that_is_asked_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    await probe(ScriptedLLM("penalty"), ProbeMode.WARN).run()
+    await check_penalty(ScriptedLLM("penalty"), ProbeMode.WARN)
     assert "does not apply it" in caplog.text
     llm = ScriptedLLM("penalty")
-    await probe(llm, ProbeMode.OFF).run()
+    await check_penalty(llm, ProbeMode.OFF)
     assert llm.asked == 0
 
 
 async def test_an_answer_without_repeats_proves_nothing_against_a_server() -> None:
-    await probe(ScriptedLLM("penalty", repeats=False)).run()
-
-
-@pytest.mark.parametrize(("ignores", "said"), [("seed", "equal seeds"), ("length", "max_tokens is 10")])
-async def test_other_parameters_that_are_ignored_are_said(
-    ignores: str, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        await probe(ScriptedLLM(ignores)).run()
-    assert said in caplog.text
+    await check_penalty(ScriptedLLM("penalty", repeats=False))
 
 
 @pytest.mark.parametrize(
