@@ -11,7 +11,7 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
@@ -60,19 +60,6 @@ class TokenPrompt:
 
     token_ids: tuple[int, ...]  # LLM ids
     bounds: GenerationBounds
-
-
-class EventReader(Protocol):
-    """Reads the events of one answer, in order."""
-
-    def read(self, event: str) -> SpeechTokenDelta:
-        """Return what one event brought.
-
-        Raises:
-            LLMProtocolError: not JSON, not the expected shape, or a token that is no speech token.
-            LLMFailedError: the server reports a failure.
-        """
-        ...
 
 
 class LLMWire:
@@ -214,7 +201,7 @@ class LLMWire:
         lengths = {"max_tokens": bounds.max_tokens, **least}
         return {**asdict(sampling), **lengths, "stop_token_ids": list(self._vocabulary.end_ids), "seed": seed}
 
-    def reader(self) -> EventReader:
+    def reader(self) -> _TokenEvents | _ChatEvents:
         """Begin to read one answer."""
         return (_TokenEvents if self._form is PromptForm.TOKENS else _ChatEvents)(self._vocabulary)
 
@@ -234,6 +221,12 @@ class _TokenEvents:
         self._vocabulary = vocabulary
 
     def read(self, event: str) -> SpeechTokenDelta:
+        """Return what the next event brought.
+
+        Raises:
+            LLMProtocolError: not JSON, not the expected shape, or a token that is no speech token.
+            LLMFailedError: the server reports a failure.
+        """
         choice = _choice(event)
         if choice is None:
             return SpeechTokenDelta(())
@@ -254,6 +247,7 @@ class _ChatEvents:
         self._parser = SpeechTokenTextParser(vocabulary)
 
     def read(self, event: str) -> SpeechTokenDelta:
+        """See `_TokenEvents.read`."""
         choice = _choice(event)
         if choice is None:
             return SpeechTokenDelta(())

@@ -35,8 +35,8 @@ from gateway.errors import GatewayError
 from gateway.lexicons import rules_of_json, rules_of_pls
 from gateway.llm.sse import EventLines, event_data
 from gateway.llm.wire import LLMWire, PromptForm
-from gateway.text.markup.markdown import MarkupReader
-from gateway.text.markup.ssml import check_ssml
+from gateway.text.markdown import MarkupReader
+from gateway.text.ssml import check_ssml
 from gateway.text.tags import InlineTags
 from gateway.voices import decoder
 from gateway.voices.recordings import container_of

@@ -99,7 +99,7 @@ class BusyLLM(Limited):
                 yield SpeechTokenDelta(tuple(range(first, first + TOKENS_A_PIECE)))
             yield SpeechTokenDelta((), "stop")
 
-    async def answers_health(self) -> LoadReport:
+    async def probe(self) -> LoadReport:
         return LoadReport(False, self.limit.streams, self.open, next_end_s=self.limit.next_end_s(self.open))
 
     async def close(self) -> None:

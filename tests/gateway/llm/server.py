@@ -11,8 +11,10 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.client import SpeechLMClient
+from gateway.llm.token_client import TokenStreamClient
 from gateway.llm.wire import LLMWire, PromptForm
 from tests.gateway.fakes import CharacterEncoder
 
@@ -104,3 +106,11 @@ async def hang_up(request: web.Request) -> web.StreamResponse:
 def unused_url() -> str:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def is_ready(client: SpeechLMClient | TokenStreamClient) -> bool:
+    """Tell whether a probe says that the server takes requests."""
+    try:
+        return not (await client.probe()).is_draining
+    except errors.LLMUnavailableError:
+        return False

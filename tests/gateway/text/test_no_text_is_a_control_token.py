@@ -14,7 +14,7 @@ from gateway.core import Sampling, Utterance
 from gateway.errors import InvalidTextError
 from gateway.llm.wire import LLMWire, PromptForm
 from gateway.text import WHOLE_TEXT, Normalization, TextFrontEnd, TextOptions, load_text_front_end
-from gateway.text.pronunciation.aliases import AliasRule
+from gateway.text.aliases import AliasRule
 from gateway.text.styles import Style
 from llm_service.checkpoint import make_random_llm
 from llm_service.config import LLMBackend

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ConfigError
-from gateway.text.segments.breaks import Break, BreakFinder, spoken_length
-from gateway.text.segments.sentences import SentencexRules
-from gateway.text.segments.splitter import (
+from gateway.text.breaks import Break, BreakFinder, spoken_length
+from gateway.text.sentences import SentencexRules
+from gateway.text.splitter import (
     LIVE_TEXT,
     WHOLE_TEXT,
     CutBounds,
