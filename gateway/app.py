@@ -164,7 +164,7 @@ async def open_with_ports(
 
 def _llm_wire(config: GatewayConfig, encoder: TextEncoder) -> LLMWire:
     limits = LengthLimits(max_speech_tokens=config.llm_max_speech_tokens)
-    return LLMWire(encoder, config.llm_backend, config.llm_prompt_form, limits)
+    return LLMWire(encoder, config.llm_backend, limits)
 
 
 def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:

@@ -96,8 +96,6 @@ def _add_llm_options(group: argparse._ArgumentGroup) -> None:
     url = "URL of a running LLM service (default: one is started here)"
     add("--llm-url", "--openai-api-base", type=_base_url, help=url)
     add("--openai-model-name", help="name of the service's model (default: the first that it lists)")
-    form = "form of prompts; chat: for servers that take no token ids"
-    add("--llm-prompt-form", choices=("tokens", "chat"), default="tokens", help=form)
     add("--batch-size", type=count, help=f"utterances in the LLM at once ({_BY_MEMORY})")
     share = "share of free memory for keys and values of a service started here (default: the service's)"
     add("--kv-cache-free-gpu-memory-fraction", type=float, help=share)
@@ -202,7 +200,6 @@ def read_settings(args: argparse.Namespace, host: Machine) -> BatchSettings:
     """
     from cosydit.batch.types import BatchPlan, BatchSettings, LLMSettings, Token2WavSettings
     from gateway.core import Sampling
-    from gateway.llm.wire import PromptForm
     from llm_service.config import LLMBackend
 
     _check(args)
@@ -213,7 +210,6 @@ def read_settings(args: argparse.Namespace, host: Machine) -> BatchSettings:
         model_dir=args.llm_model_name_or_path,
         url=args.llm_url,
         model=args.openai_model_name,
-        form=PromptForm(args.llm_prompt_form),
         engine_dir=args.engine_dir,
         kv_cache_free_gpu_memory_fraction=args.kv_cache_free_gpu_memory_fraction,
         service=dict(args.llm_set),

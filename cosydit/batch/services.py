@@ -55,7 +55,7 @@ async def open_services(settings: BatchSettings, clock: Clock) -> AsyncIterator[
     """
     llm, token2wav, size = settings.llm, settings.token2wav, str(settings.plan.token2wav_batch_size)
     limits = LengthLimits(max_speech_tokens=llm.max_speech_tokens)
-    wire = LLMWire(load_text_encoder(llm.model_dir), llm.backend, llm.form, limits)
+    wire = LLMWire(load_text_encoder(llm.model_dir), llm.backend, limits)
     bounds = load_speech_bounds(llm.model_dir)
     front_end = load_text_front_end(bounds.segment_letters, find_declaration(llm.model_dir))
     text = TextOptions(normalization=Normalization.ON if llm.is_normalized else Normalization.OFF)

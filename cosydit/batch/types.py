@@ -8,7 +8,6 @@ from pathlib import Path
 
 from cosydit.bench.types import SpeechInput
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm.wire import PromptForm
 from llm_service.config import LLMBackend
 
 Complete = Callable[[Utterance, Sampling, int], Awaitable[SpeechTokenDelta]]
@@ -111,7 +110,6 @@ class LLMSettings:
     """URL of a running service; None starts one, with the settings `engine_dir` to `service`."""
     model: str | None = None
     """Name of the service's model; None takes the first listed."""
-    form: PromptForm = PromptForm.TOKENS
     engine_dir: Path | None = None
     """Folder of a built TensorRT-LLM engine."""
     kv_cache_free_gpu_memory_fraction: float | None = None

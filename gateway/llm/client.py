@@ -20,7 +20,7 @@ import aiohttp
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.sse import EventLines, event_data
-from gateway.llm.wire import LLMWire, WireRequest
+from gateway.llm.wire import PATH, LLMWire
 from gateway.routing.replica import LoadReport
 from servicekit.clock import Clock, SystemClock
 from servicekit.tasks import stop
@@ -129,12 +129,12 @@ class SpeechLMClient:
             return
         ends_at = self._clock.now() + self._deadlines.total_s
         async with self._opened(utterance, sampling, seed, ends_at) as (response, request):
-            body, reader = _EventBody(response, self._patience), self._wire.reader()
+            body = _EventBody(response, self._patience)
             limit_s = self._deadlines.first_token_s
             async with self._feeding(utterance, request, response) as feeding:
                 while lines := await self._next(body, limit_s if feeding.is_over else self._deadlines.total_s, ends_at):
                     for line in lines:
-                        delta = reader.read(event_data(line))
+                        delta = self._wire.read(event_data(line))
                         yield delta
                         if delta.finish_reason is not None:
                             return
@@ -143,13 +143,13 @@ class SpeechLMClient:
 
     @asynccontextmanager
     async def _feeding(
-        self, utterance: Utterance, request: WireRequest, response: aiohttp.ClientResponse
+        self, utterance: Utterance, request: dict[str, Any], response: aiohttp.ClientResponse
     ) -> AsyncIterator[_Feeding]:
         """Hand the text that is still being written on to the answer; what goes wrong with it ends the answer."""
         if utterance.coming_text is None:
             yield _Feeding()
             return
-        feeding = _Feeding(request.body["interleaved"]["id"], is_over=False)
+        feeding = _Feeding(request["interleaved"]["id"], is_over=False)
         task = asyncio.ensure_future(self._feed(utterance, response, feeding))
         try:
             yield feeding
@@ -195,13 +195,13 @@ class SpeechLMClient:
     @asynccontextmanager
     async def _opened(
         self, utterance: Utterance, sampling: Sampling, seed: int, ends_at: float
-    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, WireRequest]]:
+    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, dict[str, Any]]]:
         model = self._model or self._listed_model
         if model is None:
             model = await self._within(self._first_model(), self._deadlines.first_token_s, ends_at)
             self._listed_model = model
         request = self._wire.request(utterance, sampling, seed, model)
-        sending = self._send("POST", request.path, request.body)
+        sending = self._send("POST", PATH, request)
         response = await self._within(sending, self._deadlines.first_token_s, ends_at)
         self._answers.add(response)
         try:

@@ -34,7 +34,7 @@ from gateway.dialects.wyoming.wire import ClientLeftError, CountedReader, EventS
 from gateway.errors import GatewayError
 from gateway.lexicons import rules_of_json, rules_of_pls
 from gateway.llm.sse import EventLines, event_data
-from gateway.llm.wire import LLMWire, PromptForm
+from gateway.llm.wire import LLMWire
 from gateway.text.markdown import MarkupReader
 from gateway.text.ssml import check_ssml
 from gateway.text.tags import InlineTags
@@ -128,16 +128,16 @@ def _wyoming(data: bytes) -> object:
     return _run(read())
 
 
-def _events(form: PromptForm, data: bytes) -> object:
+def _events(data: bytes) -> object:
     """Read an answer of the LLM, cut anywhere."""
     lines, read = EventLines(), 0
     encoder: Any = SimpleNamespace(vocabulary=COSYVOICE2)  # reading needs no tokenizer
-    reader = LLMWire(encoder, form=form).reader()
+    wire = LLMWire(encoder)
     for at in range(0, len(data), 37):
         for line in lines.feed(data[at : at + 37]):
-            read += len(reader.read(event_data(line)).token_ids)
+            read += len(wire.read(event_data(line)).token_ids)
     for line in lines.end():
-        read += len(reader.read(event_data(line)).token_ids)
+        read += len(wire.read(event_data(line)).token_ids)
     return read
 
 
@@ -198,7 +198,6 @@ def _container(kind: str, codec: str) -> bytes:
 
 
 _CHOICE = {"index": 0, "text": "", "finish_reason": None, "token_ids": [151665, 151700]}
-_CHAT_CHOICE = {"index": 0, "delta": {"content": "<|s_1|><|s_23|>"}, "finish_reason": "stop"}
 _GATEWAY = (GatewayError,)
 _PROTO = (GatewayError, DecodeError)
 
@@ -292,11 +291,9 @@ def _requests() -> Mapping[str, Target]:
 
 def _services() -> Mapping[str, Target]:
     events = b"data: " + _json({"choices": [_CHOICE]}) + b"\n\n: a comment\r\ndata: [DONE]\n\n"
-    chat = b"data: " + _json({"choices": [_CHAT_CHOICE]}) + b"\n\n"
     status = ServerStatus(4, 0, 0, 4, 0, None, None, is_draining=False).to_json().encode()
     return {
-        "llm_events": Target(lambda data: _events(PromptForm.TOKENS, data), _GATEWAY, (events,)),
-        "llm_chat_events": Target(lambda data: _events(PromptForm.CHAT, data), _GATEWAY, (chat,)),
+        "llm_events": Target(_events, _GATEWAY, (events,)),
         "token2wav_status": Target(lambda data: ServerStatus.from_json(_text(data)), (ValueError,), (status,)),
         "token2wav_error": Target(lambda data: decode_error(_text(data)), (), (b"INTERNAL: a", b"INVALID_CHUNK: b")),
     }

@@ -15,14 +15,13 @@ from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.token_client import TokenStreamClient
-from gateway.llm.wire import LLMWire, PromptForm
+from gateway.llm.wire import LLMWire
 from tests.gateway.fakes import CharacterEncoder
 
 NETWORK_WAIT_S = 10.0
 """More than anything between two ends of a loopback connection takes."""
 UTTERANCE = Utterance("abc", "de", (5, 6))
 TOKENS_WIRE = LLMWire(CharacterEncoder())  # type: ignore[arg-type]
-CHAT_WIRE = LLMWire(CharacterEncoder(), form=PromptForm.CHAT)  # type: ignore[arg-type]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
