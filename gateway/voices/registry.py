@@ -295,7 +295,7 @@ class VoiceRegistry:
                 self._known.registered(key, task.result())
 
         if key not in self._registrations:
-            task = asyncio.create_task(self._registering(source), name=f"register-{key}")
+            task = asyncio.create_task(self._registering(source, self._caller()), name=f"register-{key}")
             task.add_done_callback(note_end)
             self._registrations[key] = task
         return self._registrations[key]
@@ -306,11 +306,11 @@ class VoiceRegistry:
             audio = source.audio
             self._budget.take(self._caller(), key, len(audio) if isinstance(audio, bytes) else audio.nbytes)
 
-    async def _registering(self, source: NamedVoice | StoredVoice | InlineVoice) -> RegisteredVoice:
+    async def _registering(self, source: NamedVoice | StoredVoice | InlineVoice, caller: str) -> RegisteredVoice:
         """Register a voice; one that a caller brings waits for its caller's others."""
         if self._budget is None or not isinstance(source, InlineVoice):
             return await self._register(source)
-        async with self._budget.turn(self._caller()):
+        async with self._budget.turn(caller):
             return await self._register(source)
 
     async def _register(self, source: NamedVoice | StoredVoice | InlineVoice) -> RegisteredVoice:
