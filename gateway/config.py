@@ -21,7 +21,7 @@ from gateway.lifecycle.readiness import ProbeMode
 from gateway.llm.client import LLMDeadlines
 from gateway.routing.discovery import sources_of
 from gateway.routing.fleet import LLM, TOKEN2WAV
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import RoutingSettings
 from gateway.settings import AUTO, GATEWAY
 from gateway.speech.guard import GuardMode
 from gateway.speech.pauses import DEFAULT_KEPT_S

@@ -19,8 +19,7 @@ import aiohttp
 
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm.sse import EventLines, event_data
-from gateway.llm.wire import PATH, LLMWire
+from gateway.llm.wire import PATH, EventLines, LLMWire, event_data
 from gateway.routing.replica import LoadReport
 from servicekit.clock import Clock, SystemClock
 from servicekit.tasks import stop

@@ -18,9 +18,8 @@ from typing import Protocol, TypeVar
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.routing.fleet import NOBODY, SlotLease
-from gateway.routing.replica import LoadReport
+from gateway.routing.replica import LoadReport, RoutingSettings
 from gateway.routing.router import Backoff, Router, give_back, is_replica_fault
-from gateway.routing.settings import RoutingSettings
 from gateway.speech.interleaved import TakenText
 from gateway.speech.request import HIGHEST_PRIORITY, MAX_SEED
 from servicekit.timeouts import Timeout, expire, timeout

@@ -1,6 +1,7 @@
 """What stands in the LLM's HTTP requests and events, for each backend. Pure: no HTTP, no time.
 
-A request is POST /v1/completions with a prompt of token ids; events carry token ids.
+A request is POST /v1/completions with a prompt of token ids. The answer is server-sent events, one a line, which carry
+token ids.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from llm_service.vocab import SpeechVocabulary
 _ENDED = "stop"
 _GOOD_ENDS = (_ENDED, "length")
 _EXCERPT_CHARACTERS = 200
+_EXPECTED = "is the LLM URL that of an OpenAI-compatible server?"
 
 
 PATH = "/v1/completions"
@@ -201,7 +203,7 @@ def _choice(event: str) -> dict[str, Any] | None:
             raise ValueError("not an object")
     except (ValueError, RecursionError) as error:
         got = f"the LLM sent an event that is not a JSON object: {event[:_EXCERPT_CHARACTERS]!r}"
-        raise errors.LLMProtocolError(f"{got}; is the LLM URL that of an OpenAI-compatible server?") from error
+        raise errors.LLMProtocolError(f"{got}; {_EXPECTED}") from error
     if message.get("error"):
         raise errors.LLMFailedError(f"the LLM reports {str(message['error'])[:_EXCERPT_CHARACTERS]}; see its log")
     choices = message.get("choices")
@@ -236,3 +238,70 @@ def _delta(llm_ids: Sequence[Any], finish_reason: str | None, vocabulary: Speech
             raise errors.LLMProtocolError(f"{got}; its head must allow no other tokens")
         speech_ids.append(vocabulary.speech_id(llm_id))
     return SpeechTokenDelta(tuple(speech_ids), finish_reason)
+
+
+MAX_LINE_BYTES = 1 << 20
+"""Most bytes of a line: an event holds a few tokens, and a longer line must not fill the memory."""
+_DATA = b"data:"
+_DONE = b"[DONE]"
+_OTHER_FIELDS = (b":", b"event:", b"id:", b"retry:")
+_LINE_ENDS = (b"\n", b"\r")
+
+
+class EventLines:
+    """Cuts one body into the lines that count, wherever the network cut it."""
+
+    def __init__(self) -> None:
+        """Begin before the first byte."""
+        self._rest = b""
+        self.is_done = False
+        """Whether [DONE] has come; later events are ignored."""
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Return the lines that this piece completed; blank lines, comments and fields without data don't count.
+
+        Lines end in LF, CR LF or CR. They are not checked: `event_data` reads them.
+
+        Raises:
+            errors.LLMProtocolError: a line without an end.
+        """
+        raw = self._rest + piece
+        # A CR LF that was cut in two makes one blank line more, which doesn't count.
+        lines = raw.splitlines()
+        self._rest = lines.pop() if lines and not raw.endswith(_LINE_ENDS) else b""
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise _not_an_event(self._rest)
+        return self._counting(lines)
+
+    def end(self) -> list[bytes]:
+        """Return the last line if the body's end is its only end."""
+        return self.feed(b"\n")
+
+    def _counting(self, lines: list[bytes]) -> list[bytes]:
+        counting: list[bytes] = []
+        for line in lines:
+            if self.is_done or not line or line.startswith(_OTHER_FIELDS):
+                continue
+            self.is_done = line.startswith(_DATA) and line[len(_DATA) :].strip() == _DONE
+            if not self.is_done:
+                counting.append(line)
+        return counting
+
+
+def event_data(line: bytes) -> str:
+    """Return the data of one line of `EventLines`.
+
+    Raises:
+        errors.LLMProtocolError: it is no line of server-sent events, or not UTF-8.
+    """
+    if not line.startswith(_DATA):
+        raise _not_an_event(line)
+    try:
+        return line[len(_DATA) :].strip().decode()
+    except UnicodeDecodeError as error:
+        raise _not_an_event(line) from error
+
+
+def _not_an_event(line: bytes) -> errors.LLMProtocolError:
+    excerpt = line[:_EXCERPT_CHARACTERS].decode(errors="replace")
+    return errors.LLMProtocolError(f"the LLM sent a line that is no server-sent event: {excerpt!r}; {_EXPECTED}")

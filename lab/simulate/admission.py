@@ -28,8 +28,7 @@ from gateway.llm.routed import RoutedSpeechLM
 from gateway.llm.token_client import DEFAULT_PACE
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
-from gateway.routing.replica import LoadReport
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import LoadReport, RoutingSettings
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry

@@ -33,8 +33,7 @@ from gateway.dialects.speech_ws.wire import parse_config
 from gateway.dialects.wyoming.wire import ClientLeftError, CountedReader, EventStream, read_text, read_voice
 from gateway.errors import GatewayError
 from gateway.lexicons import rules_of_json, rules_of_pls
-from gateway.llm.sse import EventLines, event_data
-from gateway.llm.wire import LLMWire
+from gateway.llm.wire import EventLines, LLMWire, event_data
 from gateway.text.markdown import MarkupReader
 from gateway.text.ssml import check_ssml
 from gateway.text.tags import InlineTags
@@ -159,8 +158,8 @@ def _folder() -> Path:
 
 def _markup(data: bytes) -> object:
     reader, text = MarkupReader(InlineTags()), _text(data)
-    stretches = [stretch for at in range(0, len(text), 11) for stretch in reader.push(text[at : at + 11])]
-    return stretches + reader.flush()
+    steps = [step for at in range(0, len(text), 11) for step in reader.reading(text[at : at + 11])]
+    return [*steps, *reader.finishing()]
 
 
 def _wav(samples: int = 4000) -> bytes:

@@ -19,8 +19,7 @@ from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
-from gateway.routing.replica import LoadReport, ReplicaState
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import LoadReport, ReplicaState, RoutingSettings
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import Speaker
 from gateway.token2wav.routed import RoutedToken2Wav

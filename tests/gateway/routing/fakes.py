@@ -21,8 +21,7 @@ from gateway.errors import (
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
-from gateway.routing.replica import LoadReport
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import LoadReport, RoutingSettings
 from gateway.token2wav.replica import VoiceFileCache
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import Clock, SystemClock
