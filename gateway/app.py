@@ -37,7 +37,7 @@ from gateway.speech.prosody_carry import CarryLimits
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.telemetry import exposition
 from gateway.telemetry.exposition import beating
-from gateway.telemetry.replicas import watch_replicas
+from gateway.telemetry.metrics import ReplicaMetrics
 from gateway.telemetry.telemetry import Telemetry
 from gateway.text import load_text_front_end
 from gateway.token2wav.client import Token2WavClient
@@ -163,14 +163,14 @@ async def open_with_ports(
 
 def _llm_wire(config: GatewayConfig, encoder: TextEncoder) -> LLMWire:
     limits = LengthLimits(max_speech_tokens=config.llm_max_speech_tokens)
-    return LLMWire(encoder, config.llm_backend, config.llm_prompt_form, limits)
+    return LLMWire(encoder, config.llm_backend, limits)
 
 
 def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
     def llm_client(address: str) -> LLMReplicaClient:
         if address.startswith(SCHEME):
             return TokenStreamClient(address, wire, config.llm_deadlines, clock, lag)
-        return SpeechLMClient(address, wire, config.llm_model, config.llm_deadlines, clock, lag)
+        return SpeechLMClient(address, wire, config.llm_model, config.llm_deadlines, clock, lag, llm_slots)
 
     def token2wav_client(address: str) -> Token2WavClient:
         return Token2WavClient(address, config.token2wav_deadlines, lag)
@@ -183,7 +183,7 @@ def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
     llm_found = sources_of(LLM, config.llm_url, settings)
     token2wav_found = sources_of(TOKEN2WAV, config.token2wav_url, settings)
     return Routes(
-        RoutedSpeechLM(fleet(LLM), llm_found, llm_client, clock, llm_slots),
+        RoutedSpeechLM(fleet(LLM), llm_found, llm_client, clock),
         RoutedToken2Wav(fleet(TOKEN2WAV), token2wav_found, token2wav_client, clock),
         lag,
     )
@@ -250,7 +250,7 @@ def _make_pipeline(
     observer = None
     if telemetry is not None:
         observer = telemetry.observer
-        watch_replicas(telemetry.metrics.registry, routes.llm.snapshot, routes.token2wav.snapshot)
+        telemetry.metrics.registry.register(ReplicaMetrics(routes.llm.snapshot, routes.token2wav.snapshot))
     return Speaker(
         routes.llm,
         routes.token2wav,
@@ -270,7 +270,7 @@ async def _open_metrics_port(
     doors: AsyncExitStack, config: GatewayConfig, port: int, telemetry: Telemetry, clock: Clock
 ) -> None:
     heartbeat = await doors.enter_async_context(beating(clock))
-    doors.enter_context(exposition.metrics_port(telemetry.metrics.registry, heartbeat, config.host, port))
+    doors.enter_context(exposition.metrics_port(telemetry.metrics.registry, heartbeat.silence_s, config.host, port))
 
 
 def _grpc_settings(config: GatewayConfig, port: int) -> GrpcSettings:

@@ -19,10 +19,9 @@ from gateway.doors.grpc import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
 from gateway.errors import ConfigError
 from gateway.lifecycle.readiness import ProbeMode
 from gateway.llm.client import LLMDeadlines
-from gateway.llm.wire import PromptForm
 from gateway.routing.discovery import sources_of
 from gateway.routing.fleet import LLM, TOKEN2WAV
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import RoutingSettings
 from gateway.settings import AUTO, GATEWAY
 from gateway.speech.guard import GuardMode
 from gateway.speech.pauses import DEFAULT_KEPT_S
@@ -82,7 +81,6 @@ class GatewayConfig:
     llm_url: str = "http://127.0.0.1:8000"
     """URL of the LLM server; one replica or several, see `gateway.routing.discovery`."""
     llm_backend: LLMBackend = LLMBackend.EMBEDDED
-    llm_prompt_form: PromptForm = PromptForm.TOKENS
     llm_sampling_probe: ProbeMode | None = None
     """Action if an LLM server ignores the repetition penalty; None: see `sampling_probe`."""
     llm_model: str | None = None
@@ -189,7 +187,6 @@ def gateway_config(given: Given, environment: Mapping[str, str]) -> GatewayConfi
         run_ahead_s=args.run_ahead_s or math.inf,
         llm_url=",".join(args.llm_url or [GatewayConfig.llm_url]),
         llm_backend=LLMBackend(args.llm_backend),
-        llm_prompt_form=PromptForm(args.llm_prompt_form),
         llm_model=args.llm_model,
         llm_sampling_probe=ProbeMode(args.llm_sampling_probe) if args.llm_sampling_probe else None,
         llm_max_speech_tokens=args.llm_max_speech_tokens,

@@ -129,10 +129,6 @@ class SpeechLM(Protocol):
         """
         ...
 
-    async def is_ready(self) -> bool:
-        """Tell whether the service answers now."""
-        ...
-
 
 class Token2WavStream(Protocol):
     """One open stream of the token2wav service."""
@@ -173,10 +169,6 @@ class Token2Wav(Protocol):
             VoiceEvictedError: the voice must be registered again.
             Token2WavError: anything the service did wrong.
         """
-        ...
-
-    async def is_ready(self) -> bool:
-        """Tell whether the service answers now."""
         ...
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.errors import ConfigError, InvalidRequestError, LexiconNotFoundError, UnsupportedOptionError
-from gateway.text.markup.xml import XmlProblem, read_xml
+from gateway.text.aliases import NO_PHONEMES, AliasRule, Lexicon
 from gateway.text.options import Normalization, TextOptions, check_counts
-from gateway.text.pronunciation.aliases import NO_PHONEMES, AliasRule, Lexicon
-from gateway.text.pronunciation.phonemes import IPA
+from gateway.text.phonemes import IPA
+from gateway.text.xml import XmlProblem, read_xml
 
 MAX_RULES = 5000
 """Most rules of one dictionary."""

@@ -168,13 +168,6 @@ _SERVICES = (
     Setting("llm_backend", "kind of the LLM server", one_of("embedded", "vllm", "trtllm"), "embedded", in_serve=False),
     Setting("llm_model", "name of the LLM server's model; not given: the first that it lists", TEXT, in_serve=False),
     Setting(
-        "llm_prompt_form",
-        "form of prompts",
-        one_of("tokens", "chat"),
-        "tokens",
-        in_serve=False,
-    ),
-    Setting(
         "llm_sampling_probe",
         "action if the LLM server ignores repetition_penalty (not given: refuse; off with embedded)",
         one_of("refuse", "warn", "off"),

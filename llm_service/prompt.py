@@ -18,8 +18,6 @@ from llm_service.vocab import (
     COSYVOICE2,
     SPEECH_TOKENS_PER_SECOND,
     SpeechVocabulary,
-    contains_protected_token,
-    format_speech_tokens,
 )
 
 Encode = Callable[[str], list[int]]
@@ -168,41 +166,6 @@ def instruction_ids(encode: Encode, vocabulary: SpeechVocabulary, instruction: s
 def target_text_tokens(encode: Encode, target_text: str, vocabulary: SpeechVocabulary = COSYVOICE2) -> int:
     """Count the target text's tokens in the input that `build_prompt` builds, which raises the same."""
     return len(_encode_target(encode, target_text, vocabulary))
-
-
-def build_chat_messages(
-    prompt_text: str,
-    target_text: str,
-    prompt_speech_tokens: Sequence[int],
-    vocabulary: SpeechVocabulary = COSYVOICE2,
-    instruction: str = "",
-    spells_protected: Callable[[str], bool] = contains_protected_token,
-) -> list[dict[str, str]]:
-    """Build the chat form, for servers that take no token ids; the server's chat template adds sos and task_id.
-
-    Args:
-        prompt_text: see `build_prompt`.
-        target_text: see `build_prompt`.
-        prompt_speech_tokens: see `build_prompt`.
-        vocabulary: see `build_prompt`.
-        instruction: see `build_prompt`.
-        spells_protected: tells whether the server would take a part of a text for a token that no text may become;
-            `TextEncoder.spells_protected`.
-
-    Raises:
-        EmptyTextError: the target text is blank.
-        UnsafeTextError: a text spells a control or speech token, which the server would take for one.
-        VocabularyError: a prompt speech token is out of range.
-    """
-    prompt_text, target_text = _as_spoken(prompt_text), _as_spoken(target_text)
-    if not target_text:
-        raise EmptyTextError("the target text is empty; send at least one word")
-    if spells_protected(prompt_text + target_text) or spells_protected(instruction):
-        raise UnsafeTextError("the text spells a control token of the form <|...|> or an undeclared tag; remove it")
-    messages = [{"role": "user", "content": chat_prefix(vocabulary, instruction) + prompt_text + target_text}]
-    if prompt_speech_tokens:
-        messages.append({"role": "assistant", "content": format_speech_tokens(map(int, prompt_speech_tokens))})
-    return messages
 
 
 def chat_prefix(vocabulary: SpeechVocabulary, instruction: str = "") -> str:

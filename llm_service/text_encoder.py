@@ -27,7 +27,6 @@ from llm_service.vocab import (
     INLINE_TAGS,
     SPEECH_TOKEN_COUNT,
     SpeechVocabulary,
-    contains_protected_token,
     speech_token_text,
     vocabulary_of_ids,
 )
@@ -82,11 +81,6 @@ class TextEncoder:
         protected = {*CONTROL_TOKENS, *protected}
         ids = (tokenizer.token_to_id(token) for token in protected)
         self._protected_ids = frozenset(token_id for token_id in ids if token_id is not None)
-        self._protected = re.compile("|".join(map(re.escape, sorted(protected))))
-
-    def spells_protected(self, text: str) -> bool:
-        """Tell whether a text spells a token that no text may become; other servers' tokenizers would make it one."""
-        return contains_protected_token(text) or self._protected.search(text) is not None
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`; spelled control or speech tokens become plain characters.

@@ -97,8 +97,6 @@ def _add_llm_options(group: argparse._ArgumentGroup) -> None:
     url = "URL of a running LLM service (default: one is started here)"
     add("--llm-url", "--openai-api-base", type=_base_url, help=url)
     add("--openai-model-name", help="name of the service's model (default: the first that it lists)")
-    form = "form of prompts; chat: for servers that take no token ids"
-    add("--llm-prompt-form", choices=("tokens", "chat"), default="tokens", help=form)
     add("--batch-size", type=count, help=f"utterances in the LLM at once ({_BY_MEMORY})")
     share = "share of free memory for keys and values of a service started here (default: the service's)"
     add("--kv-cache-free-gpu-memory-fraction", type=float, help=share)

@@ -7,7 +7,6 @@ stands in a request and in an answer is `gateway.llm.wire`'s business.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from cosydit.batch.types import Complete
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.client import KEEPALIVE_EXPIRY_S
-from gateway.llm.wire import LLMWire
+from gateway.llm.wire import PATH, LLMWire
 from gateway.speech.prosody_carry import CarryLimits, ProsodyCarry
 from gateway.speech.request import MAX_SEED, STOP_FINISH
 from gateway.speech.speech_job import language_warning
@@ -69,18 +68,17 @@ class WholeAnswerClient:
             GatewayError: anything the text or the service did wrong.
         """
         ends_at = self._clock.now() + self._timeout_s
-        request = self._wire.request(utterance, sampling, seed, self._model)
-        body = {**request.body, "stream": False}
+        body = {**self._wire.request(utterance, sampling, seed, self._model), "stream": False}
         while True:
-            status, answer = await self._post(request.path, body)
+            status, answer = await self._post(body)
             if status not in _BUSY or self._clock.now() + RETRY_AFTER_S >= ends_at:
                 break
             await asyncio.sleep(RETRY_AFTER_S)
         self._check_status(status, answer)
         return self._read(answer)
 
-    async def _post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
-        url = self._base_url + path
+    async def _post(self, body: dict[str, Any]) -> tuple[int, str]:
+        url = self._base_url + PATH
         for is_last in (False, True):
             try:
                 async with self._session.post(url, json=body, allow_redirects=False) as response:
@@ -103,7 +101,7 @@ class WholeAnswerClient:
         raise errors.LLMFailedError(f"{got}; see its log, and check that --backend is what runs there")
 
     def _read(self, answer: str) -> SpeechTokenDelta:
-        delta = self._wire.reader().read(_as_event(answer))
+        delta = self._wire.read(answer)
         if delta.finish_reason is None:
             raise errors.LLMInterruptedError(
                 f"LLM at {self._base_url}: its answer has no finish_reason; try again, and see its log"
@@ -152,15 +150,3 @@ class SegmentedLM:
         if foreign:
             logger.warning("a row's text: %s", language_warning(foreign))
         return [segment.text for segment in segments if segment.is_speakable]
-
-
-def _as_event(answer: str) -> str:
-    """Return a whole answer in the shape of a stream's only event; they differ for chat, which has `message`."""
-    if '"message"' not in answer:
-        return answer
-    try:
-        body = json.loads(answer)
-        choices = [{**choice, "delta": choice["message"]} for choice in body["choices"]]
-    except (ValueError, LookupError, TypeError):
-        return answer
-    return json.dumps({"choices": choices})

@@ -18,7 +18,7 @@ from cosydit.stack.host import served_form
 from cosydit.stack.process import read_json, serving_llm
 from cosydit.stack.stack import default_work_dir
 from gateway.core import FloatArray, RegisteredVoice
-from gateway.llm.wire import LLMWire, PromptForm
+from gateway.llm.wire import LLMWire
 from gateway.speech.prosody_carry import CarryLimits
 from gateway.text import Normalization, TextOptions, load_text_front_end
 from llm_service.config import LLMBackend
@@ -56,7 +56,7 @@ async def open_services(
     """
     llm_dir, size = args.llm_model_name_or_path, str(plan.token2wav_batch_size)
     limits = LengthLimits(max_speech_tokens=args.llm_max_speech_tokens)
-    wire = LLMWire(load_text_encoder(llm_dir), LLMBackend(args.backend), PromptForm(args.llm_prompt_form), limits)
+    wire = LLMWire(load_text_encoder(llm_dir), LLMBackend(args.backend), limits)
     bounds = load_speech_bounds(llm_dir)
     front_end = load_text_front_end(bounds.segment_letters, find_declaration(llm_dir))
     text = TextOptions(normalization=Normalization.OFF if args.as_written else Normalization.ON)

@@ -46,7 +46,7 @@ class Server:
 
     def body(self, text: str, **fields: Any) -> dict[str, Any]:
         """Return the gateway's own request for a text, some fields replaced."""
-        return {**self.wire.request(Utterance(text, "", ()), Sampling(), 0, self.model).body, **fields}
+        return {**self.wire.request(Utterance(text, "", ()), Sampling(), 0, self.model), **fields}
 
     def ids(self, body: dict[str, Any]) -> tuple[list[int], str]:
         """Ask for an answer in one piece; return its LLM ids, end tokens left out, and why it ended."""

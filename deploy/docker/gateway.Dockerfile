@@ -16,7 +16,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends python3 ca-cert
   && install -d -o cosydit -g cosydit /var/cache/cosydit /data/voices
 COPY --from=build /opt/cosydit /opt/cosydit
 # Bytecode of what a gateway opens, and of nothing else; what can't be loaded ends the build here.
-RUN /opt/cosydit/bin/python -c "import gateway.serving, gateway.audio.compressed, gateway.audio.tempo, wetext"
+RUN /opt/cosydit/bin/python -c "import gateway.serving, gateway.audio.ffmpeg, wetext"
 ENV PATH=/opt/cosydit/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONIOENCODING=utf-8 PYTHONUNBUFFERED=1
 USER 10001:10001
 WORKDIR /var/cache/cosydit

@@ -27,30 +27,41 @@ from gateway.access.turns import Turns
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """What the peers may take."""
+BODY_BYTES_PER_S = 16 * 1024
+"""Slowest rate at which a body may come."""
 
-    connections: int = 1024
-    """Most open connections of a door, WebSockets among them."""
-    per_peer: int = 768
-    """Most connections of one address at a door; the rest stays for other addresses."""
-    head_s: float = 10.0
-    """Seconds from the connection, or from a request's first byte, to the end of its head; a TLS handshake included."""
-    body_grace_s: float = 30.0
-    """Seconds from the head to the end of the body, beside the time that the body takes at `body_bytes_per_s`."""
-    body_bytes_per_s: int = 16 * 1024
-    """Slowest rate at which a body may come."""
-    unfinished_bytes: int = 128 * 1024 * 1024
+
+@dataclass(frozen=True)
+class WireLimits:
+    """Limits on what one peer may send at once, in every dialect; each dialect has smaller limits of its own."""
+
+    max_upload_bytes: int = 32 * 1024 * 1024
+    """Most bytes of an HTTP body, recordings of voices included."""
+    max_socket_message_bytes: int = 4 * 1024 * 1024
+    """Most bytes of a WebSocket message; room for a voice prompt in base64."""
+    max_grpc_message_bytes: int = 4 * 1024 * 1024
+    """Most bytes of a gRPC message, which is gRPC's own default; room for 30 s of a voice prompt at 48 kHz."""
+    max_unfinished_bytes: int = 128 * 1024 * 1024
     """Most bytes of all messages and bodies that are not whole yet, of all doors together."""
+    max_header_bytes: int = 16 * 1024
+    """Most bytes of an HTTP request's head, its first line included."""
+    max_connections: int = 1024
+    """Most open connections of each door, WebSockets among them; further HTTP requests are refused. gRPC calls have the
+    same bound."""
+    max_connections_per_peer: int = 768
+    """Most connections of one address at each door; the rest stays for other addresses."""
+    head_timeout_s: float = 10.0
+    """Seconds for the head of an HTTP request, from the connection or its first byte; for a TLS handshake too."""
+    body_timeout_s: float = 30.0
+    """Seconds for the body, plus what it takes at `BODY_BYTES_PER_S`. Seconds for the first message of a gRPC call."""
 
 
 class Connections:
     """All connections of one process; told apart by door, peer, and whether they ask something."""
 
-    def __init__(self, limits: ConnectionLimits | None = None) -> None:
+    def __init__(self, limits: WireLimits | None = None) -> None:
         """Begin without any."""
-        self.limits = limits or ConnectionLimits()
+        self.limits = limits or WireLimits()
         self.turns = Turns()
         """In which what they send is parsed."""
         self.unfinished_bytes = 0
@@ -76,12 +87,12 @@ class Connections:
     def join(self, connection: Connection) -> bool:
         """Count a new connection, which is idle; False if there is no room for it."""
         door, peer = connection.door, connection.peer
-        while self._of_peer[door, peer] >= self.limits.per_peer and self._drop_idle(door, peer):
+        while self._of_peer[door, peer] >= self.limits.max_connections_per_peer and self._drop_idle(door, peer):
             pass
         # NOTE: the last place is for those that are told there is none.
-        while self._of_door[door] + 1 >= self.limits.connections and self._drop_idle(door):
+        while self._of_door[door] + 1 >= self.limits.max_connections and self._drop_idle(door):
             pass
-        if self._of_peer[door, peer] >= self.limits.per_peer or self.is_full(door):
+        if self._of_peer[door, peer] >= self.limits.max_connections_per_peer or self.is_full(door):
             return False
         self._open[connection.fileno()] = connection
         connection.is_counted = True
@@ -92,7 +103,7 @@ class Connections:
 
     def is_full(self, door: str) -> bool:
         """Whether a door has all the connections that it may have."""
-        return self._of_door[door] >= self.limits.connections
+        return self._of_door[door] >= self.limits.max_connections
 
     def leave(self, connection: Connection) -> None:
         """Forget a connection that is gone; does nothing for one that is not counted."""
@@ -118,7 +129,7 @@ class Connections:
 
     def make_room(self) -> None:
         """Drop connections until the unfinished messages are within their bound."""
-        while self.unfinished_bytes > self.limits.unfinished_bytes:
+        while self.unfinished_bytes > self.limits.max_unfinished_bytes:
             held = Counter[str]()
             for each in self._open.values():
                 held[each.peer] += each.unfinished_bytes
@@ -160,7 +171,7 @@ class Connection(socket.socket):
         made = cls(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
         made.owner, made.door, made.peer = owner, door, peer
         made.is_counted, made.unfinished_bytes, made.began_s, made.on_drop = False, 0, 0.0, None
-        made.greeting = asyncio.get_running_loop().call_later(owner.limits.head_s, made.drop)
+        made.greeting = asyncio.get_running_loop().call_later(owner.limits.head_timeout_s, made.drop)
         return made
 
     def greeted(self) -> None:
@@ -177,7 +188,7 @@ class Connection(socket.socket):
             self.began_s = time.monotonic()
         self.owner.unfinished_bytes += count - self.unfinished_bytes
         self.unfinished_bytes = count
-        if self.owner.unfinished_bytes > self.owner.limits.unfinished_bytes:
+        if self.owner.unfinished_bytes > self.owner.limits.max_unfinished_bytes:
             self.owner.make_room()
 
     def drop(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from gateway.access.connections import Connection, Connections
+from gateway.access.connections import BODY_BYTES_PER_S, Connection, Connections
 from gateway.access.turns import Backlog
 
 _FRAME_BYTES = 64
@@ -130,13 +130,13 @@ class BoundedProtocol(H11Protocol):
         """Drop a peer that is too slow, or look again when it may be."""
         limits, now_s = self._limits, self.loop.time()
         if self._awaited is _Awaited.HEAD:
-            due_s = self._since_s + limits.head_s
+            due_s = self._since_s + limits.head_timeout_s
         elif self._awaited is _Awaited.REST:
-            due_s = self._since_s + limits.body_grace_s
+            due_s = self._since_s + limits.body_timeout_s
         elif self.flow.read_paused:
-            due_s = now_s + limits.body_grace_s  # we are slow, not the peer
+            due_s = now_s + limits.body_timeout_s  # we are slow, not the peer
         else:
-            due_s = self._since_s + limits.body_grace_s + self._received / limits.body_bytes_per_s
+            due_s = self._since_s + limits.body_timeout_s + self._received / BODY_BYTES_PER_S
         if now_s < due_s:
             self._timer = self.loop.call_at(due_s, self._check)
         elif self._counted is not None:

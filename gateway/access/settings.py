@@ -8,18 +8,17 @@ import argparse
 import ipaddress
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
-from gateway.access.connections import ConnectionLimits, Connections
+from gateway.access.connections import Connections, WireLimits
 from gateway.access.http_connection import BoundedProtocol, RefusableSocket
-from gateway.access.http_middleware import HttpRules
+from gateway.access.http_middleware import ANY_ORIGIN, HostNames, HttpRules, OriginPolicy
 from gateway.access.keys import ApiKey, KeyBook, parse_keys
-from gateway.access.origins import ANY_ORIGIN, HostNames, OriginPolicy
 from gateway.errors import ConfigError
 from gateway.ledger import CallerLedger
 from servicekit.clock import Clock
@@ -50,31 +49,6 @@ class TlsFiles:
 
 KEYS_VARIABLE = "COSYDIT_API_KEYS"
 """Environment variable with keys: lines as in the file, or one line whose keys are separated by `; `."""
-
-
-@dataclass(frozen=True)
-class WireLimits:
-    """Limits on what one peer may send at once, in every dialect; each dialect has smaller limits of its own."""
-
-    max_upload_bytes: int = 32 * 1024 * 1024
-    """Most bytes of an HTTP body, recordings of voices included."""
-    max_socket_message_bytes: int = 4 * 1024 * 1024
-    """Most bytes of a WebSocket message; room for a voice prompt in base64."""
-    max_grpc_message_bytes: int = 4 * 1024 * 1024
-    """Most bytes of a gRPC message, which is gRPC's own default; room for 30 s of a voice prompt at 48 kHz."""
-    max_unfinished_bytes: int = ConnectionLimits.unfinished_bytes
-    """Most bytes of all messages and bodies that are not whole yet; no option."""
-    max_header_bytes: int = 16 * 1024
-    """Most bytes of an HTTP request's head, its first line included."""
-    max_connections: int = 1024
-    """Most open connections of each door, WebSockets among them; further HTTP requests are refused. gRPC calls have the
-    same bound."""
-    max_connections_per_peer: int = 768
-    """Most connections of one address at each door."""
-    head_timeout_s: float = 10.0
-    """Seconds for the head of an HTTP request, from the connection or its first byte; for a TLS handshake too."""
-    body_timeout_s: float = 30.0
-    """Seconds for the body, plus one second for each 16 KiB of it. Seconds for the first message of a gRPC call."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +105,7 @@ def open_access(settings: AccessSettings, clock: Clock, ledger: CallerLedger | N
     book = None
     if settings.has_keys:
         book = KeyBook(settings.fixed_keys, settings.keys_file, settings.limits, clock)
-    return Access(book, settings.limits, clock, ledger, Connections(_connection_limits(settings)))
+    return Access(book, settings.limits, clock, ledger, Connections(_wire_limits(settings)))
 
 
 def access_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> AccessSettings:
@@ -182,16 +156,10 @@ def http_rules(settings: AccessSettings, host: str) -> HttpRules:
     return HttpRules(origins, settings.wire.max_upload_bytes, hosts)
 
 
-def _connection_limits(settings: AccessSettings) -> ConnectionLimits:
+def _wire_limits(settings: AccessSettings) -> WireLimits:
     """Return the limits; a trusted proxy is the peer of all callers."""
     wire = settings.wire
-    return ConnectionLimits(
-        connections=wire.max_connections,
-        per_peer=wire.max_connections if settings.trusted_proxies else wire.max_connections_per_peer,
-        head_s=wire.head_timeout_s,
-        body_grace_s=wire.body_timeout_s,
-        unfinished_bytes=wire.max_unfinished_bytes,
-    )
+    return replace(wire, max_connections_per_peer=wire.max_connections) if settings.trusted_proxies else wire
 
 
 def uvicorn_options(settings: AccessSettings, connections: Connections) -> dict[str, Any]:

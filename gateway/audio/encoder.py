@@ -177,7 +177,7 @@ def load_codecs() -> frozenset[AudioFormat]:
     Without it (the `audio` extra) they are fewer, which is logged.
     """
     try:
-        from gateway.audio.compressed import CODEC_SETTINGS
+        from gateway.audio.ffmpeg import CODEC_SETTINGS
     except ImportError as error:
         missing = f"audio is wav, pcm, mulaw and alaw at speed 1.0 only; for all of it: {install_command('audio')}"
         logger.warning("%s (%s)", missing, error)
@@ -205,7 +205,7 @@ def _codec(output: OutputFormat) -> Codec:
 def _compressed_codec(output: OutputFormat) -> Codec:
     name = output.audio_format.value
     try:
-        from gateway.audio.compressed import CompressedCodec
+        from gateway.audio.ffmpeg import CompressedCodec
     except ImportError as error:
         raise UnsupportedOptionError(
             f"format {name} needs PyAV: {_HOW_TO_INSTALL}; wav, pcm, mulaw and alaw work without",
@@ -222,7 +222,7 @@ def _compressed_codec(output: OutputFormat) -> Codec:
 
 def _tempo_changer(speed: float) -> SampleStage:
     try:
-        from gateway.audio.tempo import TempoChanger
+        from gateway.audio.ffmpeg import TempoChanger
     except ImportError as error:
         raise UnsupportedOptionError(
             f"speed {speed} needs PyAV: {_HOW_TO_INSTALL}; 1.0 works without", param="speed"

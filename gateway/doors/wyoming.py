@@ -89,7 +89,7 @@ async def serving_wyoming(
 class _LateStart(asyncio.StreamReaderProtocol):
     """Serves a connection from its first bytes on: hundreds that say nothing cost the event loop little when they end.
 
-    One that says nothing for `ConnectionLimits.head_s` is dropped.
+    One that says nothing for `WireLimits.head_timeout_s` is dropped.
     """
 
     _silent: asyncio.BaseTransport | None = None

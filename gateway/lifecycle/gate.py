@@ -12,8 +12,7 @@ from gateway.core import SessionHold
 from gateway.errors import GatewayError, NotReadyError
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.admission_queue import AdmissionQueue, QueueEntry
-from gateway.routing.replica import Replica
-from gateway.routing.settings import LOOK_AGAIN_S
+from gateway.routing.replica import LOOK_AGAIN_S, Replica
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import Clock
 from servicekit.tasks import stop

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from enum import Enum
 from typing import Protocol
 
-from gateway.core import Sampling, SpeechLM, Token2Wav, Utterance
+from gateway.core import Sampling, SpeechLM, Utterance
 from gateway.errors import GatewayError, NotReadyError, public_text
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import Speaker
@@ -34,14 +34,20 @@ class ReadyTogether(Protocol):
     def note_warm(self) -> None: ...
 
 
+class Service(Protocol):
+    """A service that is asked whether it answers (`routing.router.Router`)."""
+
+    async def is_ready(self) -> bool: ...
+
+
 class Readiness:
     """Warms up until it succeeds once, then asks the services each time."""
 
     def __init__(
         self,
         pipeline: Speaker,
-        llm: SpeechLM,
-        token2wav: Token2Wav,
+        llm: Service,
+        token2wav: Service,
         voice: str,
         retry_s: float = DEFAULT_RETRY_S,
         probe: Callable[[], Awaitable[None]] | None = None,

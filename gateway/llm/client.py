@@ -19,8 +19,8 @@ import aiohttp
 
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm.sse import EventLines, event_data
-from gateway.llm.wire import LLMWire, WireRequest
+from gateway.llm.wire import PATH, EventLines, LLMWire, event_data
+from gateway.routing.replica import LoadReport
 from servicekit.clock import Clock, SystemClock
 from servicekit.tasks import stop
 from servicekit.timeouts import LoopLag, Patience, patient_timeout
@@ -69,6 +69,7 @@ class SpeechLMClient:
         deadlines: LLMDeadlines | None = None,
         clock: Clock | None = None,
         lag: LoopLag | None = None,
+        slots: int | None = None,
     ) -> None:
         """Keep the settings; nothing is opened or sent yet.
 
@@ -79,6 +80,7 @@ class SpeechLMClient:
             deadlines: defaults suit a local server.
             clock: for the total deadline.
             lag: of the event loop that this client runs in; what it stood still counts against no deadline.
+            slots: answers that the server makes at once; None: it refuses others itself.
         """
         self._base_url = base_url.rstrip("/")
         self._wire = wire
@@ -87,6 +89,7 @@ class SpeechLMClient:
         self._deadlines = deadlines or LLMDeadlines()
         self._clock = clock or SystemClock()
         self._patience = Patience(lag)
+        self._slots = slots
         self._session: aiohttp.ClientSession | None = None
         self._answers: set[aiohttp.ClientResponse] = set()
 
@@ -98,15 +101,8 @@ class SpeechLMClient:
         if self._session is not None:
             await self._session.close()
 
-    async def is_ready(self) -> bool:
-        """Tell whether the server's health endpoint answers 200 now."""
-        try:
-            return await self.answers_health()
-        except errors.LLMUnavailableError:
-            return False
-
-    async def answers_health(self) -> bool:
-        """Tell whether the server's health endpoint says that it takes requests, which is 200.
+    async def probe(self) -> LoadReport:
+        """Ask the server's health endpoint; one that does not answer 200 gets no new work and ends what it has.
 
         Raises:
             LLMUnavailableError: there is no answer; `LLMUnconnectedError` if there was none in time.
@@ -119,7 +115,7 @@ class SpeechLMClient:
             raise self._unconnected(error) from error
         except aiohttp.ClientError as error:
             raise self._unreachable(error) from error
-        return response.status == _HTTP_OK
+        return LoadReport(is_draining=response.status != _HTTP_OK, slots=self._slots)
 
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
         """Yield the speech tokens of one text; see `SpeechLM.generate`.
@@ -132,12 +128,12 @@ class SpeechLMClient:
             return
         ends_at = self._clock.now() + self._deadlines.total_s
         async with self._opened(utterance, sampling, seed, ends_at) as (response, request):
-            body, reader = _EventBody(response, self._patience), self._wire.reader()
+            body = _EventBody(response, self._patience)
             limit_s = self._deadlines.first_token_s
             async with self._feeding(utterance, request, response) as feeding:
                 while lines := await self._next(body, limit_s if feeding.is_over else self._deadlines.total_s, ends_at):
                     for line in lines:
-                        delta = reader.read(event_data(line))
+                        delta = self._wire.read(event_data(line))
                         yield delta
                         if delta.finish_reason is not None:
                             return
@@ -146,13 +142,13 @@ class SpeechLMClient:
 
     @asynccontextmanager
     async def _feeding(
-        self, utterance: Utterance, request: WireRequest, response: aiohttp.ClientResponse
+        self, utterance: Utterance, request: dict[str, Any], response: aiohttp.ClientResponse
     ) -> AsyncIterator[_Feeding]:
         """Hand the text that is still being written on to the answer; what goes wrong with it ends the answer."""
         if utterance.coming_text is None:
             yield _Feeding()
             return
-        feeding = _Feeding(request.body["interleaved"]["id"], is_over=False)
+        feeding = _Feeding(request["interleaved"]["id"], is_over=False)
         task = asyncio.ensure_future(self._feed(utterance, response, feeding))
         try:
             yield feeding
@@ -198,13 +194,13 @@ class SpeechLMClient:
     @asynccontextmanager
     async def _opened(
         self, utterance: Utterance, sampling: Sampling, seed: int, ends_at: float
-    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, WireRequest]]:
+    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, dict[str, Any]]]:
         model = self._model or self._listed_model
         if model is None:
             model = await self._within(self._first_model(), self._deadlines.first_token_s, ends_at)
             self._listed_model = model
         request = self._wire.request(utterance, sampling, seed, model)
-        sending = self._send("POST", request.path, request.body)
+        sending = self._send("POST", PATH, request)
         response = await self._within(sending, self._deadlines.first_token_s, ends_at)
         self._answers.add(response)
         try:
@@ -217,28 +213,24 @@ class SpeechLMClient:
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> aiohttp.ClientResponse:
         url, headers = self._base_url + path, trace_headers()
-        connecting = self._patience.begin(self._deadlines.connect_s)
-        try:
-            return await self._http().request(method, url, json=body, headers=headers, allow_redirects=False)
-        except aiohttp.ServerTimeoutError as error:
-            # NOTE: our event loop may have been blocked, or the server is busy with other calls: it may still be there.
-            if connecting() <= 0:
-                raise self._unconnected(error) from error
-            logger.info("trying to connect to the LLM again after %r", error)
-            return await self._send(method, path, body)
-        except aiohttp.ClientConnectorError as error:
-            raise self._unreachable(error) from error
-        except _STALE_CONNECTION as error:
-            # NOTE: most likely a pooled connection that the server closed while it was idle; nothing was answered yet.
-            logger.info("trying the LLM again on a fresh connection after %r", error)
-        except aiohttp.ClientError as error:
-            raise self._unreachable(error) from error
-        try:
-            return await self._http().request(method, url, json=body, headers=headers, allow_redirects=False)
-        except aiohttp.ServerTimeoutError as error:
-            raise self._unconnected(error) from error
-        except aiohttp.ClientError as error:
-            raise self._unreachable(error) from error
+        connecting, may_be_stale = self._patience.begin(self._deadlines.connect_s), True
+        while True:
+            try:
+                return await self._http().request(method, url, json=body, headers=headers, allow_redirects=False)
+            except aiohttp.ServerTimeoutError as error:
+                # NOTE: our event loop may have been blocked, or the server is busy with other calls: it may still be
+                # there.
+                if not may_be_stale or connecting() <= 0:
+                    raise self._unconnected(error) from error
+                logger.info("trying to connect to the LLM again after %r", error)
+            except (aiohttp.ClientError, ConnectionResetError) as error:
+                is_stale = isinstance(error, _STALE_CONNECTION) and not isinstance(error, aiohttp.ClientConnectorError)
+                if not (is_stale and may_be_stale):
+                    raise self._unreachable(error) from error
+                # NOTE: most likely a pooled connection that the server closed while it was idle; nothing was answered
+                # yet.
+                may_be_stale = False
+                logger.info("trying the LLM again on a fresh connection after %r", error)
 
     async def _first_model(self) -> str:
         response = await self._send("GET", "/v1/models")

@@ -21,7 +21,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gateway.text.segments.breaks import spoken_length
+from gateway.text.breaks import spoken_length
 
 _START_TOKENS = 40
 """Tokens added to `longest_speech`, 1.6 s: silence around a word, and the time of a word alone."""

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.routing.discovery import ReplicaSource
-from gateway.routing.fleet import NOBODY, Fleet, SlotLease
-from gateway.routing.replica import LoadReport
+from gateway.routing.fleet import NOBODY, SlotLease
+from gateway.routing.replica import LoadReport, RoutingSettings
 from gateway.routing.router import Backoff, Router, give_back, is_replica_fault
-from gateway.routing.settings import RoutingSettings
 from gateway.speech.interleaved import TakenText
 from gateway.speech.request import HIGHEST_PRIORITY, MAX_SEED
-from servicekit.clock import Clock
 from servicekit.timeouts import Timeout, expire, timeout
 
 logger = logging.getLogger(__name__)
@@ -152,41 +149,12 @@ class LLMReplicaClient(Protocol):
         ...
 
     def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]: ...
-    async def answers_health(self) -> bool | LoadReport: ...
+    async def probe(self) -> LoadReport: ...
     async def close(self) -> None: ...
 
 
-class LLMReplica:
-    """One LLM replica."""
-
-    def __init__(self, client: LLMReplicaClient, slots: int | None = None) -> None:
-        """Own the client; `slots`: answers that the server makes at once, None if it refuses others itself."""
-        self.client = client
-        self._slots = slots
-
-    async def probe(self) -> LoadReport:
-        """See `router.ReplicaClient`; one that answers that it is not well gets no new work and ends what it has."""
-        told = await self.client.answers_health()
-        return told if isinstance(told, LoadReport) else LoadReport(is_draining=not told, slots=self._slots)
-
-    async def close(self) -> None:
-        """Drop its connections."""
-        await self.client.close()
-
-
-class RoutedSpeechLM(Router[LLMReplica]):
+class RoutedSpeechLM(Router[LLMReplicaClient]):
     """Implements `core.SpeechLM` over all replicas."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        sources: list[ReplicaSource],
-        make_client: Callable[[str], LLMReplicaClient],
-        clock: Clock,
-        slots: int | None = None,
-    ) -> None:
-        """See `Router` and `LLMReplica`."""
-        super().__init__(fleet, sources, lambda address: LLMReplica(make_client(address), slots), clock)
 
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
         """Yield the speech tokens of one text; see `SpeechLM.generate`.
@@ -231,7 +199,7 @@ class RoutedSpeechLM(Router[LLMReplica]):
     async def _deltas(
         self, slot: SlotLease, answer: ContinuedAnswer, sampling: Sampling
     ) -> AsyncGenerator[SpeechTokenDelta]:
-        client = self.client(slot.address).client
+        client = self.client(slot.address)
         ejection = Ejection(slot)
         async with aclosing(
             client.generate(answer.rest(), sampling, answer.rest_seed(client.continues_exactly))

@@ -92,16 +92,8 @@ class TokenStreamClient:
         if channel is not None:
             await channel.close()
 
-    async def is_ready(self) -> bool:
-        """Tell whether the server says that it serves."""
-        try:
-            told = await self.answers_health()
-        except errors.LLMUnavailableError:
-            return False
-        return not told.is_draining if isinstance(told, LoadReport) else told
-
-    async def answers_health(self) -> bool | LoadReport:
-        """Tell whether the server says that it takes requests, and how many if it says so.
+    async def probe(self) -> LoadReport:
+        """Ask the server whether it takes requests, and how many if it says so.
 
         Raises:
             LLMUnavailableError: there is no answer.
@@ -119,11 +111,11 @@ class TokenStreamClient:
                 raise self._unreachable(repr(error)) from error
             is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             raise self._unreachable(error.details() or "", is_late) from error
-        is_serving = bool(told.status == health_pb2.HealthCheckResponse.SERVING)
+        is_draining = bool(told.status != health_pb2.HealthCheckResponse.SERVING)
         if STREAMS not in room:
-            return is_serving
+            return LoadReport(is_draining)
         slots, open_streams, next_end_s = int(room[STREAMS]), int(room[OPEN_STREAMS]), float(room[NEXT_END_S])
-        return LoadReport(not is_serving, slots, open_streams, next_end_s=next_end_s)
+        return LoadReport(is_draining, slots, open_streams, next_end_s=next_end_s)
 
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
         """Yield the speech tokens of one text; see `SpeechLM.generate`.

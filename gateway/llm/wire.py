@@ -1,7 +1,7 @@
 """What stands in the LLM's HTTP requests and events, for each backend. Pure: no HTTP, no time.
 
-Two forms of one contract. `tokens`: POST /v1/completions with a prompt of token ids; events carry token ids. `chat`:
-POST /v1/chat/completions with messages; events carry `<|s_N|>` text, for servers that can't send ids.
+A request is POST /v1/completions with a prompt of token ids. The answer is server-sent events, one a line, which carry
+token ids.
 """
 
 from __future__ import annotations
@@ -10,46 +10,34 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.length import longest_speech
 from llm_service.config import LLMBackend
-from llm_service.errors import EmptyTextError, PromptError, PromptTooLongError, VocabularyError
+from llm_service.errors import EmptyTextError, PromptError, PromptTooLongError
 from llm_service.prompt import (
     GenerationBounds,
     InterleavedSpeechPrompt,
     LengthLimits,
     TextPieces,
-    build_chat_messages,
     build_interleaved_prompt,
     build_prompt,
     generation_bounds,
     target_text_tokens,
 )
 from llm_service.text_encoder import TextEncoder
-from llm_service.vocab import SpeechTokenTextParser, SpeechVocabulary, contains_protected_token
+from llm_service.vocab import SpeechVocabulary
 
 _ENDED = "stop"
 _GOOD_ENDS = (_ENDED, "length")
 _EXCERPT_CHARACTERS = 200
+_EXPECTED = "is the LLM URL that of an OpenAI-compatible server?"
 
 
-class PromptForm(str, Enum):
-    """How prompt and answer travel."""
-
-    TOKENS = "tokens"
-    CHAT = "chat"
-
-
-@dataclass(frozen=True)
-class WireRequest:
-    """One HTTP request."""
-
-    path: str
-    body: dict[str, Any]
+PATH = "/v1/completions"
+"""Where answers are asked for."""
 
 
 @dataclass(frozen=True)
@@ -60,38 +48,23 @@ class TokenPrompt:
     bounds: GenerationBounds
 
 
-class EventReader(Protocol):
-    """Reads the events of one answer, in order."""
-
-    def read(self, event: str) -> SpeechTokenDelta:
-        """Return what one event brought.
-
-        Raises:
-            LLMProtocolError: not JSON, not the expected shape, or a token that is no speech token.
-            LLMFailedError: the server reports a failure.
-        """
-        ...
-
-
 class LLMWire:
-    """Writes requests and reads events for one backend and form."""
+    """Writes requests and reads events for one backend."""
 
     def __init__(
         self,
         encoder: TextEncoder,
         backend: LLMBackend = LLMBackend.EMBEDDED,
-        form: PromptForm = PromptForm.TOKENS,
         limits: LengthLimits | None = None,
     ) -> None:
         """Keep the choices; `encoder` also counts text tokens, which bound the answer's length."""
         self._encoder = encoder
         self._vocabulary = encoder.vocabulary
         self.backend = backend
-        self._form = form
         self._limits = limits or LengthLimits()
 
-    def request(self, utterance: Utterance, sampling: Sampling, seed: int, model: str) -> WireRequest:
-        """Write the request for one utterance.
+    def request(self, utterance: Utterance, sampling: Sampling, seed: int, model: str) -> dict[str, Any]:
+        """Write the body of the request for one utterance.
 
         Raises:
             InvalidTextError: the text has no tokens, is not Unicode or spells control tokens.
@@ -101,30 +74,27 @@ class LLMWire:
             return self._interleaved_request(utterance, sampling, seed, model)
         prompt = self.token_prompt(utterance)
         body = {"model": model, "stream": True, **self._sampling_fields(sampling, prompt.bounds, seed)}
-        if self._form is PromptForm.TOKENS:
-            ids_flag = {"detokenize": False} if self.backend is LLMBackend.TRTLLM else {"return_token_ids": True}
-            return WireRequest("/v1/completions", body | ids_flag | {"prompt": list(prompt.token_ids)})
-        visible = {} if self.backend is LLMBackend.EMBEDDED else {"skip_special_tokens": False}
-        return WireRequest("/v1/chat/completions", body | visible | {"messages": self._messages(utterance)})
+        ids_flag = {"detokenize": False} if self.backend is LLMBackend.TRTLLM else {"return_token_ids": True}
+        return body | ids_flag | {"prompt": list(prompt.token_ids)}
 
-    def _interleaved_request(self, utterance: Utterance, sampling: Sampling, seed: int, model: str) -> WireRequest:
+    def _interleaved_request(self, utterance: Utterance, sampling: Sampling, seed: int, model: str) -> dict[str, Any]:
         prompt = self.interleaved_prompt(utterance)
         layout = {"begin_tokens": prompt.begin_tokens, "transcript_tokens": prompt.transcript_tokens}
         ids = {"return_token_ids": True, "stop_token_ids": list(self._vocabulary.end_ids), "seed": seed}
         if prompt.continued_tokens:
             ids["continued_tokens"] = prompt.continued_tokens
         body = {"model": model, "stream": True, "prompt": list(prompt.token_ids), **asdict(sampling), **ids}
-        return WireRequest("/v1/completions", body | {"interleaved": {"id": secrets.token_hex(16), **layout}})
+        return body | {"interleaved": {"id": secrets.token_hex(16), **layout}}
 
     def interleaved_prompt(self, utterance: Utterance) -> InterleavedSpeechPrompt:
         """Make what stands before a text that is still being written, as LLM ids.
 
         Raises:
-            UnsupportedOptionError: the LLM's server or the prompt's form can't do it.
+            UnsupportedOptionError: the LLM's server can't do it.
             InvalidTextError: the transcript or the instruction is not Unicode or spells control tokens.
         """
-        if self.backend is not LLMBackend.EMBEDDED or self._form is not PromptForm.TOKENS:
-            got = f"text interleaved with speech needs the embedded LLM server with token ids, and {self.backend.value}"
+        if self.backend is not LLMBackend.EMBEDDED:
+            got = f"text interleaved with speech needs the embedded LLM server, and {self.backend.value}"
             raise errors.UnsupportedOptionError(f"{got} serves here; leave text_mode out", param="text_mode")
         given = (utterance.reference_text, utterance.reference_tokens, self._vocabulary, utterance.instruction)
         try:
@@ -177,28 +147,6 @@ class LLMWire:
             bounds = _rest_of(bounds, len(utterance.spoken_tokens))
         return TokenPrompt(tuple(prompt.token_ids), bounds)
 
-    def _messages(self, utterance: Utterance) -> list[dict[str, str]]:
-        """Write the chat form; our own server takes an instruction apart from the text, others before it.
-
-        Raises:
-            InvalidTextError: a text spells a token that no text may become.
-        """
-        try:
-            return self._checked_messages(utterance)
-        except PromptError as error:
-            raise errors.InvalidTextError(str(error), param="input") from error
-
-    def _checked_messages(self, utterance: Utterance) -> list[dict[str, str]]:
-        heard = (*utterance.reference_tokens, *utterance.spoken_tokens)
-        texts = (utterance.reference_text, utterance.text)
-        if self.backend is LLMBackend.EMBEDDED and utterance.instruction:
-            system = {"role": "system", "content": utterance.instruction}
-            return [system, *build_chat_messages(*texts, heard, self._vocabulary)]
-        # NOTE: our own server encodes texts as this encoder does; others would take any spelled token for one.
-        is_own = self.backend is LLMBackend.EMBEDDED
-        spells_protected = contains_protected_token if is_own else self._encoder.spells_protected
-        return build_chat_messages(*texts, heard, self._vocabulary, utterance.instruction, spells_protected)
-
     def is_spoken_out(self, utterance: Utterance) -> bool:
         """Tell whether the tokens that were spoken reach the bound of the answer already."""
         if utterance.coming_text is not None:
@@ -212,9 +160,24 @@ class LLMWire:
         lengths = {"max_tokens": bounds.max_tokens, **least}
         return {**asdict(sampling), **lengths, "stop_token_ids": list(self._vocabulary.end_ids), "seed": seed}
 
-    def reader(self) -> EventReader:
-        """Begin to read one answer."""
-        return (_TokenEvents if self._form is PromptForm.TOKENS else _ChatEvents)(self._vocabulary)
+    def read(self, event: str) -> SpeechTokenDelta:
+        """Return what the next event of an answer brought.
+
+        Raises:
+            LLMProtocolError: not JSON, not the expected shape, or a token that is no speech token.
+            LLMFailedError: the server reports a failure.
+        """
+        choice = _choice(event)
+        if choice is None:
+            return SpeechTokenDelta(())
+        llm_ids = choice.get("token_ids") or []
+        if not isinstance(llm_ids, list):
+            raise errors.LLMProtocolError(f"got token_ids of type {type(llm_ids).__name__}, expected a list")
+        if choice.get("text") and not llm_ids:
+            hint = "use a server that sends token ids"
+            raise errors.LLMProtocolError(f"the LLM sent text without token ids; {hint}")
+        delta = _delta(llm_ids, _finish_reason(choice), self._vocabulary)
+        return replace(delta, fills=_fills(choice, len(llm_ids))) if choice.get("fills") else delta
 
     def _bounds(self, text_tokens: int, utterance: Utterance) -> GenerationBounds:
         """Bound the answer by the text's tokens, and more closely by the voice's pace."""
@@ -223,46 +186,6 @@ class LLMWire:
             return bounds
         longest = longest_speech(utterance.text, utterance.reference_text, utterance.reference_tokens)
         return replace(bounds, max_tokens=max(bounds.min_tokens, min(bounds.max_tokens, longest)))
-
-
-class _TokenEvents:
-    """Events of /v1/completions whose choices carry LLM ids."""
-
-    def __init__(self, vocabulary: SpeechVocabulary) -> None:
-        self._vocabulary = vocabulary
-
-    def read(self, event: str) -> SpeechTokenDelta:
-        choice = _choice(event)
-        if choice is None:
-            return SpeechTokenDelta(())
-        llm_ids = choice.get("token_ids") or []
-        if not isinstance(llm_ids, list):
-            raise errors.LLMProtocolError(f"got token_ids of type {type(llm_ids).__name__}, expected a list")
-        if choice.get("text") and not llm_ids:
-            hint = "use the LLM prompt form `chat` for a server that can't send ids"
-            raise errors.LLMProtocolError(f"the LLM sent text without token ids; {hint}")
-        delta = _delta(llm_ids, _finish_reason(choice), self._vocabulary)
-        return replace(delta, fills=_fills(choice, len(llm_ids))) if choice.get("fills") else delta
-
-
-class _ChatEvents:
-    """Events of /v1/chat/completions whose deltas carry `<|s_N|>` text."""
-
-    def __init__(self, vocabulary: SpeechVocabulary) -> None:
-        self._parser = SpeechTokenTextParser(vocabulary)
-
-    def read(self, event: str) -> SpeechTokenDelta:
-        choice = _choice(event)
-        if choice is None:
-            return SpeechTokenDelta(())
-        finish_reason = _finish_reason(choice)
-        try:
-            speech_ids = self._parser.feed(_content(choice))
-            if finish_reason == _ENDED:
-                self._parser.close()
-        except VocabularyError as error:
-            raise errors.LLMProtocolError(f"the LLM sent text that is not speech tokens: {error}") from error
-        return SpeechTokenDelta(tuple(speech_ids), finish_reason)
 
 
 def _rest_of(bounds: GenerationBounds, spoken_tokens: int) -> GenerationBounds:
@@ -278,23 +201,13 @@ def _choice(event: str) -> dict[str, Any] | None:
             raise ValueError("not an object")
     except (ValueError, RecursionError) as error:
         got = f"the LLM sent an event that is not a JSON object: {event[:_EXCERPT_CHARACTERS]!r}"
-        raise errors.LLMProtocolError(f"{got}; is the LLM URL that of an OpenAI-compatible server?") from error
+        raise errors.LLMProtocolError(f"{got}; {_EXPECTED}") from error
     if message.get("error"):
         raise errors.LLMFailedError(f"the LLM reports {str(message['error'])[:_EXCERPT_CHARACTERS]}; see its log")
     choices = message.get("choices")
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise errors.LLMProtocolError(f"the LLM sent an event without choices: {event[:_EXCERPT_CHARACTERS]!r}")
     return choices[0] if choices else None
-
-
-def _content(choice: dict[str, Any]) -> str:
-    """Return the text that a chat's choice adds; an event may have none."""
-    delta = choice.get("delta") or {}
-    content = (delta.get("content") or "") if isinstance(delta, dict) else None
-    if not isinstance(content, str):
-        got = f"the LLM sent a delta that is not an object with text: {str(delta)[:_EXCERPT_CHARACTERS]!r}"
-        raise errors.LLMProtocolError(f"{got}; is the LLM URL that of an OpenAI-compatible server?")
-    return content
 
 
 def _finish_reason(choice: dict[str, Any]) -> str | None:
@@ -323,3 +236,70 @@ def _delta(llm_ids: Sequence[Any], finish_reason: str | None, vocabulary: Speech
             raise errors.LLMProtocolError(f"{got}; its head must allow no other tokens")
         speech_ids.append(vocabulary.speech_id(llm_id))
     return SpeechTokenDelta(tuple(speech_ids), finish_reason)
+
+
+MAX_LINE_BYTES = 1 << 20
+"""Most bytes of a line: an event holds a few tokens, and a longer line must not fill the memory."""
+_DATA = b"data:"
+_DONE = b"[DONE]"
+_OTHER_FIELDS = (b":", b"event:", b"id:", b"retry:")
+_LINE_ENDS = (b"\n", b"\r")
+
+
+class EventLines:
+    """Cuts one body into the lines that count, wherever the network cut it."""
+
+    def __init__(self) -> None:
+        """Begin before the first byte."""
+        self._rest = b""
+        self.is_done = False
+        """Whether [DONE] has come; later events are ignored."""
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Return the lines that this piece completed; blank lines, comments and fields without data don't count.
+
+        Lines end in LF, CR LF or CR. They are not checked: `event_data` reads them.
+
+        Raises:
+            errors.LLMProtocolError: a line without an end.
+        """
+        raw = self._rest + piece
+        # A CR LF that was cut in two makes one blank line more, which doesn't count.
+        lines = raw.splitlines()
+        self._rest = lines.pop() if lines and not raw.endswith(_LINE_ENDS) else b""
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise _not_an_event(self._rest)
+        return self._counting(lines)
+
+    def end(self) -> list[bytes]:
+        """Return the last line if the body's end is its only end."""
+        return self.feed(b"\n")
+
+    def _counting(self, lines: list[bytes]) -> list[bytes]:
+        counting: list[bytes] = []
+        for line in lines:
+            if self.is_done or not line or line.startswith(_OTHER_FIELDS):
+                continue
+            self.is_done = line.startswith(_DATA) and line[len(_DATA) :].strip() == _DONE
+            if not self.is_done:
+                counting.append(line)
+        return counting
+
+
+def event_data(line: bytes) -> str:
+    """Return the data of one line of `EventLines`.
+
+    Raises:
+        errors.LLMProtocolError: it is no line of server-sent events, or not UTF-8.
+    """
+    if not line.startswith(_DATA):
+        raise _not_an_event(line)
+    try:
+        return line[len(_DATA) :].strip().decode()
+    except UnicodeDecodeError as error:
+        raise _not_an_event(line) from error
+
+
+def _not_an_event(line: bytes) -> errors.LLMProtocolError:
+    excerpt = line[:_EXCERPT_CHARACTERS].decode(errors="replace")
+    return errors.LLMProtocolError(f"the LLM sent a line that is no server-sent event: {excerpt!r}; {_EXPECTED}")

@@ -157,16 +157,10 @@ class _Parent:
         """Whether any worker has opened its doors; whether all have been warm at once."""
         self._status = 0
 
-    @property
     def silence_s(self) -> float:
-        """Seconds since the last beat of the worker that has been silent for longest."""
+        """Return the seconds since the last beat of the worker that has been silent for longest."""
         now_s = self._clock.now()
         return max((now_s - seat.beat_s for seat in list(self._seats.values())), default=0.0)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether every worker's event loop turns."""
-        return self.silence_s <= MAX_SILENCE_S
 
     async def run(self) -> int:
         """Serve; return the exit status."""
@@ -177,7 +171,7 @@ class _Parent:
             stack.callback(self._ledger.remove)
             if (port := self._config.telemetry.metrics_port) is not None:
                 registry = gathered_registry(lambda: merged(self._ledger.metrics()))
-                stack.enter_context(exposition.metrics_port(registry, self, self._config.host, port))
+                stack.enter_context(exposition.metrics_port(registry, self.silence_s, self._config.host, port))
             try:
                 async with running_meanwhile(self._keep_watching()):
                     await asyncio.gather(*(self._keep(number) for number in range(1, self._config.processes + 1)))

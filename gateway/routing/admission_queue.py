@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.routing.settings import MAX_WAITING
+from gateway.routing.replica import MAX_WAITING
 
 
 class Turn(Protocol):

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from gateway.errors import ConfigError
 from gateway.routing.fleet import LLM
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import RoutingSettings
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,15 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from gateway.errors import GatewayError, LLMUnavailableError, OverloadedError, Token2WavUnavailableError
-from gateway.routing.replica import FailureKind, LoadReport, Replica, ReplicaLife, ReplicaState
-from gateway.routing.settings import LOOK_AGAIN_S, RoutingSettings
+from gateway.routing.replica import (
+    LOOK_AGAIN_S,
+    FailureKind,
+    LoadReport,
+    Replica,
+    ReplicaLife,
+    ReplicaState,
+    RoutingSettings,
+)
 from servicekit.clock import Clock
 
 LLM = "llm"

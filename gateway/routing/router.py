@@ -14,8 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from gateway import errors
 from gateway.routing.discovery import ReplicaSource, merged
 from gateway.routing.fleet import NOBODY, NOWHERE, Fleet, SlotLease
-from gateway.routing.replica import FailureKind, LoadReport, Replica, ReplicaLife, ReplicaState
-from gateway.routing.settings import LOOK_AGAIN_S
+from gateway.routing.replica import LOOK_AGAIN_S, FailureKind, LoadReport, Replica, ReplicaLife, ReplicaState
 from servicekit.clock import Clock
 from servicekit.tasks import stop
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from gateway.core import ComingText
 from gateway.text import SpokenSegment
 from gateway.text.alignment import Alignment
-from gateway.text.segments.breaks import full_stop
+from gateway.text.breaks import full_stop
 from servicekit.tasks import cancel
 
 LONG_LETTERS = 400

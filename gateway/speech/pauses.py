@@ -23,7 +23,7 @@ from gateway.speech.request import SpeechResult
 from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
 
 if TYPE_CHECKING:
-    from gateway.audio.tempo import TempoChanger
+    from gateway.audio.ffmpeg import TempoChanger
 
 FADE_SAMPLES = SAMPLE_RATE_HZ // 100
 """Samples of a fade, 10 ms: short enough to take nothing from a word, long enough to make no click."""
@@ -101,7 +101,7 @@ class MannerChanger:
 
 def _open_tempo(rate: float) -> TempoChanger:
     # NOTE: this needs the extra `audio`; without it the text was refused before.
-    from gateway.audio.tempo import TempoChanger
+    from gateway.audio.ffmpeg import TempoChanger
 
     return TempoChanger(rate)
 

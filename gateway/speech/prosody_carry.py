@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from gateway.core import Utterance
 from gateway.errors import ConfigError
-from gateway.text.segments.breaks import spoken_length
+from gateway.text.breaks import spoken_length
 from llm_service.speech_bounds import SpeechBounds
 
 

@@ -23,7 +23,7 @@ from gateway.speech.request import SpeechRequest, SpeechResult, check_text
 from gateway.speech.speaker import Segments, Speaker
 from gateway.speech.text_clock import CharacterTime, TextClock
 from gateway.text import INTERLEAVED_TEXT, LIVE_TEXT, Segment, SpokenSegment
-from gateway.text.segments.splitter import SplitSettings
+from gateway.text.splitter import SplitSettings
 from servicekit.timeouts import timeout
 from token2wav_service.contract import SAMPLE_RATE_HZ
 

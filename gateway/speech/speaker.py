@@ -46,7 +46,7 @@ from gateway.speech.request import (
 )
 from gateway.speech.speech_job import Push, SpeechJob
 from gateway.text import WHOLE_TEXT, SpokenSegment, TextFrontEnd, TextStream, plain_front_end
-from gateway.text.markup.ssml import check_ssml
+from gateway.text.ssml import check_ssml
 from gateway.voices.registry import ReadyVoice, VoiceRegistry
 from llm_service.aligner import Aligner
 from servicekit.clock import Clock, SystemClock

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from gateway.speech.letter_times import Times
 from gateway.speech.request import SpokenSpan
-from gateway.text.segments.breaks import spoken_length
+from gateway.text.breaks import spoken_length
 from token2wav_service.contract import SAMPLE_RATE_HZ, TOKEN_RATE_HZ
 
 TOKENS_A_LETTER = 1.7

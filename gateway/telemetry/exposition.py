@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -39,20 +39,6 @@ MAX_SILENCE_S = 15.0
 """Seconds without a sign of the event loop after which it counts as dead: longer than a busy loop's pauses."""
 
 
-class Pulse(Protocol):
-    """Whether an event loop turns, or all of several. Read from any thread."""
-
-    @property
-    def silence_s(self) -> float:
-        """Seconds since the last beat; of several loops that of the one silent for longest."""
-        ...
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the last beat is recent."""
-        ...
-
-
 class Heartbeat:
     """When the event loop last turned. Read from any thread."""
 
@@ -65,15 +51,9 @@ class Heartbeat:
         """Note that the loop turns."""
         self._last_s = self._clock.now()
 
-    @property
     def silence_s(self) -> float:
-        """Seconds since the last beat."""
+        """Return the seconds since the last beat."""
         return self._clock.now() - self._last_s
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the last beat is recent."""
-        return self.silence_s <= MAX_SILENCE_S
 
 
 @asynccontextmanager
@@ -100,10 +80,11 @@ def handler(registry: CollectorRegistry) -> Callable[[Request], Response]:
 
 
 @contextmanager
-def metrics_port(registry: CollectorRegistry, heartbeat: Pulse, host: str, port: int) -> Iterator[int]:
+def metrics_port(registry: CollectorRegistry, silence_s: Callable[[], float], host: str, port: int) -> Iterator[int]:
     """Serve GET /metrics, and GET /livez: 200 while the event loop beats, else 503.
 
-    It serves until the context is left, and yields the port.
+    It serves until the context is left, and yields the port. `silence_s` tells, in any thread, the seconds since the
+    last beat.
 
     Raises:
         ConfigError: the port can't be had.
@@ -113,7 +94,7 @@ def metrics_port(registry: CollectorRegistry, heartbeat: Pulse, host: str, port:
     except OSError as error:
         got = f"metrics can't be served on {host}:{port} ({error})"
         raise ConfigError(f"{got}; stop what listens there, or give another --metrics-port") from error
-    server.set_app(_with_liveness(make_wsgi_app(registry), heartbeat))
+    server.set_app(_with_liveness(make_wsgi_app(registry), silence_s))
     thread = threading.Thread(target=server.serve_forever, name="metrics-port", daemon=True)
     thread.start()
     try:
@@ -176,13 +157,13 @@ def _shut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _with_liveness(metrics: WSGIApplication, heartbeat: Pulse) -> WSGIApplication:
+def _with_liveness(metrics: WSGIApplication, silence_s: Callable[[], float]) -> WSGIApplication:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"] != LIVE_PATH:
             return metrics(environ, start_response)
         status, told = HTTPStatus.OK, "ok"
-        if not heartbeat.is_alive:
-            status, told = HTTPStatus.SERVICE_UNAVAILABLE, f"no beat for {heartbeat.silence_s:.0f} s"
+        if (silent_s := silence_s()) > MAX_SILENCE_S:
+            status, told = HTTPStatus.SERVICE_UNAVAILABLE, f"no beat for {silent_s:.0f} s"
         start_response(f"{status.value} {status.phrase}", [("Content-Type", "text/plain; charset=utf-8")])
         return [f"{told}\n".encode()]
 

@@ -13,12 +13,16 @@ the next chunk only when its audio is over, as one who reads slowly does, waits 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from gateway.core import AudioChunk
 from gateway.errors import HTTP_SERVER_ERROR, GatewayError, known_codes, wire_status
+from gateway.routing.replica import Replica, ReplicaState
 from gateway.speech.guard import Trouble
 from gateway.speech.observer import Observer, StreamObserver
 from gateway.speech.request import GuardNote, GuardOutcome
@@ -226,3 +230,50 @@ def _count_end(metrics: GatewayMetrics, dialect: str, outcome: Outcome, cause: s
         metrics.admission_refused.inc()
     if outcome is Outcome.CANCELLED:
         metrics.cancelled.inc()
+
+
+Snapshot = Callable[[], Sequence[Replica]]
+"""Returns the replicas of one router; called from any thread, so it must only read."""
+_READINGS: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, Callable[[Replica], float | None]], ...]
+_READINGS = (
+    (GaugeMetricFamily, "replica_open_streams", "Streams of this gateway there", lambda r: r.open_streams),
+    (GaugeMetricFamily, "replica_free_slots", "Slots left there", lambda r: r.free_slots),
+    (
+        GaugeMetricFamily,
+        "replica_step_seconds",
+        "A recent step of token2wav there, or time between two tokens of an LLM",
+        lambda r: r.step_s,
+    ),
+    (CounterMetricFamily, "replica_failures_total", "What it failed", lambda r: r.failures_total),
+    (CounterMetricFamily, "failovers_total", "Streams that went on elsewhere", lambda r: r.failovers_total),
+)
+
+
+class ReplicaMetrics(Collector):
+    """Metrics of the replicas behind the gateway, read when a scraper asks; a replica that is gone is in none."""
+
+    def __init__(self, *snapshots: Snapshot) -> None:
+        """Keep how the replicas of each service are read; a registry takes it once."""
+        self._snapshots = snapshots
+
+    def describe(self) -> list[Metric]:
+        """See `Collector`; tells nothing, or the registry would ask the routers when it is set up."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector`."""
+        replicas = [replica for snapshot in self._snapshots for replica in snapshot()]
+        states = GaugeMetricFamily(
+            f"{PREFIX}_replicas", "Replicas by what they are good for", labels=("service", "state")
+        )
+        for service in sorted({replica.service for replica in replicas}):
+            for state in ReplicaState:
+                count = sum((each.service, each.state) == (service, state) for each in replicas)
+                states.add_metric((service, state.value), count)
+        yield states
+        for make_family, name, text, read in _READINGS:
+            family = make_family(f"{PREFIX}_{name}", text, labels=("service", "replica"))
+            for replica in replicas:
+                if (value := read(replica)) is not None:
+                    family.add_metric((replica.service, replica.address), value)
+            yield family

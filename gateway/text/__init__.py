@@ -2,7 +2,7 @@
 
 from gateway.text.front_end import SpokenSegment, TextFrontEnd, TextStream, load_text_front_end, plain_front_end
 from gateway.text.options import Normalization, TextOptions
-from gateway.text.segments.splitter import INTERLEAVED_TEXT, LIVE_TEXT, WHOLE_TEXT, Segment
+from gateway.text.splitter import INTERLEAVED_TEXT, LIVE_TEXT, WHOLE_TEXT, Segment
 
 __all__ = [
     "INTERLEAVED_TEXT",

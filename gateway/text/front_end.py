@@ -14,21 +14,21 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.errors import LexiconNotFoundError, UnsupportedOptionError
+from gateway.text.aliases import NO_PHONEMES, Lexicon, apply_lexicons
 from gateway.text.alignment import Alignment, NormalizedText, Normalizer, SpokenStretch, unchanged
+from gateway.text.breaks import BreakFinder, ended
 from gateway.text.cleaning import CleaningReader
 from gateway.text.english.forms import is_plain
 from gateway.text.manner import check_sum
-from gateway.text.markup.markdown import MarkupReader
-from gateway.text.markup.ssml import SsmlReader
+from gateway.text.markdown import MarkupReader
 from gateway.text.normalization.addresses import spoken_addresses
 from gateway.text.normalization.language import DeclaredLanguages, LanguageGuesser, language_runs
 from gateway.text.normalization.wetext_normalizer import clauses, load_normalizers
 from gateway.text.options import Normalization, TextOptions
-from gateway.text.pronunciation.aliases import NO_PHONEMES, Lexicon, apply_lexicons
 from gateway.text.rules import noted
-from gateway.text.segments.breaks import BreakFinder, ended
-from gateway.text.segments.sentences import SentencexRules
-from gateway.text.segments.splitter import IncrementalSplitter, Segment, SplitSettings
+from gateway.text.sentences import SentencexRules
+from gateway.text.splitter import IncrementalSplitter, Segment, SplitSettings
+from gateway.text.ssml import SsmlReader
 from gateway.text.stretches import BareText, Markup
 from gateway.text.styles import AUDIO_TAGS_FIELD, STYLE_NAMES, StyleRule, audio_tags, instruction_of
 from gateway.text.tags import InlineTags, TextPart

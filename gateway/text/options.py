@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gateway.errors import InvalidRequestError
+from gateway.text.aliases import AliasRule
 from gateway.text.normalization.language import primary_language
-from gateway.text.pronunciation.aliases import AliasRule
 from gateway.text.styles import Style
 
 AUTO = "auto"

@@ -1,6 +1,6 @@
 """A text as it was written beside what is spoken of it: stretches, and the way back from speech to writing.
 
-What reads a text (`gateway.text.markup`) yields stretches; `Markup` cuts the written text where the text without markup
+A reader of a text (`markdown`, `ssml`) yields stretches; `Markup` cuts the written text where the text without markup
 is cut.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol
 from gateway.errors import InvalidRequestError
 from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, unchanged
 from gateway.text.manner import Manner, Pause
-from gateway.text.segments.splitter import Segment
+from gateway.text.splitter import Segment
 
 
 @dataclass(frozen=True)

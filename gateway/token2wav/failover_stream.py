@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from enum import Enum
 
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray
@@ -33,17 +32,6 @@ LeaseAgain = Callable[[SlotLease, GatewayError], Awaitable[StreamLease]]
 """Finds a new slot, not the lost one if possible; the error is the loss, and raised if there is no slot."""
 _REPLAYED_AT_ONCE = 3
 """Chunks on their way in a replay: one runs, one waits, one travels."""
-
-
-class FailoverState(Enum):
-    """What becomes of a chunk that is pushed."""
-
-    STREAMING = "streaming"
-    """A chunk goes to the replica at once."""
-    MOVING = "moving"
-    """A chunk waits until the stream is open at another replica and the chunks before it were sent there."""
-    FAILED = "failed"
-    """A chunk fails with the error that ended the stream."""
 
 
 class _ReplicaStream:
@@ -76,11 +64,10 @@ class FailoverStream:
         self._chunks: list[TokenChunk] = []
         self._waiting: dict[int, asyncio.Future[AudioChunk]] = {}
         self._delivered_samples = 0
-        self._state = FailoverState.STREAMING
         self._failure: GatewayError | None = None
-        """The error that ended the stream; set in state FAILED."""
+        """The error that ended the stream: FAILED. A chunk fails with it."""
         self._recovery: asyncio.Task[None] | None = None
-        """The task that moves the stream; None while STREAMING, so that `close` waits for nothing then."""
+        """The task that moves the stream: MOVING. A chunk waits until those before it were sent again."""
         self._current = self._begin(lease)
 
     @property
@@ -100,7 +87,7 @@ class FailoverStream:
             return _failed(future, self._failure)
         self._waiting[len(self._chunks)] = future
         self._chunks.append(chunk)
-        if self._state is FailoverState.STREAMING:
+        if self._recovery is None:
             self._send_next(self._current)
         return future
 
@@ -154,16 +141,15 @@ class FailoverStream:
 
     def _lose(self, at_replica: _ReplicaStream, error: GatewayError) -> None:
         """Note that a replica is lost for this stream, once; go on elsewhere if that may help."""
-        if at_replica.error is not None or at_replica is not self._current or self._state is FailoverState.FAILED:
+        if at_replica.error is not None or at_replica is not self._current or self._failure is not None:
             return
         at_replica.error = error
         at_replica.progress.set()
-        if self._state is FailoverState.MOVING:
+        if self._recovery is not None:
             return  # NOTE: the recovery under way sees the error
         if not is_replica_fault(error):
             self._fail(error)
             return
-        self._state = FailoverState.MOVING
         self._recovery = asyncio.create_task(self._recover(), name=f"failover-{self.stream_id}")
 
     async def _recover(self) -> None:
@@ -172,8 +158,6 @@ class FailoverStream:
             while (error := self._current.error) is not None:
                 await self._move(error)
             self._recovery = None
-            if self._state is FailoverState.MOVING:
-                self._state = FailoverState.STREAMING
         except GatewayError as error:
             self._fail(error)
         except Exception as error:
@@ -209,7 +193,6 @@ class FailoverStream:
             await at_replica.progress.wait()
 
     def _fail(self, error: GatewayError) -> None:
-        self._state = FailoverState.FAILED
         self._failure = self._failure or error
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():

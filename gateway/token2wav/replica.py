@@ -2,7 +2,7 @@
 
 `VoiceFileCache` has voice files by the id that voices have here, so that any replica can be given any voice. A replica
 names a voice after what it was made from: the recording, or the file that was imported. So one voice may have several
-names; the cache knows it by the first one, and `VoiceNames` what each replica calls it.
+names; the cache knows it by the first one, and `Token2WavReplica` what its replica calls it.
 """
 
 from __future__ import annotations
@@ -115,27 +115,8 @@ class VoiceFileCache:
             self._remove(oldest)
 
 
-class VoiceNames:
-    """What one replica calls the voices that were imported there; a bounded number is remembered."""
-
-    def __init__(self, max_names: int = 4096) -> None:
-        """Begin with none."""
-        self._max_names = max_names
-        self._names: OrderedDict[str, str] = OrderedDict()
-
-    def get(self, voice_id: str) -> str:
-        """Return its name there; its own id if it was not imported."""
-        return self._names.get(voice_id, voice_id)
-
-    def put(self, voice_id: str, name: str) -> None:
-        """Note a name."""
-        self._names.pop(voice_id, None)
-        if name != voice_id:
-            self._names[voice_id] = name
-        while len(self._names) > self._max_names:
-            self._names.popitem(last=False)
-
-
+MAX_NAMES = 4096
+"""Most names of voices that are remembered of one replica."""
 MAX_IMPORTS = 3
 """Most imports of one voice for one stream; a replica that restarts meanwhile, or is full, loses it again."""
 
@@ -204,7 +185,8 @@ class Token2WavReplica:
         """Own the client; the cache of voice files is shared by all replicas."""
         self.client = client
         self._voice_file_cache = voice_file_cache
-        self._names = VoiceNames()
+        self._names: dict[str, str] = {}
+        """What voices that were imported here are called here."""
         self._hop_multiple = 1
         self._imports: WeakValueDictionary[str, _Import] = WeakValueDictionary()
 
@@ -242,7 +224,7 @@ class Token2WavReplica:
             Token2WavBusyError: it lost the voice after each of a few imports.
             Token2WavError: anything the service did wrong.
         """
-        name = self._names.get(voice_id)
+        name = self._names.get(voice_id, voice_id)
         imports = 0
         while True:
             try:
@@ -256,7 +238,7 @@ class Token2WavReplica:
 
     def keep_file(self, voice_id: str) -> None:
         """See to it, beside what goes on, that a voice's file is in the voice file cache."""
-        self._voice_file_cache.fetch(voice_id, partial(self.client.export_voice, self._names.get(voice_id)))
+        self._voice_file_cache.fetch(voice_id, partial(self.client.export_voice, self._names.get(voice_id, voice_id)))
 
     async def _open(self, slot: SlotLease, name: str, seed: int, priority: int, caller_has_share: bool) -> StreamLease:
         context = self.client.open_stream(name, seed, priority, caller_has_share)
@@ -270,7 +252,14 @@ class Token2WavReplica:
         importing = self._imports.setdefault(voice_id, _Import())
         async with importing.lock:
             if not importing.is_done:
-                self._names.put(voice_id, (await self.client.import_voice(file)).voice_id)
+                self._note_name(voice_id, (await self.client.import_voice(file)).voice_id)
                 importing.is_done = True
                 del self._imports[voice_id]  # NOTE: who finds the voice gone after this must import it again
-            return self._names.get(voice_id)
+            return self._names.get(voice_id, voice_id)
+
+    def _note_name(self, voice_id: str, name: str) -> None:
+        self._names.pop(voice_id, None)
+        if name != voice_id:
+            self._names[voice_id] = name
+        if len(self._names) > MAX_NAMES:
+            del self._names[next(iter(self._names))]

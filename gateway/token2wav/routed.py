@@ -16,8 +16,8 @@ from gateway import errors
 from gateway.core import FloatArray, RegisteredVoice, Token2WavStream
 from gateway.routing.discovery import ReplicaSource
 from gateway.routing.fleet import NOBODY, NOWHERE, Fleet, SlotLease
+from gateway.routing.replica import LOOK_AGAIN_S
 from gateway.routing.router import Backoff, Router, failure_of, give_back, is_replica_fault
-from gateway.routing.settings import LOOK_AGAIN_S
 from gateway.token2wav.failover_stream import FailoverStream
 from gateway.token2wav.replica import StreamLease, Token2WavReplica, Token2WavReplicaClient, VoiceFileCache
 from servicekit.clock import Clock

@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -296,7 +295,7 @@ class VoiceRegistry:
                 self._known.registered(key, task.result())
 
         if key not in self._registrations:
-            task = asyncio.create_task(self._registering(source), name=f"register-{key}")
+            task = asyncio.create_task(self._registering(source, self._caller()), name=f"register-{key}")
             task.add_done_callback(note_end)
             self._registrations[key] = task
         return self._registrations[key]
@@ -307,14 +306,11 @@ class VoiceRegistry:
             audio = source.audio
             self._budget.take(self._caller(), key, len(audio) if isinstance(audio, bytes) else audio.nbytes)
 
-    def _registering(self, source: NamedVoice | StoredVoice | InlineVoice) -> Coroutine[Any, Any, RegisteredVoice]:
-        """Make the registration of a voice; one that a caller brings waits for its caller's others."""
+    async def _registering(self, source: NamedVoice | StoredVoice | InlineVoice, caller: str) -> RegisteredVoice:
+        """Register a voice; one that a caller brings waits for its caller's others."""
         if self._budget is None or not isinstance(source, InlineVoice):
-            return self._register(source)
-        return self._register_in_turn(source, self._budget.turn(self._caller()))
-
-    async def _register_in_turn(self, source: InlineVoice, turn: asyncio.Lock) -> RegisteredVoice:
-        async with turn:
+            return await self._register(source)
+        async with self._budget.turn(caller):
             return await self._register(source)
 
     async def _register(self, source: NamedVoice | StoredVoice | InlineVoice) -> RegisteredVoice:

@@ -20,8 +20,7 @@ from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Token2Wav
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import TOKEN2WAV, Fleet
-from gateway.routing.replica import LoadReport
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import LoadReport, RoutingSettings
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import SystemClock
 from token2wav_service.contract import ServerStatus

@@ -28,7 +28,7 @@ from gateway.llm.routed import RoutedSpeechLM
 from gateway.llm.token_client import DEFAULT_PACE
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import LoadReport, RoutingSettings
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry
@@ -95,9 +95,9 @@ class PacedLLM:
             await self._gateway.use(self._message_s)
             yield SpeechTokenDelta(tuple(range(sent - tokens, sent)), "length" if sent == SPEECH_TOKENS else None)
 
-    async def answers_health(self) -> bool:
-        """See `SpeechLMClient.answers_health`."""
-        return True
+    async def probe(self) -> LoadReport:
+        """See `SpeechLMClient.probe`."""
+        return LoadReport()
 
     async def close(self) -> None:
         """Nothing is held."""

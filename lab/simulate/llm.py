@@ -18,6 +18,7 @@ from random import Random
 
 from gateway.core import SpeechTokenDelta, Utterance
 from gateway.errors import LLMUnavailableError
+from gateway.routing.replica import LoadReport
 from lab.simulate.compute import Compute, Jitter, SerialProcess
 from lab.simulate.costs import LLM, CostModel
 from token2wav_service.contract import SPEECH_VOCAB_SIZE
@@ -96,11 +97,11 @@ class ModelledLLM:
         """Tell whether it serves."""
         return self._server is not None
 
-    async def answers_health(self) -> bool:
-        """See `SpeechLMClient.answers_health`."""
+    async def probe(self) -> LoadReport:
+        """See `SpeechLMClient.probe`."""
         if self._server is None:
             raise LLMUnavailableError("the LLM server is gone; ask another")
-        return True
+        return LoadReport()
 
     async def generate(self, utterance: Utterance, gateway: SerialProcess) -> AsyncGenerator[SpeechTokenDelta]:
         """Speak to a gateway's process; see `SpeechLM.generate`."""

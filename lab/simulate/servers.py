@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 
 from gateway import errors
 from gateway.core import FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Token2WavStream, Utterance
+from gateway.routing.replica import LoadReport
 from lab.simulate.compute import SerialProcess
 from lab.simulate.llm import ModelledLLM
 from lab.simulate.token2wav import ModelledToken2Wav
@@ -128,9 +129,9 @@ class LLMLink:
         """Tell whether it serves."""
         return await self._server.is_ready()
 
-    async def answers_health(self) -> bool:
-        """See `SpeechLMClient.answers_health`."""
-        return await self._server.answers_health()
+    async def probe(self) -> LoadReport:
+        """See `SpeechLMClient.probe`."""
+        return await self._server.probe()
 
     async def close(self) -> None:
         """Nothing is held."""

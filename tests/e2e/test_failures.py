@@ -22,7 +22,7 @@ from gateway.config import GatewayConfig
 from gateway.core import FloatArray
 from gateway.errors import LLMError, LLMUnavailableError, NotReadyError, Token2WavError, Token2WavUnavailableError
 from gateway.host import Host
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import RoutingSettings
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.session import SpeechSession
 from servicekit.timeouts import timeout

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import numpy as np
+from gateway.dialects.multipart import FormTooLargeError, read_form
 from google.protobuf.message import DecodeError
 from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
@@ -27,16 +28,14 @@ from gateway.dialects.elevenlabs import wire as elevenlabs
 from gateway.dialects.grpc.riva_request import read_request
 from gateway.dialects.grpc.tts_config import read_config
 from gateway.dialects.json_socket import JsonSocket
-from gateway.dialects.multipart import FormTooLargeError, read_form
 from gateway.dialects.openai.request import read_request as read_openai
 from gateway.dialects.speech_ws.wire import parse_config
 from gateway.dialects.wyoming.wire import ClientLeftError, CountedReader, EventStream, read_text, read_voice
 from gateway.errors import GatewayError
 from gateway.lexicons import rules_of_json, rules_of_pls
-from gateway.llm.sse import EventLines, event_data
-from gateway.llm.wire import LLMWire, PromptForm
-from gateway.text.markup.markdown import MarkupReader
-from gateway.text.markup.ssml import check_ssml
+from gateway.llm.wire import EventLines, LLMWire, event_data
+from gateway.text.markdown import MarkupReader
+from gateway.text.ssml import check_ssml
 from gateway.text.tags import InlineTags
 from gateway.voices import decoder
 from gateway.voices.recordings import container_of
@@ -128,16 +127,16 @@ def _wyoming(data: bytes) -> object:
     return _run(read())
 
 
-def _events(form: PromptForm, data: bytes) -> object:
+def _events(data: bytes) -> object:
     """Read an answer of the LLM, cut anywhere."""
     lines, read = EventLines(), 0
     encoder: Any = SimpleNamespace(vocabulary=COSYVOICE2)  # reading needs no tokenizer
-    reader = LLMWire(encoder, form=form).reader()
+    wire = LLMWire(encoder)
     for at in range(0, len(data), 37):
         for line in lines.feed(data[at : at + 37]):
-            read += len(reader.read(event_data(line)).token_ids)
+            read += len(wire.read(event_data(line)).token_ids)
     for line in lines.end():
-        read += len(reader.read(event_data(line)).token_ids)
+        read += len(wire.read(event_data(line)).token_ids)
     return read
 
 
@@ -159,8 +158,8 @@ def _folder() -> Path:
 
 def _markup(data: bytes) -> object:
     reader, text = MarkupReader(InlineTags()), _text(data)
-    stretches = [stretch for at in range(0, len(text), 11) for stretch in reader.push(text[at : at + 11])]
-    return stretches + reader.flush()
+    steps = [step for at in range(0, len(text), 11) for step in reader.reading(text[at : at + 11])]
+    return [*steps, *reader.finishing()]
 
 
 def _wav(samples: int = 4000) -> bytes:
@@ -198,7 +197,6 @@ def _container(kind: str, codec: str) -> bytes:
 
 
 _CHOICE = {"index": 0, "text": "", "finish_reason": None, "token_ids": [151665, 151700]}
-_CHAT_CHOICE = {"index": 0, "delta": {"content": "<|s_1|><|s_23|>"}, "finish_reason": "stop"}
 _GATEWAY = (GatewayError,)
 _PROTO = (GatewayError, DecodeError)
 
@@ -292,11 +290,9 @@ def _requests() -> Mapping[str, Target]:
 
 def _services() -> Mapping[str, Target]:
     events = b"data: " + _json({"choices": [_CHOICE]}) + b"\n\n: a comment\r\ndata: [DONE]\n\n"
-    chat = b"data: " + _json({"choices": [_CHAT_CHOICE]}) + b"\n\n"
     status = ServerStatus(4, 0, 0, 4, 0, None, None, is_draining=False).to_json().encode()
     return {
-        "llm_events": Target(lambda data: _events(PromptForm.TOKENS, data), _GATEWAY, (events,)),
-        "llm_chat_events": Target(lambda data: _events(PromptForm.CHAT, data), _GATEWAY, (chat,)),
+        "llm_events": Target(_events, _GATEWAY, (events,)),
         "token2wav_status": Target(lambda data: ServerStatus.from_json(_text(data)), (ValueError,), (status,)),
         "token2wav_error": Target(lambda data: decode_error(_text(data)), (), (b"INTERNAL: a", b"INVALID_CHUNK: b")),
     }

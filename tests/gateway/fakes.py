@@ -226,10 +226,4 @@ def token_event(speech_ids: Iterable[int], finish_reason: str | None = None, ext
     return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
 
 
-def chat_event(content: str | None, finish_reason: str | None = None) -> bytes:
-    """Write one event of /v1/chat/completions."""
-    choice = {"index": 0, "delta": {"content": content}, "finish_reason": finish_reason}
-    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
-
-
 DONE = b"data: [DONE]\n\n"

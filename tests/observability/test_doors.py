@@ -176,12 +176,12 @@ def test_settings_that_can_not_work_are_refused(options: list[str], said: str) -
 def test_the_port_of_metrics_answers_until_it_is_closed_and_a_taken_one_is_said_so() -> None:
     (port,) = free_ports(1)
     registry, heartbeat = GatewayMetrics().registry, Heartbeat(ManualClock())
-    with metrics_port(registry, heartbeat, "127.0.0.1", port) as opened:
+    with metrics_port(registry, heartbeat.silence_s, "127.0.0.1", port) as opened:
         with urllib.request.urlopen(f"http://127.0.0.1:{opened}/metrics", timeout=PATIENCE_S) as answer:
             assert b"cosydit_gateway_streams 0.0" in answer.read()
         with (
             pytest.raises(ConfigError, match="--metrics-port"),
-            metrics_port(registry, heartbeat, "127.0.0.1", port),
+            metrics_port(registry, heartbeat.silence_s, "127.0.0.1", port),
         ):
             pass
     with pytest.raises(OSError):
@@ -191,7 +191,7 @@ def test_the_port_of_metrics_answers_until_it_is_closed_and_a_taken_one_is_said_
 def test_idle_connections_to_the_port_of_metrics_take_few_threads_and_keep_nobody_out() -> None:
     (port,) = free_ports(1)
     heartbeat, before = Heartbeat(ManualClock()), threading.active_count()
-    with metrics_port(GatewayMetrics().registry, heartbeat, "127.0.0.1", port), ExitStack() as idle:
+    with metrics_port(GatewayMetrics().registry, heartbeat.silence_s, "127.0.0.1", port), ExitStack() as idle:
         for _ in range(4 * MAX_CONNECTIONS):
             idle.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
             assert threading.active_count() - before <= 3 * MAX_CONNECTIONS
@@ -215,7 +215,7 @@ def ask_livez(port: int) -> tuple[int, str]:
 async def test_the_gateway_lives_while_its_event_loop_beats_and_not_while_it_stands_still() -> None:
     (port,), clock = free_ports(1), ManualClock()
     async with beating(clock) as heartbeat:
-        with metrics_port(GatewayMetrics().registry, heartbeat, "127.0.0.1", port):
+        with metrics_port(GatewayMetrics().registry, heartbeat.silence_s, "127.0.0.1", port):
             await asyncio.sleep(0)
             clock.seconds += MAX_SILENCE_S
             assert ask_livez(port) == (200, "ok\n")
@@ -233,7 +233,7 @@ async def test_a_gateway_with_full_doors_lives(voices: Voices) -> None:
         for _, writer in idle:
             writer.write(b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
         await asyncio.sleep(0.1)
-        with metrics_port(GatewayMetrics().registry, heartbeat, "127.0.0.1", port):
+        with metrics_port(GatewayMetrics().registry, heartbeat.silence_s, "127.0.0.1", port):
             assert (await door.http.get("/healthz")).status_code == 503
             assert await asyncio.to_thread(ask_livez, port) == (200, "ok\n")
         for _, writer in idle:

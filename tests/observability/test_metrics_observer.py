@@ -17,8 +17,7 @@ from gateway.speech.guard import GuardMode, GuardSettings
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.telemetry.call import Call, serve_call
-from gateway.telemetry.metrics import GatewayMetrics, Playback, underrun_s
-from gateway.telemetry.replicas import watch_replicas
+from gateway.telemetry.metrics import GatewayMetrics, Playback, ReplicaMetrics, underrun_s
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
@@ -210,7 +209,9 @@ class Replica:
 def test_each_replica_is_told_apart_and_states_are_counted() -> None:
     metrics = GatewayMetrics()
     sick = replace(Replica(), address="b:8001", state=State.EJECTED)
-    watch_replicas(metrics.registry, lambda: [Replica(), sick], lambda: [Replica("llm", "c:8000", free_slots=None)])
+    metrics.registry.register(
+        ReplicaMetrics(lambda: [Replica(), sick], lambda: [Replica("llm", "c:8000", free_slots=None)])
+    )
     got = Reading(metrics.registry)
     assert got.value("replicas", service="token2wav", state="ready") == 1
     assert got.value("replicas", service="token2wav", state="ejected") == 1
@@ -223,13 +224,13 @@ def test_each_replica_is_told_apart_and_states_are_counted() -> None:
 
 def test_what_is_not_known_is_left_out_and_not_nought() -> None:
     metrics = GatewayMetrics()
-    watch_replicas(metrics.registry, lambda: [Replica("llm", "c:8000", free_slots=None)])
+    metrics.registry.register(ReplicaMetrics(lambda: [Replica("llm", "c:8000", free_slots=None)]))
     assert not Reading(metrics.registry).above_zero("replica_free_slots")
 
 
 def test_each_scrape_asks_anew_and_the_gone_are_gone() -> None:
     metrics, there = GatewayMetrics(), [Replica()]
-    watch_replicas(metrics.registry, lambda: there)
+    metrics.registry.register(ReplicaMetrics(lambda: there))
     assert Reading(metrics.registry).above_zero("replica_open_streams")
     there.clear()
     assert not Reading(metrics.registry).above_zero("replica_open_streams")

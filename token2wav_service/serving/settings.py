@@ -271,12 +271,6 @@ SETTINGS: tuple[RepositorySetting, ...] = (
         *(DROP_IN_MODEL, LLM_MODEL),
     ),
     _parameter(
-        "llm_prompt_form",
-        "form of prompts: tokens, or chat for servers that take no token ids",
-        one_of("tokens", "chat"),
-        "tokens",
-    ),
-    _parameter(
         "llm_model",
         "name of the LLM service's model; unset: the first that it lists",
         _TEXT,

@@ -11,7 +11,7 @@ from typing import Any
 from gateway.chunking.policies import ChunkSettings
 from gateway.errors import ConfigError
 from gateway.llm.client import SpeechLMClient
-from gateway.llm.wire import LLMWire, PromptForm
+from gateway.llm.wire import LLMWire
 from gateway.speech.prosody_carry import CarryLimits
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.text import plain_front_end
@@ -35,7 +35,6 @@ class DropInConfig:
     llm_tokenizer_dir: Path
     llm_api_base: str = "http://localhost:8000"
     llm_backend: LLMBackend = LLMBackend.EMBEDDED
-    llm_prompt_form: PromptForm = PromptForm.TOKENS
     llm_model: str | None = None
     """Name of the LLM's model; None takes the first that the LLM service lists."""
     triton_grpc_address: str = "localhost:8001"
@@ -81,7 +80,7 @@ async def open_pipeline(config: DropInConfig) -> AsyncIterator[Speaker]:
         ConfigError: a folder of voices can't be used, or none has the default voice.
     """
     bounds = load_speech_bounds(config.llm_tokenizer_dir)
-    wire = LLMWire(load_text_encoder(config.llm_tokenizer_dir), config.llm_backend, config.llm_prompt_form)
+    wire = LLMWire(load_text_encoder(config.llm_tokenizer_dir), config.llm_backend)
     llm = SpeechLMClient(config.llm_api_base, wire, config.llm_model)
     token2wav = Token2WavClient(config.triton_grpc_address)
     try:
@@ -125,7 +124,6 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "llm_tokenizer_dir": Path,
     "llm_api_base": str,
     "llm_backend": LLMBackend,
-    "llm_prompt_form": PromptForm,
     "llm_model": str,
     "triton_grpc_address": str,
     "voices_dir": Path,

@@ -19,7 +19,7 @@ from gateway.core import Sampling, Utterance
 from gateway.dialects.cosyvoice2_dit.drop_in import PipelineRunner, StreamingModel, Tensors, WholeModel
 from gateway.errors import ConfigError
 from gateway.llm.client import SpeechLMClient
-from gateway.llm.wire import LLMWire, WireRequest
+from gateway.llm.wire import LLMWire
 from llm_service.config import LLMBackend
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import SpeechVocabulary
@@ -55,12 +55,12 @@ class _Prompt(Utterance):
 class _TokenWire(LLMWire):
     """Writes such prompts as they are."""
 
-    def request(self, utterance: Utterance, sampling: Sampling, seed: int, model: str) -> WireRequest:
+    def request(self, utterance: Utterance, sampling: Sampling, seed: int, model: str) -> dict[str, Any]:
         assert isinstance(utterance, _Prompt) and utterance.request is not None
         ids_flag = {"detokenize": False} if self.backend is LLMBackend.TRTLLM else {"return_token_ids": True}
         body = {"model": model, "stream": True, "prompt": list(utterance.request.prompt_ids), "seed": seed}
         lengths = {"max_tokens": utterance.request.max_tokens, "stop_token_ids": list(self._vocabulary.end_ids)}
-        return WireRequest("/v1/completions", body | lengths | asdict(sampling) | ids_flag)
+        return body | lengths | asdict(sampling) | ids_flag
 
 
 class TokenGenerator:

@@ -14,9 +14,9 @@ from gateway.core import InlineVoice
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.speech.request import SpeechRequest
 from gateway.text import TextOptions
+from gateway.text.aliases import MAX_ALIAS, MAX_WORD, NO_PHONEMES, AliasRule
 from gateway.text.options import check_counts
-from gateway.text.pronunciation.aliases import MAX_ALIAS, MAX_WORD, NO_PHONEMES, AliasRule
-from gateway.text.pronunciation.phonemes import CMU, IPA
+from gateway.text.phonemes import CMU, IPA
 from gateway.text.styles import Style, style_of
 from gateway.voices.draft import prompt_voice, wav_of_pcm16
 from gateway.voices.profile import DEFAULT_VOICE

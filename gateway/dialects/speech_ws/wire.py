@@ -25,7 +25,7 @@ from gateway.lexicons import own_rules
 from gateway.speech.request import MAX_SEED
 from gateway.speech.text_clock import CharacterTime, WordGatherer
 from gateway.text import WHOLE_TEXT, Normalization, TextOptions
-from gateway.text.segments.splitter import CutBounds, SplitSettings
+from gateway.text.splitter import CutBounds, SplitSettings
 from gateway.text.styles import style_of
 from gateway.voices.draft import voice_in_base64
 from gateway.voices.profile import DEFAULT_VOICE

@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 from gateway.text.english import abbreviations, amounts, codes, dates, quantities
 from gateway.text.rules import applied, noted
-from gateway.text.segments.sentences import list_markers
+from gateway.text.sentences import list_markers
 
 _HAS_NUMBER = re.compile(r"[\d½¼¾⅓⅔⅛⅜⅝⅞⅕⅖⅗⅘⅙⅚²³]")
 _MAY_BE_RANGE = re.compile(r"[a-z][-–][MTWFSJAOND]")

@@ -19,8 +19,7 @@ from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
-from gateway.routing.replica import LoadReport, ReplicaState
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import LoadReport, ReplicaState, RoutingSettings
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import Speaker
 from gateway.token2wav.routed import RoutedToken2Wav
@@ -99,7 +98,7 @@ class BusyLLM(Limited):
                 yield SpeechTokenDelta(tuple(range(first, first + TOKENS_A_PIECE)))
             yield SpeechTokenDelta((), "stop")
 
-    async def answers_health(self) -> LoadReport:
+    async def probe(self) -> LoadReport:
         return LoadReport(False, self.limit.streams, self.open, next_end_s=self.limit.next_end_s(self.open))
 
     async def close(self) -> None:

@@ -21,7 +21,7 @@ from cosydit.batch.types import BatchPlan, BatchReport
 from cosydit.bench.types import BenchmarkError, SpeechInput
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm.wire import LLMWire, PromptForm
+from gateway.llm.wire import LLMWire
 from llm_service.config import LLMBackend
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import llm_id_from_speech_id
@@ -77,17 +77,17 @@ async def test_a_warm_up_is_neither_written_nor_counted(tmp_path: Path, checkpoi
 
 @asynccontextmanager
 async def _client(
-    checkpoint: Path, answer: Callable[[dict[str, Any]], web.Response], form: PromptForm
+    checkpoint: Path, answer: Callable[[dict[str, Any]], web.Response]
 ) -> AsyncIterator[WholeAnswerClient]:
     async def complete(request: web.Request) -> web.Response:
         return answer(await request.json())
 
     app = web.Application()
-    app.add_routes([web.post(f"/v1/{path}", complete) for path in ("completions", "chat/completions")])
+    app.add_routes([web.post("/v1/completions", complete)])
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    wire = LLMWire(load_text_encoder(checkpoint / "llm"), LLMBackend.VLLM, form)
+    wire = LLMWire(load_text_encoder(checkpoint / "llm"), LLMBackend.VLLM)
     client = WholeAnswerClient(f"http://127.0.0.1:{runner.addresses[0][1]}", wire, "the model", 30.0, SystemClock())
     try:
         yield client
@@ -104,21 +104,14 @@ def _choice(**fields: Any) -> web.Response:
     return web.json_response({"choices": [{"index": 0, **fields}]})
 
 
-@pytest.mark.parametrize(
-    ("form", "fields"),
-    [
-        pytest.param(PromptForm.TOKENS, {"token_ids": [llm_id_from_speech_id(5)], "text": ""}, id="tokens"),
-        pytest.param(PromptForm.CHAT, {"message": {"role": "assistant", "content": "<|s_5|>"}}, id="chat"),
-    ],
-)
-async def test_answers_are_asked_for_whole(checkpoint: Path, form: PromptForm, fields: dict[str, Any]) -> None:
+async def test_answers_are_asked_for_whole(checkpoint: Path) -> None:
     bodies: list[dict[str, Any]] = []
 
     def answer(body: dict[str, Any]) -> web.Response:
         bodies.append(body)
-        return _choice(**fields, finish_reason="length")
+        return _choice(token_ids=[llm_id_from_speech_id(5)], text="", finish_reason="length")
 
-    async with _client(checkpoint, answer, form) as client:
+    async with _client(checkpoint, answer) as client:
         assert await _complete(client) == SpeechTokenDelta((5,), "length")
     assert (bodies[0]["stream"], bodies[0]["seed"], bodies[0]["model"]) == (False, 7, "the model")
 
@@ -127,7 +120,7 @@ async def test_a_full_service_is_asked_again(checkpoint: Path, monkeypatch: pyte
     monkeypatch.setattr("cosydit.batch.llm.RETRY_AFTER_S", 0.01)
     answers = [web.json_response({}, status=429), web.json_response({}, status=503)]
     answers += [_choice(token_ids=[llm_id_from_speech_id(5)], finish_reason="stop")]
-    async with _client(checkpoint, lambda body: answers.pop(0), PromptForm.TOKENS) as client:
+    async with _client(checkpoint, lambda body: answers.pop(0)) as client:
         assert (await _complete(client)).token_ids == (5,)
 
 
@@ -141,7 +134,7 @@ async def test_a_full_service_is_asked_again(checkpoint: Path, monkeypatch: pyte
     ],
 )
 async def test_what_is_no_answer_says_why(checkpoint: Path, response: dict[str, Any], error: type[Exception]) -> None:
-    async with _client(checkpoint, lambda body: web.Response(**response), PromptForm.TOKENS) as client:
+    async with _client(checkpoint, lambda body: web.Response(**response)) as client:
         with pytest.raises(error):
             await _complete(client)
 

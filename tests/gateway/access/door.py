@@ -21,9 +21,10 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits, current_caller
+from gateway.access.connections import WireLimits
 from gateway.access.http_middleware import guarded
 from gateway.access.keys import ApiKey, parse_keys
-from gateway.access.settings import AccessSettings, TlsFiles, WireLimits, http_rules, open_access, uvicorn_options
+from gateway.access.settings import AccessSettings, TlsFiles, http_rules, open_access, uvicorn_options
 from gateway.dialects.wyoming.settings import WyomingSettings
 from gateway.doors.grpc import GrpcSettings, serving_grpc
 from gateway.doors.wyoming import serving_wyoming

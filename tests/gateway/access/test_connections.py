@@ -15,8 +15,8 @@ from wyoming.client import AsyncTcpClient
 from wyoming.info import Describe
 from wyoming.tts import SynthesizeStart
 
-from gateway.access.connections import ConnectionLimits, Connections
-from gateway.access.settings import AccessSettings, TlsFiles, WireLimits, uvicorn_options
+from gateway.access.connections import Connections, WireLimits
+from gateway.access.settings import AccessSettings, TlsFiles, uvicorn_options
 from gateway.voices.registry import NamedVoice
 from servicekit.timeouts import timeout
 from tests.gateway.access.door import BEARER, KEY, TLS, Door, keys, opened_door
@@ -195,7 +195,7 @@ async def _end(reader: asyncio.StreamReader) -> bytes:
 
 
 def test_the_door_s_loop_is_asyncio_s_whose_connections_are_counted_even_where_uvloop_is_installed() -> None:
-    options = uvicorn_options(AccessSettings(), Connections(ConnectionLimits()))
+    options = uvicorn_options(AccessSettings(), Connections())
     assert uvicorn.Config(lambda: None, **options).loop == "asyncio"
 
 

@@ -17,8 +17,9 @@ from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 
 from gateway.access import grpc_interceptor, http_middleware
 from gateway.access.caller import CallerLimits
+from gateway.access.connections import WireLimits
 from gateway.access.grpc_interceptor import MAX_WATCHES, address_of_peer, presented_key
-from gateway.access.settings import AccessSettings, WireLimits
+from gateway.access.settings import AccessSettings
 from gateway.voices.registry import NamedVoice
 from servicekit.timeouts import timeout
 from tests.gateway.access.door import KEY, OTHER_KEY, TLS, Door, keys, opened_door

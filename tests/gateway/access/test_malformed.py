@@ -10,9 +10,8 @@ import pytest
 
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
-from gateway.access.http_middleware import HttpRules, guarded
+from gateway.access.http_middleware import HttpRules, OriginPolicy, guarded
 from gateway.access.keys import KeyBook
-from gateway.access.origins import OriginPolicy
 from gateway.voices.registry import NamedVoice
 from servicekit.clock import SystemClock
 from tests.gateway.access.door import BEARER, KEY, Wire, keys, opened_door

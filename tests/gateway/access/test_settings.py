@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.access.caller import CallerLimits
-from gateway.access.origins import OriginPolicy
+from gateway.access.http_middleware import OriginPolicy
 from gateway.access.settings import (
     KEYS_VARIABLE,
     AccessSettings,

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from gateway.access.connections import ConnectionLimits, Connections
+from gateway.access.connections import Connections
 from gateway.access.turns import PIECE_BYTES, Backlog, Turns
 
 PARTS = 40
@@ -83,7 +83,7 @@ async def test_what_a_parser_begins_waits_for_it_and_its_failure_ends_one_connec
 
 
 async def test_a_closed_connection_is_not_parsed_any_more() -> None:
-    turns, seen = Connections(ConnectionLimits()).turns, list[bytes]()
+    turns, seen = Connections().turns, list[bytes]()
     closed, transport = backlog(turns, seen.append)
     closed.add(bytes(PIECE_BYTES))
     transport.abort()

@@ -13,7 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from gateway.access.settings import AccessSettings, WireLimits
+from gateway.access.connections import WireLimits
+from gateway.access.settings import AccessSettings
 from gateway.access.turns import PIECE_BYTES
 from gateway.doors.http2 import Frames, Streams
 from gateway.voices.registry import NamedVoice

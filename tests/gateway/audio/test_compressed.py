@@ -19,7 +19,7 @@ from servicekit.process import resident_bytes
 from tests.gateway.audio.signals import best_lag, cut, encoded, hard_to_encode, speech_like
 
 pytest.importorskip("av", reason="the audio extra is not installed")
-from gateway.audio.compressed import CODEC_SETTINGS
+from gateway.audio.ffmpeg import CODEC_SETTINGS
 from tests.gateway.audio.signals import decoded, decoded_elsewhere
 
 OPUS_PLAYER_RATE_HZ = 48_000
@@ -157,8 +157,7 @@ PLAIN_FORMATS = {AudioFormat.WAV, AudioFormat.PCM, AudioFormat.MULAW, AudioForma
 
 @pytest.fixture
 def no_pyav(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("gateway.audio.compressed", "gateway.audio.tempo"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.delitem(sys.modules, "gateway.audio.ffmpeg", raising=False)
     for module in [name for name in sys.modules if name.split(".")[0] == "av"] or ["av"]:
         monkeypatch.setitem(sys.modules, module, None)
 

@@ -11,7 +11,7 @@ from gateway.core import FloatArray
 from tests.gateway.audio.signals import cut, piece_lengths, speech_like, tone
 
 pytest.importorskip("av", reason="the audio extra is not installed")
-from gateway.audio.tempo import TempoChanger
+from gateway.audio.ffmpeg import TempoChanger
 
 SPEEDS = [0.25, 0.4, 0.5, 0.8, 1.01, 1.5, 2.0, 2.5, 4.0]
 

@@ -12,8 +12,7 @@ from riva.proto import riva_tts_pb2, riva_tts_pb2_grpc
 
 from gateway import errors
 from gateway.access.settings import AccessSettings
-from gateway.routing.replica import Replica
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import Replica, RoutingSettings
 from gateway.voices.registry import NamedVoice
 from tests.gateway.access.door import opened_door
 from tests.gateway.doors.grpc_door import failure_of

@@ -75,7 +75,7 @@ async def opened_door(
 ) -> AsyncIterator[Door]:
     """Start the door and stop it again; with a declaration, texts are normalised and their languages told."""
     if front_end is None and declaration is not None:
-        front_end = load_text_front_end(None, declaration, lexicons)
+        front_end = load_text_front_end(None, declaration, lexicons and lexicons.lexicons_for)
 
     @asynccontextmanager
     async def open_host() -> AsyncIterator[Host]:

@@ -9,7 +9,7 @@ import pytest
 from gateway.errors import ConfigError, LexiconNotFoundError
 from gateway.lexicons import LexiconBook, load_lexicons
 from gateway.text import Normalization, TextOptions
-from gateway.text.pronunciation.aliases import apply_lexicons
+from gateway.text.aliases import apply_lexicons
 
 
 def operator_dir(path: Path) -> Path:

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.lexicons import MAX_RULES, rules_of_json, rules_of_pls
-from gateway.text.pronunciation.aliases import AliasRule
+from gateway.text.aliases import AliasRule
 
 HEAD = '<lexicon version="1.0" xmlns="http://www.w3.org/2005/01/pronunciation-lexicon" alphabet="ipa" xml:lang="en">'
 PLS = f"""<?xml version="1.0" encoding="UTF-8"?>

@@ -11,16 +11,17 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.client import SpeechLMClient
-from gateway.llm.wire import LLMWire, PromptForm
+from gateway.llm.token_client import TokenStreamClient
+from gateway.llm.wire import LLMWire
 from tests.gateway.fakes import CharacterEncoder
 
 NETWORK_WAIT_S = 10.0
 """More than anything between two ends of a loopback connection takes."""
 UTTERANCE = Utterance("abc", "de", (5, 6))
 TOKENS_WIRE = LLMWire(CharacterEncoder())  # type: ignore[arg-type]
-CHAT_WIRE = LLMWire(CharacterEncoder(), form=PromptForm.CHAT)  # type: ignore[arg-type]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -104,3 +105,11 @@ async def hang_up(request: web.Request) -> web.StreamResponse:
 def unused_url() -> str:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def is_ready(client: SpeechLMClient | TokenStreamClient) -> bool:
+    """Tell whether a probe says that the server takes requests."""
+    try:
+        return not (await client.probe()).is_draining
+    except errors.LLMUnavailableError:
+        return False

@@ -19,9 +19,8 @@ from llm_service.config import LLMBackend
 from llm_service.prompt import LengthLimits
 from llm_service.vocab import END_IDS, SOS_ID, TASK_ID, llm_id_from_speech_id
 from servicekit.timeouts import LoopLag
-from tests.gateway.fakes import DONE, CharacterEncoder, chat_event, token_event
+from tests.gateway.fakes import DONE, CharacterEncoder, token_event
 from tests.gateway.llm.server import (
-    CHAT_WIRE,
     ScriptedBody,
     client_of,
     collect,
@@ -84,12 +83,6 @@ async def test_the_request_carries_ids_bounds_and_sampling(backend: LLMBackend, 
     assert {"return_token_ids", "detokenize"} & set(body) == {flag}
 
 
-async def test_chat_text_is_parsed_across_deltas() -> None:
-    pieces = [chat_event(None), chat_event("<|s_1|><|s"), chat_event("_23|>"), chat_event("<|eos1|>", "stop"), DONE]
-    deltas = await collect_from(ScriptedBody(pieces), CHAT_WIRE)
-    assert [token for d in deltas for token in d.token_ids] == [1, 23]
-
-
 @pytest.mark.parametrize(
     ("pieces", "expected"),
     [
@@ -119,11 +112,6 @@ async def test_a_stream_that_breaks_the_contract_is_a_typed_error(
 async def test_a_stream_that_ends_without_finish_reason_is_an_interruption() -> None:
     with pytest.raises(errors.LLMInterruptedError, match="finish_reason"):
         await collect_from(ScriptedBody([token_event([1])]))
-
-
-async def test_text_that_is_not_speech_is_a_protocol_error_in_chat_form() -> None:
-    with pytest.raises(errors.LLMProtocolError):
-        await collect_from(ScriptedBody([chat_event("Sure! Here")]), CHAT_WIRE)
 
 
 async def test_an_answer_that_is_no_event_stream_is_shown() -> None:

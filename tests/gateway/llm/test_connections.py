@@ -21,6 +21,7 @@ from tests.gateway.llm.server import (
     collect,
     generated,
     hang_up,
+    is_ready,
     unused_url,
 )
 
@@ -29,7 +30,7 @@ SHORT_S = 0.1
 
 async def expect_unreachable(url: str, reason: str) -> None:
     client = SpeechLMClient(url, TOKENS_WIRE, "m")
-    assert not await client.is_ready()
+    assert not await is_ready(client)
     with pytest.raises(errors.LLMUnavailableError, match=f"{reason}.*start the LLM service or correct its URL"):
         await collect(client)
     await client.close()
@@ -43,22 +44,22 @@ async def test_a_redirect_is_not_followed() -> None:
         return web.Response(status=307, headers={"Location": "/elsewhere"})
 
     async with client_of(handler) as client:
-        assert not await client.is_ready()
+        assert not await is_ready(client)
         with pytest.raises(errors.LLMRejectedError, match="307"):
             await collect(client)
     assert paths == ["/health", "/v1/completions"]
 
 
-@pytest.mark.parametrize(("status", "is_ready"), [(200, True), (503, False)])
-async def test_a_server_is_ready_when_its_health_endpoint_says_so(status: int, is_ready: bool) -> None:
+@pytest.mark.parametrize(("status", "is_well"), [(200, True), (503, False)])
+async def test_a_server_is_ready_when_its_health_endpoint_says_so(status: int, is_well: bool) -> None:
     async with client_of(lambda request: ScriptedBody([]).answer(request, status)) as client:
-        assert await client.is_ready() is is_ready
+        assert await is_ready(client) is is_well
 
 
 async def test_a_server_that_does_not_answer_in_time_is_not_ready() -> None:
     body = ScriptedBody([], hangs=True)
     async with client_of(body.answer, deadlines=LLMDeadlines(ready_s=SHORT_S)) as client:
-        assert not await client.is_ready()
+        assert not await is_ready(client)
         await body.until_abandoned()
 
 
@@ -66,7 +67,7 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
     monkeypatch.setenv("http_proxy", unused_url())
     monkeypatch.delenv("no_proxy", raising=False)
     async with client_of(ScriptedBody([]).answer) as client:
-        assert await client.is_ready()
+        assert await is_ready(client)
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1", "http://["], ids=["nothing", "no scheme", "not a URL"])
@@ -152,7 +153,7 @@ async def test_a_stale_pooled_connection_is_tried_again_once() -> None:
         return await ScriptedBody([token_event([1], "stop")]).answer(request)
 
     async with client_of(handler) as client:
-        assert await client.is_ready()
+        assert await is_ready(client)
         assert len(await collect(client)) == 1
     [(_, pooled), (second_path, second), (third_path, third)] = connections
     assert second == pooled != third

@@ -15,7 +15,7 @@ from gateway.core import Sampling, Utterance
 from gateway.errors import InvalidTextError, LLMRejectedError, UnsupportedOptionError
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.token_client import TokenStreamClient
-from gateway.llm.wire import LLMWire, PromptForm
+from gateway.llm.wire import LLMWire
 from llm_service.config import LLMBackend
 from llm_service.embedded.app import SpeechLMServer, create_app
 from llm_service.embedded.eager import eager_engine
@@ -189,13 +189,10 @@ async def test_text_that_cant_be_taken_ends_the_answer(kind: str, llm_dir: Path,
                     pass
 
 
-@pytest.mark.parametrize(
-    ("backend", "form"), [(LLMBackend.VLLM, PromptForm.TOKENS), (LLMBackend.EMBEDDED, PromptForm.CHAT)]
-)
-def test_servers_that_cant_do_it_are_not_asked(backend: LLMBackend, form: PromptForm, encoder: TextEncoder) -> None:
+def test_servers_that_cant_do_it_are_not_asked(encoder: TextEncoder) -> None:
     utterance = Utterance("hello", "", (), coming_text=Written())
-    with pytest.raises(UnsupportedOptionError, match="needs the embedded LLM server with token ids"):
-        LLMWire(encoder, backend, form).request(utterance, GREEDY, 3, "m")
+    with pytest.raises(UnsupportedOptionError, match="needs the embedded LLM server"):
+        LLMWire(encoder, LLMBackend.VLLM).request(utterance, GREEDY, 3, "m")
 
 
 def test_blank_space_goes_with_what_follows_it(encoder: TextEncoder) -> None:

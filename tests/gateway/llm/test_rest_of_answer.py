@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from gateway.core import Sampling, Utterance
-from gateway.llm.wire import LLMWire, PromptForm
+from gateway.llm.wire import LLMWire
 from llm_service.prompt import LengthLimits
 from llm_service.vocab import llm_id_from_speech_id
 from tests.gateway.fakes import CharacterEncoder
@@ -20,19 +20,14 @@ def _begun(*spoken: int) -> Utterance:
     return Utterance("abc", "de", (5, 6), spoken)
 
 
-def _body(utterance: Utterance, form: PromptForm = PromptForm.TOKENS) -> dict[str, object]:
-    wire = LLMWire(CharacterEncoder(), form=form, limits=LIMITS)  # type: ignore[arg-type]
-    return wire.request(utterance, Sampling(), 3, "m").body
+def _body(utterance: Utterance) -> dict[str, object]:
+    wire = LLMWire(CharacterEncoder(), limits=LIMITS)  # type: ignore[arg-type]
+    return wire.request(utterance, Sampling(), 3, "m")
 
 
 def test_spoken_tokens_stand_behind_the_reference_tokens() -> None:
     spoken = [llm_id_from_speech_id(token) for token in (7, 8)]
     assert _body(_begun(7, 8))["prompt"] == [*_body(WHOLE)["prompt"], *spoken]  # type: ignore[misc]
-
-
-def test_spoken_tokens_stand_behind_the_reference_tokens_in_a_chat() -> None:
-    messages = _body(_begun(7, 8), PromptForm.CHAT)["messages"]
-    assert messages[-1] == {"role": "assistant", "content": "<|s_5|><|s_6|><|s_7|><|s_8|>"}  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

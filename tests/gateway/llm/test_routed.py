@@ -23,8 +23,7 @@ from gateway.errors import (
     LLMUnavailableError,
 )
 from gateway.llm.routed import RoutedSpeechLM
-from gateway.routing.replica import ReplicaState
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import ReplicaState, RoutingSettings
 from gateway.speech.request import MAX_SEED
 from servicekit.timeouts import timeout
 from tests.gateway.routing.fakes import QUICK, ScriptedLLM, routed_llm, until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import LLMProtocolError
-from gateway.llm.sse import MAX_LINE_BYTES, EventLines, event_data
+from gateway.llm.wire import MAX_LINE_BYTES, EventLines, event_data
 
 BODY = ': hi\nevent: x\ndata: {"a": "é语"}\n\nid: 7\ndata:two\n\nretry: 9\ndata:  three  \n\ndata: [DONE]\n\ndata: 4\n'
 EVENTS = ['{"a": "é语"}', "two", "three"]

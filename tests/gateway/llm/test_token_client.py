@@ -35,6 +35,7 @@ from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.token_stream import SpeechTokenServicer, serving_tokens
 from servicekit.clock import SystemClock
 from tests.gateway.fakes import CharacterEncoder
+from tests.gateway.llm.server import is_ready
 from tests.gateway.routing.fakes import QUICK
 from tests.workers import random_llm
 
@@ -84,7 +85,7 @@ def tokens_of(deltas: list[SpeechTokenDelta]) -> list[int]:
 
 async def test_an_answer_arrives_and_only_its_last_delta_has_a_reason(llm_dir: Path) -> None:
     async with served(llm_dir) as (address, _), client_of(address) as client:
-        assert await client.is_ready()
+        assert await is_ready(client)
         deltas, again = await collect(client), await collect(client)
     assert deltas[-1].finish_reason in ("stop", "length")
     assert not any(delta.finish_reason for delta in deltas[:-1])
@@ -124,7 +125,7 @@ async def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with client_of(f"grpc://127.0.0.1:{port}", ready_s=2.0) as client:
-        assert not await client.is_ready()
+        assert not await is_ready(client)
         with pytest.raises(LLMUnavailableError, match="can't be reached"):
             await collect(client)
 

@@ -14,7 +14,7 @@ from gateway.ledger import CallerLedger
 from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.processes.worker import Worker
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import RoutingSettings
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import SystemClock
 from tests.gateway.routing.fakes import QUICK, ScriptedLLM, ScriptedToken2Wav, routed, routed_llm

@@ -21,7 +21,7 @@ from gateway.errors import (
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import LoadReport, RoutingSettings
 from gateway.token2wav.replica import VoiceFileCache
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import Clock, SystemClock
@@ -266,10 +266,10 @@ class ScriptedLLM:
         finally:
             self.running -= 1
 
-    async def answers_health(self) -> bool:
+    async def probe(self) -> LoadReport:
         if self.is_dead:
             raise LLMUnavailableError(f"{self.address} can't be reached")
-        return self.is_well
+        return LoadReport(is_draining=not self.is_well)
 
     async def close(self) -> None:
         self.is_closed = True

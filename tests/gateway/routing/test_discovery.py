@@ -93,7 +93,7 @@ async def test_the_system_s_resolver_finds_this_host() -> None:
 async def test_sources_are_told_together() -> None:
     told: list[list[str]] = []
     sources: list[ReplicaSource] = [StaticReplicas(["a"]), StaticReplicas(["b"])]
-    await merged(sources, told.append, 1.0)
+    await merged(sources, lambda now: told.append(list(now)), 1.0)
     assert told[-1] == ["a", "b"]
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from gateway.dialects.answers import LONGEST_RETRY_S
 from gateway.routing.fleet import Fleet, SlotLease
-from gateway.routing.replica import FailureKind, LoadReport, ReplicaState
-from gateway.routing.settings import YIELDED_S, RoutingSettings
+from gateway.routing.replica import YIELDED_S, FailureKind, LoadReport, ReplicaState, RoutingSettings
 from tests.gateway.fakes import ManualClock
 
 SETTINGS = RoutingSettings()

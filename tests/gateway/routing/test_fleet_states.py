@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
 from gateway.routing.fleet import Fleet, SlotLease
-from gateway.routing.replica import FailureKind, LoadReport
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import FailureKind, LoadReport, RoutingSettings
 from tests.gateway.fakes import ManualClock
 from tests.workers import is_whole
 

@@ -8,7 +8,7 @@ from gateway.config import GatewayConfig, parse_args
 from gateway.errors import ConfigError
 from gateway.routing.discovery import sources_of
 from gateway.routing.fleet import LLM, TOKEN2WAV
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import RoutingSettings
 
 REQUIRED = ["--tokenizer-dir", "t", "--voices-dir", "v"]
 

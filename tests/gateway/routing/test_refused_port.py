@@ -15,9 +15,8 @@ from tritonclient.grpc import service_pb2_grpc
 from gateway.errors import Token2WavUnavailableError
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import Fleet
-from gateway.routing.replica import LoadReport
+from gateway.routing.replica import LoadReport, RoutingSettings
 from gateway.routing.router import Router
-from gateway.routing.settings import RoutingSettings
 from gateway.token2wav.triton_call import TritonCall
 from servicekit import tasks
 from servicekit.clock import SystemClock

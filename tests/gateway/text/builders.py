@@ -7,9 +7,9 @@ import zlib
 from hypothesis import strategies as st
 
 from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch
-from gateway.text.segments.breaks import BreakFinder
-from gateway.text.segments.sentences import SentencexRules
-from gateway.text.segments.splitter import CutBounds, IncrementalSplitter, Segment, SplitSettings
+from gateway.text.breaks import BreakFinder
+from gateway.text.sentences import SentencexRules
+from gateway.text.splitter import CutBounds, IncrementalSplitter, Segment, SplitSettings
 from gateway.text.tags import InlineTags
 from llm_service.vocab import INLINE_TAGS
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.text.alignment import Alignment, SpokenStretch, align
 from gateway.text.cleaning import CleaningReader, cleaned
-from gateway.text.markup.markdown import MarkupReader
+from gateway.text.markdown import MarkupReader
 from gateway.text.stretches import Stretch
 from gateway.text.tags import InlineTags
 from tests.gateway.text.builders import texts_in_pieces

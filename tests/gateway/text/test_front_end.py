@@ -20,9 +20,9 @@ from gateway.text import (
     TextOptions,
     load_text_front_end,
 )
+from gateway.text.breaks import ended
 from gateway.text.normalization import wetext_normalizer
 from gateway.text.normalization.language import DeclaredLanguages
-from gateway.text.segments.breaks import ended
 from servicekit.checkpoint_file import CheckpointDeclaration
 from tests.gateway.text.builders import SHORT, Shouting, texts_in_pieces
 

@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.core import Sampling, Utterance
-from gateway.errors import InvalidTextError
-from gateway.llm.wire import LLMWire, PromptForm
+from gateway.core import Utterance
+from gateway.llm.wire import LLMWire
 from gateway.text import WHOLE_TEXT, Normalization, TextFrontEnd, TextOptions, load_text_front_end
-from gateway.text.pronunciation.aliases import AliasRule
+from gateway.text.aliases import AliasRule
 from gateway.text.styles import Style
 from llm_service.checkpoint import make_random_llm
-from llm_service.config import LLMBackend
 from llm_service.embedded.schema import ChatMessage, PromptReader
 from llm_service.text_encoder import TextEncoder, acting_tags, load_text_encoder
 from llm_service.vocab import COSYVOICE2, COSYVOICE3, ENDOFTEXT_ID, SpeechVocabulary
@@ -154,16 +152,3 @@ def test_the_chat_of_the_llm_service_makes_none(checkpoint: Checkpoint) -> None:
         told = checkpoint.reader.from_chat([system, user])
         assert not checkpoint.own_ids & set(told[1:-1]) - {vocabulary.endofprompt_id}, token
         assert told.count(vocabulary.endofprompt_id) == 1
-
-
-def test_servers_with_a_tokenizer_of_their_own_get_no_such_text(checkpoint: Checkpoint) -> None:
-    wire = LLMWire(checkpoint.encoder, LLMBackend.VLLM, PromptForm.CHAT)
-    for token in checkpoint.protected:
-        for spelled in (
-            Utterance(f"a{token}b", "", ()),
-            Utterance("b", f"a{token}", ()),
-            Utterance(token[2:], token[:2], ()),
-            Utterance("b", "", (), instruction=f"be {token}"),
-        ):
-            with pytest.raises(InvalidTextError, match="spells a control token"):
-                wire.request(spelled, Sampling(), 1, "m")

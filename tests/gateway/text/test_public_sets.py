@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.text import TextOptions, load_text_front_end
-from gateway.text.segments.splitter import CutBounds, SplitSettings
+from gateway.text.splitter import CutBounds, SplitSettings
 
 pytest.importorskip("wetext", reason="the text extra is not installed")
 

@@ -21,8 +21,7 @@ from gateway.errors import (
     VoiceEvictedError,
     VoiceOutdatedError,
 )
-from gateway.routing.replica import LoadReport, ReplicaState
-from gateway.routing.settings import RoutingSettings
+from gateway.routing.replica import LoadReport, ReplicaState, RoutingSettings
 from gateway.token2wav.routed import RoutedToken2Wav
 from tests.gateway.routing.fakes import QUICK, ScriptedToken2Wav, audio_of, chunks, routed, until
 from tests.virtual_time import VirtualClock, run_virtually

@@ -10,9 +10,8 @@ import torch
 
 from gateway.core import Sampling, Utterance
 from gateway.errors import LLMProtocolError
-from gateway.llm.wire import LLMWire, PromptForm
+from gateway.llm.wire import LLMWire
 from llm_service.checkpoint import make_random_llm
-from llm_service.config import LLMBackend
 from llm_service.embedded.engine import EngineLimits
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.schema import ChatMessage, PromptReader
@@ -21,7 +20,7 @@ from llm_service.errors import VocabularyError
 from llm_service.export.huggingface import read_huggingface, write_huggingface
 from llm_service.export.source import read_official
 from llm_service.gpu.weights import load_weights
-from llm_service.prompt import build_chat_messages, build_prompt
+from llm_service.prompt import build_prompt
 from llm_service.speech_head import read_vocabulary
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import (
@@ -82,16 +81,14 @@ def test_an_instruction_stands_before_every_text(llm_dir: Path) -> None:
     ]
     assert list(prompt.token_ids) == expected
     assert prompt.target_text_tokens == len(encoder.encode("there"))
-    (user, _) = build_chat_messages("Hi. ", "there", [5], COSYVOICE3)
-    assert user["content"] == f"{INSTRUCTION}<|endofprompt|>Hi.there"
-    messages = [ChatMessage(role="user", content=user["content"]), ChatMessage(role="assistant", content="<|s_5|>")]
+    user = ChatMessage(role="user", content=f"{INSTRUCTION}<|endofprompt|>Hi.there")
+    messages = [user, ChatMessage(role="assistant", content="<|s_5|>")]
     assert list(PromptReader(llm_dir).from_chat(messages)) == expected
 
 
 @pytest.mark.parametrize("vocabulary", [COSYVOICE2, COSYVOICE3], ids=lambda each: each.name)
-@pytest.mark.parametrize("backend", [LLMBackend.EMBEDDED, LLMBackend.VLLM])
 def test_an_instruction_of_the_caller_s_stands_behind_the_family_s(
-    tmp_path: Path, vocabulary: SpeechVocabulary, backend: LLMBackend
+    tmp_path: Path, vocabulary: SpeechVocabulary
 ) -> None:
     make_random_llm(tmp_path, seed=3, vocabulary=vocabulary)
     encoder, before = load_text_encoder(tmp_path), "" if vocabulary is COSYVOICE2 else f"{INSTRUCTION} "
@@ -99,13 +96,9 @@ def test_an_instruction_of_the_caller_s_stands_behind_the_family_s(
     expected = (vocabulary.sos_id, *spoken, vocabulary.task_id, vocabulary.first_id + 5)
     utterance = Utterance("Hi. ", "", (5,), instruction=" Be kind.")
     assert LLMWire(encoder).token_prompt(utterance).token_ids == expected
-    chat = LLMWire(encoder, backend, PromptForm.CHAT).request(utterance, Sampling(), 1, "m").body["messages"]
-    if backend is LLMBackend.EMBEDDED:
-        messages = [ChatMessage(**message) for message in chat]
-        assert PromptReader(tmp_path).from_chat(messages) == expected
-    else:
-        content = {"role": "user", "content": f"{before}Be kind.<|endofprompt|>Hi."}
-        assert chat == [content, {"role": "assistant", "content": "<|s_5|>"}]
+    chat = (("system", "Be kind."), ("user", "Hi."), ("assistant", "<|s_5|>"))
+    messages = [ChatMessage(role=role, content=content) for role, content in chat]
+    assert PromptReader(tmp_path).from_chat(messages) == expected
 
 
 def test_the_bound_of_an_instructed_answer_knows_no_pace(llm_dir: Path) -> None:
@@ -140,17 +133,13 @@ def test_the_engine_says_speech_tokens_only_and_ends(llm_dir: Path) -> None:
 
 def test_the_gateway_speaks_the_numbering_of_its_tokenizer(llm_dir: Path) -> None:
     wire = LLMWire(load_text_encoder(llm_dir))
-    body = wire.request(Utterance("Hello.", "", ()), Sampling(), 1, "m").body
+    body = wire.request(Utterance("Hello.", "", ()), Sampling(), 1, "m")
     assert body["stop_token_ids"] == list(COSYVOICE3.end_ids)
-    reader = wire.reader()
     event = {"choices": [{"token_ids": [151924, 158484, 158486, 151930], "finish_reason": None}]}
-    delta = reader.read(json.dumps(event))
+    delta = wire.read(json.dumps(event))
     assert (delta.token_ids, delta.finish_reason) == ((0, 6560), "stop")
     with pytest.raises(LLMProtocolError, match="151663"):
-        reader.read(json.dumps({"choices": [{"token_ids": [151663]}]}))
-    chat = LLMWire(load_text_encoder(llm_dir), form=PromptForm.CHAT).reader()
-    event = {"choices": [{"delta": {"content": "<|s_7|><|s_6560|><|eos1|>"}, "finish_reason": "stop"}]}
-    assert chat.read(json.dumps(event)).token_ids == (7, 6560)
+        wire.read(json.dumps({"choices": [{"token_ids": [151663]}]}))
 
 
 def test_unused_rows_end_an_answer_in_text_too() -> None:

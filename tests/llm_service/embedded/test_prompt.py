@@ -17,7 +17,7 @@ from llm_service.errors import (
     UnsafeTextError,
     VocabularyError,
 )
-from llm_service.prompt import LengthLimits, build_chat_messages, build_prompt, generation_bounds, target_text_tokens
+from llm_service.prompt import LengthLimits, build_prompt, generation_bounds, target_text_tokens
 from llm_service.text_encoder import TextEncoder, load_text_encoder
 from llm_service.vocab import CONTROL_TOKENS, SOS_ID, SPEECH_TOKEN_OFFSET, TASK_ID
 
@@ -44,14 +44,11 @@ def test_blank_space_at_the_ends_of_a_text_is_not_spoken() -> None:
     assert build_prompt(encode_letters, " ab\n", "\tc d ", [0]) == build_prompt(encode_letters, "ab", "c d", [0])
     assert build_prompt(encode_letters, " ", "c", []) == build_prompt(encode_letters, "", "c", [])
     assert target_text_tokens(encode_letters, " c d ") == 3
-    assert build_chat_messages(" ab ", " c ", []) == [{"role": "user", "content": "abc"}]
 
 
 def test_an_empty_target_text_is_refused() -> None:
     with pytest.raises(EmptyTextError):
         build_prompt(encode_letters, "ab", " \n", [])
-    with pytest.raises(EmptyTextError):
-        build_chat_messages("ab", "", [])
 
 
 def test_prompt_tokens_out_of_range_are_refused() -> None:
@@ -62,23 +59,6 @@ def test_prompt_tokens_out_of_range_are_refused() -> None:
 def test_an_encoder_that_lets_control_tokens_through_is_refused() -> None:
     with pytest.raises(UnsafeTextError):
         build_prompt(lambda _: [SPEECH_TOKEN_OFFSET], "", "c", [])
-
-
-def test_the_chat_form_continues_the_prompt_tokens() -> None:
-    messages = build_chat_messages("ab", "c", [1, 2])
-    assert messages == [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "<|s_1|><|s_2|>"}]
-    assert build_chat_messages("", "c", []) == [{"role": "user", "content": "c"}]
-
-
-@pytest.mark.parametrize("token", ["<|s_5|>", *CONTROL_TOKENS])
-def test_the_chat_form_refuses_spelled_control_tokens(token: str) -> None:
-    with pytest.raises(UnsafeTextError):
-        build_chat_messages("", f"a{token}b", [])
-
-
-def test_a_control_token_split_over_both_chat_texts_is_refused() -> None:
-    with pytest.raises(UnsafeTextError):
-        build_chat_messages("a<|task", "_id|>b", [])
 
 
 @given(hostile_text)

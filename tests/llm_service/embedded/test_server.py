@@ -19,7 +19,7 @@ from llm_service.embedded.engine import SpeechLMEngine
 from llm_service.embedded.loop import LONGEST_TURN_S, EngineLoop
 from llm_service.embedded.schema import ChatMessage, PromptReader
 from llm_service.embedded.types import GenerationOutput
-from llm_service.prompt import build_chat_messages, build_prompt
+from llm_service.prompt import build_prompt
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import END_IDS, SpeechTokenTextParser, speech_id_from_llm_id
 from servicekit.clock import SystemClock
@@ -90,7 +90,8 @@ def test_detokenize_false_gives_ids_instead_of_text(client: httpx.Client) -> Non
 def test_the_chat_form_equals_the_completions_form(client: httpx.Client, llm_dir: Any) -> None:
     prompt = build_prompt(load_text_encoder(llm_dir).encode, "Hi ", "there", [37, 38])
     expected = complete(client, prompt=list(prompt.token_ids))["choices"][0]["token_ids"]
-    body = {"messages": build_chat_messages("Hi ", "there", [37, 38]), **SAMPLING}
+    spoken = {"role": "assistant", "content": "<|s_37|><|s_38|>"}
+    body = {"messages": [{"role": "user", "content": "Hithere"}, spoken], **SAMPLING}
     parser = SpeechTokenTextParser()
     chunks = stream(client, "/v1/chat/completions", body)
     found = [token for chunk in chunks for token in parser.feed(chunk["choices"][0]["delta"]["content"])]

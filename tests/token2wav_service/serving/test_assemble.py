@@ -155,7 +155,7 @@ def test_the_originals_settings_take_effect_by_their_names(tmp_path: Path, requi
 
 
 OWN_SETTINGS = {
-    **{"llm_api_base": "http://llm:9000", "llm_backend": "trtllm", "llm_prompt_form": "chat", "llm_model": "speech"},
+    **{"llm_api_base": "http://llm:9000", "llm_backend": "trtllm", "llm_model": "speech"},
     **{"triton_grpc_address": "127.0.0.1:9001", "default_voice": "ann", "dynamic_chunk_strategy": "time_based"},
     **{"token_hop_len": "20", "token_hop_len_first": "10", "token_hop_len_max": "0", "requests_per_instance": "1"},
     **{"voices_dir": "/", "created_voices_dir": "/", "engines_dir": "/", "device": "cuda:1", "dtype": "float16"},

@@ -23,7 +23,7 @@ from wyoming.tts import (
 
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
-from gateway.access.connections import ConnectionLimits, Connections
+from gateway.access.connections import Connections, WireLimits
 from gateway.errors import LLMInterruptedError
 from gateway.voices.profile import VoiceProfile
 from gateway.voices.registry import NamedVoice
@@ -256,7 +256,7 @@ async def test_requests_that_pile_up_are_refused(voices: Voices) -> None:
 
 
 async def test_too_many_connections_are_refused(voices: Voices) -> None:
-    access = Access(None, CallerLimits(), SystemClock(), connections=Connections(ConnectionLimits(connections=2)))
+    access = Access(None, CallerLimits(), SystemClock(), connections=Connections(WireLimits(max_connections=2)))
     async with opened_wyoming(FakeLLM([]), FakeToken2Wav(), voices, access=access) as door, door.client() as first:
         await ask(first, SynthesizeStart(), Ping())
         await listen(first, "pong")

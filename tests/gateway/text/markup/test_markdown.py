@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.text.markup.markdown import MarkupReader
+from gateway.text.markdown import MarkupReader
 from gateway.text.tags import InlineTags
 from tests.gateway.text.builders import texts
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.errors import InvalidRequestError
 from gateway.text import LIVE_TEXT, Normalization, SpokenSegment, TextFrontEnd, TextOptions
 from gateway.text.manner import Manner
-from gateway.text.markup.ssml import check_ssml
+from gateway.text.ssml import check_ssml
 from tests.gateway.text.builders import Shouting
 
 FRONT_END = TextFrontEnd({"en": Shouting()}, lambda text: None)

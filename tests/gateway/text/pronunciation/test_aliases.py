@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.text import WHOLE_TEXT, TextFrontEnd, TextOptions, load_text_front_end
-from gateway.text.markup.ssml import check_ssml
-from gateway.text.pronunciation.aliases import AliasRule, Lexicon, apply_lexicons
-from gateway.text.pronunciation.phonemes import phoneme_tags
+from gateway.text.aliases import AliasRule, Lexicon, apply_lexicons
+from gateway.text.phonemes import phoneme_tags
+from gateway.text.ssml import check_ssml
 from llm_service.text_encoder import PHONEME_TOKENS
 from servicekit.checkpoint_file import CheckpointDeclaration
 from tests.gateway.text.builders import Shouting

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from gateway.text.segments.breaks import BreakFinder, ended, full_stop
-from gateway.text.segments.sentences import SentencexRules
-from gateway.text.segments.splitter import INTERLEAVED_TEXT, LIVE_TEXT, WHOLE_TEXT, CutBounds, SplitSettings
+from gateway.text.breaks import BreakFinder, ended, full_stop
+from gateway.text.sentences import SentencexRules
+from gateway.text.splitter import INTERLEAVED_TEXT, LIVE_TEXT, WHOLE_TEXT, CutBounds, SplitSettings
 from gateway.text.tags import InlineTags
 from tests.gateway.text.builders import split_text, texts
 

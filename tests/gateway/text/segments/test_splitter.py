@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ConfigError
-from gateway.text.segments.breaks import Break, BreakFinder, spoken_length
-from gateway.text.segments.sentences import SentencexRules
-from gateway.text.segments.splitter import (
+from gateway.text.breaks import Break, BreakFinder, spoken_length
+from gateway.text.sentences import SentencexRules
+from gateway.text.splitter import (
     LIVE_TEXT,
     WHOLE_TEXT,
     CutBounds,
@@ -114,9 +114,9 @@ def test_a_pair_of_tags_is_cut_only_if_it_is_longer_than_a_segment() -> None:
     pair = "<strong>One. Two, three. Four.</strong> "
     texts = [segment.text for segment in split_text(f"Zero. {pair}Five. " * 5, finder(), SHORT)]
     assert all(text.count("<strong>") == text.count("</strong>") for text in texts)
-    before, pair = split_text("red tan green " * 6 + "<strong>" + "four, five " * 12 + "</strong>", finder(), SHORT)
+    before, cut_pair = split_text("red tan green " * 6 + "<strong>" + "four, five " * 12 + "</strong>", finder(), SHORT)
     assert before.text.endswith("green ")
-    assert pair.text.startswith("<strong>four")
+    assert cut_pair.text.startswith("<strong>four")
     long_pair = split_text("<strong>" + "One, two. " * 50 + "</strong> End.", finder(), SHORT)
     assert all(spoken_length(segment.text) <= SHORT.later.max_length for segment in long_pair)
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from gateway.errors import InvalidRequestError
+from gateway.text.breaks import ALL_MARKS, CLOSERS_AND_BLANKS, full_stop
 from gateway.text.cleaning import cleaned
 from gateway.text.manner import Manner, Pause, read_break
-from gateway.text.segments.breaks import ALL_MARKS, CLOSERS_AND_BLANKS, full_stop
 from gateway.text.stretches import Stretch
 from gateway.text.styles import AUDIO_TAGS_FIELD, AudioTag, StyleRule, audio_tag_at
 from gateway.text.tags import InlineTags

@@ -15,8 +15,8 @@ from functools import lru_cache
 
 from gateway.errors import ConfigError
 from gateway.text.alignment import NormalizedText
+from gateway.text.breaks import Break, BreakFinder, Strength, spoken_length
 from gateway.text.manner import Manner, Pause
-from gateway.text.segments.breaks import Break, BreakFinder, Strength, spoken_length
 
 # Characters of a slice of a long piece, so that memory and work per character do not grow with it.
 _SLICE = 1024

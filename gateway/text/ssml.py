@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from gateway.errors import InvalidRequestError
+from gateway.text.aliases import MAX_ALIAS, NO_PHONEMES
+from gateway.text.breaks import ALL_MARKS, CLOSERS_AND_BLANKS, full_stop
 from gateway.text.cleaning import cleaned
 from gateway.text.manner import MAX_RATE, MIN_RATE, PLAIN, Manner, Pause, check_sum, gain_of, pause_of, rate_of
-from gateway.text.markup.xml import OpenDocument, XmlProblem
 from gateway.text.normalization.language import primary_language
 from gateway.text.normalization.say_as import CHINESE, LANGUAGES, NotReadableError, said_as
-from gateway.text.pronunciation.aliases import MAX_ALIAS, NO_PHONEMES
-from gateway.text.pronunciation.phonemes import IPA, phoneme_tags
-from gateway.text.segments.breaks import ALL_MARKS, CLOSERS_AND_BLANKS, full_stop
+from gateway.text.phonemes import IPA, phoneme_tags
 from gateway.text.stretches import Stretch
 from gateway.text.tags import InlineTags
+from gateway.text.xml import OpenDocument, XmlProblem
 
 Normalize = Callable[[str, str], str]
 """Takes a text and its language; returns it in words."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, unchanged
-from gateway.text.segments.sentences import SentencexRules, list_markers
+from gateway.text.sentences import SentencexRules, list_markers
 from gateway.text.tags import InlineTags
 
 # Source: Unicode's properties Sentence_Terminal and Terminal_Punctuation; differs in that only scripts in daily use

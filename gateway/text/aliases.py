@@ -17,9 +17,9 @@ from functools import cached_property
 
 from gateway.errors import InvalidRequestError
 from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, unchanged
+from gateway.text.breaks import is_of_word
 from gateway.text.cleaning import cleaned
-from gateway.text.pronunciation.phonemes import phoneme_tags
-from gateway.text.segments.breaks import is_of_word
+from gateway.text.phonemes import phoneme_tags
 
 MAX_WORD = 200
 """Most characters of the word that a rule replaces; a segment of text has not many more."""

@@ -1,1 +1,0 @@
-"""What a text says beside its words: Markdown and HTML that are taken out, SSML that is obeyed."""

@@ -1,1 +1,0 @@
-"""How words are spoken that a caller spells out: dictionaries and phonemes."""
