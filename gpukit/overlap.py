@@ -1,6 +1,8 @@
-"""Programmatic dependent launch: kernels that start while the one before them ends, as both services launch them.
+"""What kernels of both services call: programmatic dependent launch, where a kernel starts while the one before it
+ends, and memory brought into the L2 cache before a kernel reads it.
 
-Written in the Triton language. Only a GPU can run it: the interpreter runs one kernel after the other.
+Written in the Triton language. Only a GPU can run it: the interpreter runs one kernel after the other, and callers
+leave the fetching out there.
 """
 
 from __future__ import annotations
@@ -37,3 +39,15 @@ def overlap_options(*, overlaps: bool) -> dict[str, bool]:
 def starts_early() -> bool:
     """Tell whether this process's GPU can start a kernel while the one before it ends."""
     return not IS_INTERPRETED and driver.active.get_current_target().arch >= LEAST_ARCHITECTURE
+
+
+LINE_BYTES = 128
+"""Bytes of a line of the L2 cache."""
+
+
+@triton.jit
+def prefetch_lines(at):
+    # The line around each of these addresses; nothing waits for it.
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
+    )

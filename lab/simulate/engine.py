@@ -21,7 +21,7 @@ from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.loop import OnResult, ServingLoop
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.errors import CapacityError
-from token2wav_service.features.extractor import OnTokens, voice_id_of
+from token2wav_service.features.prompt_models import OnTokens, voice_id_of
 from token2wav_service.runtime.slots.step_shapes import STEP_TOKENS, StepShapes
 from token2wav_service.types import TokenChunk, VoiceFeatures, VoicePrompt
 

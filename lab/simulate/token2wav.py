@@ -28,7 +28,7 @@ from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import ServerStatus
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
-from token2wav_service.features.extractor import voice_id_of
+from token2wav_service.features.prompt_models import voice_id_of
 from token2wav_service.types import StreamOptions, StreamSummary, TokenChunk, VoicePrompt
 
 MAX_BATCH_SIZE = 64

@@ -48,8 +48,8 @@ from token2wav_service.checkpoint.loader import load_vocoder
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.features.audio import load_prompt_audio, resample_16k_to_24k, resample_poly
-from token2wav_service.features.extractor import PromptFeatureExtractor
 from token2wav_service.features.mel import flow_mel_24k
+from token2wav_service.features.prompt_models import PromptFeatureExtractor
 from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder

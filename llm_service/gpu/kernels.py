@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from gpukit.overlap import await_earlier
-from gpukit.prefetch import prefetch_lines
+from gpukit.overlap import await_earlier, prefetch_lines
 
 
 @triton.jit

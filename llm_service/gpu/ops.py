@@ -16,8 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from gpukit.overlap import IS_INTERPRETED, overlap_options
-from gpukit.prefetch import LINE_BYTES
+from gpukit.overlap import IS_INTERPRETED, LINE_BYTES, overlap_options
 from llm_service.gpu import kernels
 from llm_service.gpu.slot_state import NUMBERS, SlotState
 from llm_service.qwen2 import Qwen2Shape

@@ -42,7 +42,7 @@ from gateway.voices.recordings import container_of
 from llm_service.embedded.schema import ChatCompletionRequest, CompletionRequest, RequestRefused, parse_request
 from llm_service.vocab import COSYVOICE2
 from servicekit.checkpoint_file import CheckpointFileError, read_declaration
-from token2wav_service.checkpoint.read_description import read_description
+from token2wav_service.checkpoint.family import read_description
 from token2wav_service.contract import MAX_PROMPT_SECONDS, ServerStatus, decode_error
 from token2wav_service.errors import CheckpointError, InvalidPromptError
 from token2wav_service.features.audio import load_prompt_audio, validate_prompt

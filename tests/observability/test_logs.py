@@ -40,7 +40,7 @@ from servicekit.tracing import (
 )
 from tests.gateway.access.door import BEARER, KEY, opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
-from token2wav_service.serving.stream_trace import NO_TRACE, begin_trace
+from token2wav_service.serving.metrics import NO_TRACE, begin_trace
 from token2wav_service.types import AudioChunk, ChunkTiming, StreamStatus, StreamSummary, TokenChunk
 
 

@@ -12,10 +12,15 @@ import torch
 
 from cosydit.cli.main import main
 from tests import ASSETS
-from token2wav_service.checkpoint.family import Family, find_family, missing_files, voice_model_version
+from token2wav_service.checkpoint.family import (
+    Family,
+    find_family,
+    missing_files,
+    read_description,
+    voice_model_version,
+)
 from token2wav_service.checkpoint.loader import build_flow, build_vocoder, load_models, read_config
 from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES, make_random_token2wav
-from token2wav_service.checkpoint.read_description import read_description
 from token2wav_service.errors import CheckpointError
 
 MANIFESTS = ASSETS / "checkpoint_manifests" / "cosyvoice.json.gz"

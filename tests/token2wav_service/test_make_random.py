@@ -19,7 +19,7 @@ from token2wav_service.checkpoint.make_random import make_random_token2wav
 from token2wav_service.config import SourcePhase
 from token2wav_service.errors import CheckpointError
 from token2wav_service.features.audio import load_prompt_audio
-from token2wav_service.features.extractor import PromptFeatureExtractor
+from token2wav_service.features.prompt_models import PromptFeatureExtractor
 from token2wav_service.models.config import FlowConfig, HiFTConfig
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.vocoder.hift import HiFT

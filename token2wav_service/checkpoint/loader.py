@@ -18,9 +18,9 @@ from token2wav_service.checkpoint.family import (
     FLOW_WEIGHTS,
     HIFT_WEIGHTS,
     Family,
+    read_description,
     read_family,
 )
-from token2wav_service.checkpoint.read_description import read_description
 from token2wav_service.errors import CheckpointError
 from token2wav_service.models.config import (
     AnyFlowConfig,

@@ -19,8 +19,7 @@ from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
 from token2wav_service.engine.meter import EngineMeter, Measurements
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner
-from token2wav_service.engine.scheduler import next_batch
-from token2wav_service.engine.stream import ChunkRules, Stream, check_options
+from token2wav_service.engine.stream import ChunkRules, Stream, check_options, next_batch
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import (
     CapacityError,

@@ -23,7 +23,7 @@ from token2wav_service.engine.runner import Runner
 from token2wav_service.engine.voice_cache import VoiceCache
 from token2wav_service.errors import CapacityError, InvalidVoiceFileError, VoiceModelMismatchError
 from token2wav_service.features.audio import validate_prompt, without_long_silence
-from token2wav_service.features.extractor import OnTokens, voice_id_of
+from token2wav_service.features.prompt_models import OnTokens, voice_id_of
 from token2wav_service.types import IntArray, VoiceFeatures, VoicePrompt
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
 

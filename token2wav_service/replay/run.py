@@ -1,16 +1,20 @@
 """Finds the golden folders below a directory and replays each with what fits its name.
 
-Here are the cases of the audio front end and of a whole checkpoint directory.
+Here are the cases of the audio front end, of a whole checkpoint directory, and of parts called alone: DiT, encoder,
+solver and vocoder.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from token2wav_service.checkpoint.loader import load_flow, load_vocoder
+from token2wav_service.config import SourcePhase
 from token2wav_service.errors import CheckpointError
 from token2wav_service.features.audio import resample_16k_to_24k
 from token2wav_service.features.mel import (
@@ -21,8 +25,26 @@ from token2wav_service.features.mel import (
     s3_mel_filters,
     speaker_fbank,
 )
-from token2wav_service.replay import block_flow_cases, block_vocoder_cases, flow_cases, stream_cases
-from token2wav_service.replay.vectors import FEATURE_TOLERANCE, GoldenCase, Report, VectorFolder
+from token2wav_service.models.causal import chunk_plan, relative_sinusoids
+from token2wav_service.models.config import DiTConfig, EncoderConfig, pick_fields
+from token2wav_service.models.flow.cfm import ConditionalFlowMatching, EstimatorHistory, SolverHistory, time_grid
+from token2wav_service.models.flow.dit import DiT, time_features
+from token2wav_service.models.flow.encoder import ConformerEncoder, EncoderHistory
+from token2wav_service.models.vocoder.hift import HiFT
+from token2wav_service.replay import block_flow_cases, block_vocoder_cases, stream_cases
+from token2wav_service.replay.stream_cases import check_ends, load_hift_vectors
+from token2wav_service.replay.vectors import (
+    DECODE_TOLERANCE,
+    F0_TOLERANCE_HZ,
+    FEATURE_TOLERANCE,
+    SOURCE_TOLERANCE,
+    GoldenCase,
+    Probe,
+    Report,
+    VectorFolder,
+    made,
+    probed,
+)
 
 Folders = dict[str, VectorFolder]
 """Golden folders by kind."""
@@ -109,11 +131,11 @@ def _checkpoint(folder: VectorFolder, folders: Folders) -> None:
 
 
 _KINDS: dict[str, Callable[[VectorFolder, Folders], None]] = {
-    "dit": lambda folder, _: flow_cases.replay_dit(folder),
-    "encoder": lambda folder, _: flow_cases.replay_encoder(folder),
-    "cfm": lambda folder, _: flow_cases.replay_cfm(folder),
+    "dit": lambda folder, _: replay_dit(folder),
+    "encoder": lambda folder, _: replay_encoder(folder),
+    "cfm": lambda folder, _: replay_cfm(folder),
     "flow": lambda folder, _: stream_cases.replay_flow(folder),
-    "hift": lambda folder, _: flow_cases.replay_hift(folder),
+    "hift": lambda folder, _: replay_hift(folder),
     "stream": _stream,
     "features": _features,
     "checkpoint": _checkpoint,
@@ -121,3 +143,156 @@ _KINDS: dict[str, Callable[[VectorFolder, Folders], None]] = {
     "cosyvoice3_dit": _family,
 }
 """What replays a kind of folder; it is given the folders beside it, too."""
+
+
+def replay_dit(folder: VectorFolder) -> None:
+    """Whole-utterance and chunk form of the estimator, and its time embedding."""
+    dit = folder.load(DiT(pick_fields(DiTConfig, folder.json("config.json"))))
+    for case in folder.cases("timestep*"):
+        case.close("sinusoid", time_features(case["t"]))
+        case.close("embedding", dit.t_embedder(case["t"]))
+    for case in folder.cases("forward*"):
+        if "chunk" in case.name:
+            _dit_chunks(dit, case)
+            continue
+        for key, mask in (("out", case["mask"]), ("out_full_mask", torch.ones_like(case["mask"]))):
+            inputs = case.take("x", "mu", "spks", "cond", "t")
+            case.close_if_held(key, dit(*inputs, mask[:, None].bool(), mask.sum((1, 2)).long())[0])
+
+
+def _dit_chunks(dit: DiT, case: GoldenCase) -> None:
+    history: EstimatorHistory | None = None
+    for call in case.calls():
+        rows, _, frames = call["x"].shape
+        mask, lengths = _all_seen(rows, 0 if history is None else history.kv.shape[3], frames)
+        out, own = dit(call["x"], call["mu"], case["spks"], call["cond"], call["t"], mask, lengths, history)
+        history = own if history is None else EstimatorHistory(torch.cat([own.kv, history.kv], 3), own.tail)
+        call.close("out", out)
+        call.close("cnn_cache", history.tail)
+        call.close("att_cache", history.kv)
+
+
+def _all_seen(rows: int, held: int, frames: int) -> tuple[Tensor, Tensor]:
+    """Return the mask of new frames that see all held ones and each other, and the rows' new lengths."""
+    return torch.ones(rows, 1, 1, held + frames, dtype=torch.bool), torch.full((rows,), frames)
+
+
+def replay_encoder(folder: VectorFolder) -> None:
+    """Whole-utterance and chunk form of the conformer."""
+    encoder = folder.load(ConformerEncoder(pick_fields(EncoderConfig, folder.json("config.json"))))
+    for case in folder.cases("offline*"):
+        _encoder_whole(encoder, case)
+    for case in folder.cases("forward_chunk*"):
+        _encoder_chunks(encoder, case)
+
+
+def _encoder_whole(encoder: ConformerEncoder, case: GoldenCase) -> None:
+    xs, lengths = case.take("xs", "xs_lens")
+    last = torch.ones(len(lengths), dtype=torch.bool)
+    out, frames, _ = encoder(xs, lengths, last, upstream_padding_leak=True)
+    case.close("out", out)
+    case.equal("out_mask", frames.tolist(), case["out_mask"].sum((1, 2)).tolist())
+    none, (size, width) = torch.zeros(1, dtype=torch.long), xs.shape[1:]
+    sinusoids = relative_sinusoids(chunk_plan(none, 0, none + size, size), width, torch.float32)
+    case.close_if_held("pos_emb_T", sinusoids.flip(0)[None])
+    clean, _, _ = encoder(xs, lengths, last)
+    for row, length in enumerate(lengths.tolist()):
+        if (key := f"single{row}.out") in case:
+            one = slice(row, row + 1)
+            case.close(key, encoder(xs[one, :length], lengths[one], last[:1])[0])
+            case.close(key, clean[one, : 2 * length], note=" (batched)")
+
+
+def _encoder_chunks(encoder: ConformerEncoder, case: GoldenCase) -> None:
+    history: EncoderHistory | None = None
+    for call in case.calls():
+        rows, size, _ = call["xs"].shape
+        last = call["last_chunk"].bool().expand(rows)
+        history = history or encoder.empty_history(call["xs"])
+        out, _, own = encoder(call["xs"], torch.full((rows,), size), last, history)
+        token_kv = torch.cat([history.token_kv, own.token_kv], 3)
+        frame_kv = torch.cat([history.frame_kv, own.frame_kv], 3)
+        tokens, frames = (torch.full((rows,), kv.shape[3]) for kv in (token_kv, frame_kv))
+        history = EncoderHistory(token_kv, frame_kv, tokens, frames, own.lookahead_tail, own.upsample_tail)
+        call.close("out", out)
+        call.close_if_held("cnn_cache", torch.cat([history.lookahead_tail, history.upsample_tail], 2))
+        call.close_if_held("att_cache", torch.cat([token_kv.repeat(1, 1, 1, 2, 1), frame_kv]))
+
+
+def replay_cfm(folder: VectorFolder) -> None:
+    """The solver, whole and in chunks."""
+    config = folder.json("config.json")
+    cfm = ConditionalFlowMatching(DiT(pick_fields(DiTConfig, config["estimator"])), config["inference_cfg_rate"])
+    weights = (folder.path / config["weights"]).resolve()
+    VectorFolder(weights.parent).load(cfm.estimator, weights.name)
+    for case in folder.cases("offline*"):
+        mask = case["mask"]
+        for steps in case.step_counts():
+            inputs = case.take(f"n{steps}.z", "mu", "spks", "cond")
+            case.close(f"n{steps}.out", cfm(*inputs, mask[:, None].bool(), mask.sum((1, 2)).long(), steps)[0])
+            case.close_if_held(f"n{steps}.t_span", time_grid(steps))
+    for case in folder.cases("chunk*"):
+        _cfm_chunks(cfm, case)
+
+
+def _cfm_chunks(cfm: ConditionalFlowMatching[DiT], case: GoldenCase) -> None:
+    match = re.search(r"n(\d+)", case.name)
+    steps = int(match[1]) if match else 10
+    history: SolverHistory | None = None
+    for call in case.calls():
+        rows, _, frames = call["mu"].shape
+        held = 0 if history is None else history.kv.shape[5]
+        noise = case["rand_noise"][:, :, held : held + frames].expand(rows, -1, -1)
+        mask, lengths = _all_seen(rows, held, frames)
+        out, own = cfm(noise, call["mu"], case["spks"], call["cond"], mask, lengths, steps, history)
+        history = own if history is None else SolverHistory(torch.cat([own.kv, history.kv], 5), own.tail)
+        call.close("out", out)
+        # Upstream's layout: [n, L, 2B, 2C, 2] and [n, L, 2B, h, t, 2d].
+        check_ends(call, "cnn_cache", history.tail.flatten(2, 3))
+        check_ends(call, "att_cache", history.kv.flatten(2, 3))
+
+
+def replay_hift(folder: VectorFolder) -> None:
+    """Source, decoding with given sources, and the whole vocoder."""
+    hift = load_hift_vectors(folder)
+    module = hift.m_source
+    for case in folder.cases("source*"):
+        f0 = case["f0"]
+        phase, _ = module.phase(f0, SourcePhase.UPSTREAM)
+        case.close("f0", hift.f0_predictor(case["mel"]), F0_TOLERANCE_HZ)
+        case.close("uv", module.voiced(f0), 0.0)
+        case.close("sine_no_noise", module.sines(f0, phase), SOURCE_TOLERANCE)
+        case.close("source", module(f0, case["noise"], phase), SOURCE_TOLERANCE)
+    for case in folder.cases("decode*"):
+        _decode(hift, case)
+    for case in folder.cases("forward*"):
+        for call in case.calls():
+            f0 = hift.f0_predictor(call["mel"])
+            source = module(f0, call["noise"], module.phase(f0, SourcePhase.UPSTREAM)[0])
+            if "cache_source" in call:
+                source[:, :, : call["cache_source"].shape[2]] = call["cache_source"]
+            call.close("source", source, SOURCE_TOLERANCE)
+            call.snr("wav", hift(call["mel"], source))
+            call.close("wav", hift(call["mel"], call["source"]), DECODE_TOLERANCE, " (source injected)")
+
+
+def _decode(hift: HiFT, case: GoldenCase) -> None:
+    with probed(hift, _stages(hift)) as stages:
+        case.close("wav", hift(case["mel"], case["source"]), DECODE_TOLERANCE)
+    spectrum = hift.stft(case["source"].squeeze(1)).chunk(2, 1)
+    for key, got in zip(("stft_real", "stft_imag"), spectrum, strict=True):
+        case.close_if_held(key, got, DECODE_TOLERANCE)
+    for key, expected in case.tensors.items():
+        if key.startswith("stage."):
+            # The vectors keep the first batch item, and few channels of long tensors.
+            case.close(key, stages[key.removeprefix("stage.")][:1, : expected.shape[1]], DECODE_TOLERANCE)
+
+
+def _stages(hift: HiFT) -> dict[str, Probe]:
+    per_stage = len(hift.config.resblock_kernel_sizes)
+    paths = {"conv_pre": "conv_pre", "conv_post": "conv_post"}
+    for stage in range(len(hift.ups)):
+        paths |= {f"ups{stage}": f"ups.{stage}", f"source_branch{stage}": f"source_resblocks.{stage}"}
+        for block in range(per_stage):
+            paths[f"stage{stage}_resblock{block}"] = f"resblocks.{stage * per_stage + block}"
+    return {name: (path, made) for name, path in paths.items()}

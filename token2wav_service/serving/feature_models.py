@@ -13,13 +13,12 @@ import numpy as np
 
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ
 from token2wav_service.errors import InvalidPromptError, InvalidRequestError
-from token2wav_service.python_backend.inputs import OneByOneModel, RequestInputs
-from token2wav_service.python_backend.responder import PbUtils, Tensor
+from token2wav_service.python_backend.inputs import OneByOneModel, PbUtils, RequestInputs, Tensor
 from token2wav_service.python_backend.server_process import read_parameters
 from token2wav_service.types import FloatArray
 
 if TYPE_CHECKING:
-    from token2wav_service.features.extractor import PromptFeatureExtractor
+    from token2wav_service.features.prompt_models import PromptFeatureExtractor
 
 MIN_SAMPLES = 400
 """Fewest samples: one window of the speaker encoder's spectrum, 25 ms."""

@@ -31,8 +31,7 @@ from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder, VocoderState
-from token2wav_service.python_backend.inputs import OneByOneModel, RequestInputs
-from token2wav_service.python_backend.responder import PbUtils
+from token2wav_service.python_backend.inputs import OneByOneModel, PbUtils, RequestInputs
 from token2wav_service.python_backend.server_process import read_parameters
 from token2wav_service.types import FloatArray
 

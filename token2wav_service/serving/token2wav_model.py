@@ -25,11 +25,9 @@ from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import CALLER_HAS_SHARE, DEFAULT_PRIORITY, Operation
 from token2wav_service.engine.voices import STOP_TIMEOUT_S, BoundedPool
 from token2wav_service.errors import EngineStoppedError, InvalidRequestError, StreamAbortedError, Token2WavError
-from token2wav_service.python_backend.inputs import RequestInputs
-from token2wav_service.python_backend.responder import PbUtils, Responder, text_tensor
+from token2wav_service.python_backend.inputs import PbUtils, RequestInputs, Responder, text_tensor
 from token2wav_service.python_backend.server_process import note_end, read_drain_flag, read_parameters, server_ender
-from token2wav_service.serving.metrics import EngineMetrics
-from token2wav_service.serving.stream_trace import NO_TRACE, SERVICE, StreamTrace, begin_trace
+from token2wav_service.serving.metrics import NO_TRACE, SERVICE, EngineMetrics, StreamTrace, begin_trace
 from token2wav_service.types import (
     AudioChunk,
     FloatArray,

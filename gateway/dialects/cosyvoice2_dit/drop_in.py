@@ -28,8 +28,14 @@ from gateway.text.styles import style_of
 from servicekit.tasks import stop
 from token2wav_service.contract import DEFAULT_PRIORITY, ErrorCode, encode_error
 from token2wav_service.errors import InvalidRequestError
-from token2wav_service.python_backend.inputs import RequestInputs
-from token2wav_service.python_backend.responder import PbUtils, Responder, error_response, error_text, make_response
+from token2wav_service.python_backend.inputs import (
+    PbUtils,
+    RequestInputs,
+    Responder,
+    error_response,
+    error_text,
+    make_response,
+)
 from token2wav_service.python_backend.server_process import is_decoupled, read_parameters
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,7 @@ from llm_service.config import LLMBackend
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import SpeechVocabulary
 from token2wav_service.errors import InvalidRequestError
-from token2wav_service.python_backend.inputs import RequestInputs
-from token2wav_service.python_backend.responder import PbUtils
+from token2wav_service.python_backend.inputs import PbUtils, RequestInputs
 from token2wav_service.python_backend.server_process import is_decoupled, read_parameters
 
 MAX_REQUESTS = 256

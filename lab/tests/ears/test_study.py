@@ -25,7 +25,7 @@ from lab.tests.ears.conftest import Voice
 from lab.tests.ears.test_moonshine import write_models
 from lab.voice import quality
 from tests.bundled_voices import NAMES
-from token2wav_service.checkpoint.make_onnx import make_speaker_encoder
+from token2wav_service.checkpoint.make_random import make_speaker_encoder
 from token2wav_service.features.audio import resample_16k_to_24k
 
 ROW = StudyRow(

@@ -16,7 +16,7 @@ from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
-from token2wav_service.features.extractor import OnTokens
+from token2wav_service.features.prompt_models import OnTokens
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.token2wav_service.engine.factory import ManualClock, make_engine, open_stream, tokens_of
-from token2wav_service.engine.scheduler import CLASS_PENALTY_S, next_batch
+from token2wav_service.engine.stream import CLASS_PENALTY_S, next_batch
 from token2wav_service.types import TokenChunk
 
 

@@ -13,10 +13,9 @@ import pytest
 from onnx import TensorProto, helper, save_model
 
 from tests.token2wav_service.features.helpers import ASSETS, golden, noise, tone
-from token2wav_service.checkpoint.make_onnx import make_speaker_encoder, make_speech_tokenizer
+from token2wav_service.checkpoint.make_random import make_speaker_encoder, make_speech_tokenizer
 from token2wav_service.errors import CheckpointError, InvalidPromptError
 from token2wav_service.features.audio import resample_16k_to_24k, resample_poly
-from token2wav_service.features.extractor import PromptFeatureExtractor, voice_id_of
 from token2wav_service.features.mel import (
     flow_mel_24k,
     flow_mel_filters,
@@ -26,7 +25,7 @@ from token2wav_service.features.mel import (
     slaney_mel_filters,
     speaker_fbank,
 )
-from token2wav_service.features.prompt_models import SpeakerEncoder
+from token2wav_service.features.prompt_models import PromptFeatureExtractor, SpeakerEncoder, voice_id_of
 from token2wav_service.types import FloatArray, VoicePrompt
 
 
@@ -133,7 +132,7 @@ def test_features_import_neither_torch_nor_torchaudio() -> None:
     import sys
 
     code = (
-        "import sys, token2wav_service.features.extractor, token2wav_service.features.audio;"
+        "import sys, token2wav_service.features.prompt_models, token2wav_service.features.audio;"
         "sys.exit(any(name in sys.modules for name in ('torch', 'torchaudio')))"
     )
 

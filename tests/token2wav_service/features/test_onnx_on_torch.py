@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from demo_voice.unpack import BUNDLE
-from token2wav_service.checkpoint.make_onnx import make_speaker_encoder, make_speech_tokenizer
+from token2wav_service.checkpoint.make_random import make_speaker_encoder, make_speech_tokenizer
 from token2wav_service.features import onnx_on_torch
 from token2wav_service.features.onnx_on_torch import TorchGraph, UnknownOperatorError
 from token2wav_service.features.prompt_models import (

@@ -111,7 +111,7 @@ def test_speaker_embedding_is_half_precision() -> None:
 @pytest.mark.slow
 def test_the_feature_processes_import_no_torch() -> None:
     program = (
-        "import sys, token2wav_service.serving.feature_models, token2wav_service.features.extractor\n"
+        "import sys, token2wav_service.serving.feature_models, token2wav_service.features.prompt_models\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'torchaudio')))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

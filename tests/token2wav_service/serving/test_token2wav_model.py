@@ -15,7 +15,7 @@ from tests.token2wav_service.engine.factory import make_engine, make_prompt
 from tests.token2wav_service.serving.fakes import FakeEngineLoop, FakePbUtils, FakeRequest
 from token2wav_service.engine.loop import ServingLoop
 from token2wav_service.errors import CapacityError, InvalidPromptError
-from token2wav_service.python_backend.responder import Responder
+from token2wav_service.python_backend.inputs import Responder
 from token2wav_service.serving.token2wav_model import LEASE_POLLS_PER_S, Token2WavModel, lease_poll_wait_s
 from token2wav_service.types import FloatArray, VoiceFeatures
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gpukit.overlap import await_earlier
-from gpukit.prefetch import prefetch_lines
+from gpukit.overlap import await_earlier, prefetch_lines
 
 # A block is D wide, or BD, the next power of two, where D is none: then its last columns are zeros. Only such a block
 # is masked by columns, so that the loads of others stay wide.

@@ -8,8 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from gpukit.overlap import overlap_options
-from gpukit.prefetch import LINE_BYTES
+from gpukit.overlap import LINE_BYTES, overlap_options
 from token2wav_service.runtime.kernels import attention_kernels as kernels
 
 LOG2_E = 1.4426950408889634
