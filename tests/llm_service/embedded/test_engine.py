@@ -21,7 +21,6 @@ from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest
 from llm_service.errors import (
     GenerationFailedError,
-    InvalidGenerationError,
     LLMStoppedError,
     QueueFullError,
 )
@@ -34,7 +33,6 @@ from llm_service.vocab import (
     SPEECH_TOKEN_OFFSET,
     TASK_ID,
     format_speech_tokens,
-    is_speech_llm_id,
 )
 from servicekit.clock import SystemClock
 from tests.gateway.fakes import ManualClock
@@ -56,40 +54,6 @@ BEGUN = (SOS_ID, 50, 51, 52, *(SPEECH_TOKEN_OFFSET + token for token in range(40
 INTERLEAVED = InterleavedPrompt(begin_tokens=1, transcript_tokens=3)
 
 
-@pytest.mark.slow
-def test_equal_seeds_give_equal_tokens_whatever_runs_beside(model: SpeechLanguageModel) -> None:
-    requests = [make_request(str(index), 3 + 9 * index, seed=index) for index in range(7)]
-    alone = {request.request_id: run_one(make_engine(model), request)[0] for request in requests}
-    engine = make_engine(model)
-    for request in reversed(requests):
-        engine.add_request(request)
-    assert {name: tokens_of(outputs) for name, outputs in run_all(engine).items()} == alone
-    assert max(engine.stats().steps_by_rows) > 1
-    assert len({tuple(tokens) for tokens in alone.values()}) == len(alone)
-
-
-@pytest.mark.slow
-def test_only_speech_tokens_come_out_and_answers_end_by_themselves_not_before_min_tokens(
-    model: SpeechLanguageModel,
-) -> None:
-    engine = make_engine(model)
-    for seed in range(12):
-        engine.add_request(make_request(str(seed), seed=seed, min_tokens=30, max_tokens=200))
-    answers = run_all(engine).values()
-    tokens = [token for outputs in answers for token in tokens_of(outputs)]
-    assert all(is_speech_llm_id(token) for token in tokens) and len(set(tokens)) > 50
-    assert FinishReason.STOP in {outputs[-1].finish_reason for outputs in answers}
-    assert min(len(tokens_of(outputs)) for outputs in answers) >= 30
-
-
-def test_a_stop_token_ends_the_answer_and_is_not_handed_out(model: SpeechLanguageModel) -> None:
-    tokens, _ = run_one(make_engine(model), make_request("a", ignore_eos=True))
-    asked = make_request("b", ignore_eos=True, stop_token_ids=frozenset({tokens[8]}))
-    stopped, last = run_one(make_engine(model), asked)
-    assert stopped == tokens[: tokens.index(tokens[8])]
-    assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, tokens[8])
-
-
 def test_banned_tokens_never_come_and_of_allowed_ones_only_those(model: SpeechLanguageModel) -> None:
     tokens, _ = run_one(make_engine(model), make_request("a", ignore_eos=True))
     asked = make_request("b", ignore_eos=True, banned_token_ids=frozenset(tokens))
@@ -97,26 +61,6 @@ def test_banned_tokens_never_come_and_of_allowed_ones_only_those(model: SpeechLa
     allowed = frozenset(range(SPEECH_TOKEN_OFFSET + 10, SPEECH_TOKEN_OFFSET + 40))
     only, _ = run_one(make_engine(model), make_request("c", allowed_token_ids=allowed))
     assert set(only) <= allowed and len(set(only)) > 5
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        pytest.param(make_request("a", 400), "prompt has 402 tokens", id="long prompt"),
-        pytest.param(make_request("a", max_tokens=294), "room for 293", id="no room"),
-        pytest.param(make_request("a", prompt=()), "0 tokens", id="empty"),
-        pytest.param(make_request("a", prompt=(158336,)), "out of range", id="id"),
-        pytest.param(make_request("a", continued_tokens=7), "continued_tokens is 7", id="continued"),
-        pytest.param(make_request("a", interleaved=INTERLEAVED), "expected at least 1, and speech", id="layout"),
-    ],
-)
-def test_requests_that_can_never_run_are_refused(
-    model: SpeechLanguageModel, request_: GenerationRequest, message: str
-) -> None:
-    engine = make_engine(model)
-    with pytest.raises(InvalidGenerationError, match=message):
-        engine.add_request(request_)
-    assert engine.idle_s() == float("inf")
 
 
 @pytest.mark.slow

@@ -15,10 +15,8 @@ from llm_service.adapters import (
 )
 from llm_service.backends import RUNNER_VARIABLE, check_backend, command_of
 from llm_service.config import LLMBackend, ServerConfig, parse_server_config
-from llm_service.embedded.serve import build_loop
 from llm_service.errors import CheckpointError, LLMConfigError
 from llm_service.huggingface_layout import has_speech_form
-from servicekit.clock import SystemClock
 
 
 def config_for(backend: LLMBackend, model_dir: Path, tokenizer_dir: Path, **settings: str) -> ServerConfig:
@@ -98,13 +96,6 @@ def test_only_a_stock_form_is_refused_for_its_bias(
             assert not caplog.text
     with pytest.raises(CheckpointError, match=f"cosydit convert-llm huggingface {stock_dir}"):
         check_backend(backend, config_for(backend, stock_dir, stock_dir))
-
-
-def test_the_embedded_backend_serves_either_form(converted_dir: Path) -> None:
-    asked = {"max_batch_size": "1", "max_seq_len": "64", "num_threads": "1"}
-    loop = build_loop(config_for(LLMBackend.EMBEDDED, converted_dir, converted_dir, **asked), SystemClock())
-    loop.stop()
-    assert loop.stats().slots == 1
 
 
 @pytest.fixture

@@ -44,18 +44,6 @@ def test_a_source_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert str(tmp_path / "none") in capsys.readouterr().err
 
 
-def test_a_missing_library_is_named_with_its_extra(
-    stock_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing(*_: object) -> bool:
-        raise ModuleNotFoundError("No module named 'torch'")
-
-    monkeypatch.setattr("cosydit.cli.convert_llm.convert_huggingface", missing)
-    assert run_command("huggingface", stock_dir, tmp_path / "out") == 1
-    said = capsys.readouterr().err
-    assert "No module named 'torch'; install the extra: " in said and "[llm-embedded]'" in said
-
-
 def test_a_running_server_is_certified(
     stock_dir: Path, converted_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
