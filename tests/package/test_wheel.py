@@ -92,7 +92,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     interpreter = folder / "bin" / "python"
     site = run(interpreter, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
     (Path(site) / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    run(sys.executable, "-m", "pip", "--python", interpreter, "install", "--no-deps", wheel, cwd=folder)
+    run(sys.executable, "-m", "pip", "--python", interpreter, "install", "--no-deps", "--no-compile", wheel, cwd=folder)
     return interpreter
 
 
@@ -129,7 +129,7 @@ def test_its_data_files_are_there(python: Path, tmp_path: Path) -> None:
 
 
 def test_it_speaks_from_there_and_warns_of_what_the_voice_was_not_made_for(python: Path, tmp_path: Path) -> None:
-    text = "The library closes at six on Fridays. 今天天气很好。"
+    text = "It closes at six. 今天很好。"
     command = (python.parent / "cosydit", "say", text, "--seed", "7")
     done = finished(command, tmp_path, SPEAK_TIMEOUT_S, {"COSYDIT_HOME": str(tmp_path / "home")})
     assert "wrote speech.wav" in done.stdout

@@ -25,12 +25,12 @@ from token2wav_service.runtime.slots.slot_runner import SlotRunner
 FLOW = FlowConfig(
     input_size=192,
     encoder=EncoderConfig(
-        input_size=192, output_size=192, num_blocks=3, num_up_blocks=2, attention_heads=4, linear_units=384
+        input_size=192, output_size=192, num_blocks=2, num_up_blocks=2, attention_heads=4, linear_units=384
     ),
-    estimator=DiTConfig(hidden_size=192, depth=6, num_heads=3, head_dim=64, mlp_ratio=3.0),
+    estimator=DiTConfig(hidden_size=192, depth=2, num_heads=3, head_dim=64, mlp_ratio=3.0),
 )
 HIFT = HiFTConfig(base_channels=128, f0_cond_channels=128)
-"""The demo voice's sizes."""
+"""The demo voice's sizes, and two blocks of each kind: more compile nothing more."""
 SIZES = PoolSizes(streams=2, estimator_recent=50, conformer_recent=50, max_prompt_frames=64)
 
 
