@@ -31,7 +31,7 @@ from tests.workers import free_ports, random_checkpoint, wait_until
 pytestmark = pytest.mark.servers
 
 SCRAPE_S = 1
-REQUESTS = 4
+REQUESTS = 6
 WINDOW = "60s"
 TRACES = [digit * 32 for digit in "abc"]
 PARENT = "eee19b7ec3c1b174"

@@ -129,7 +129,7 @@ def test_its_data_files_are_there(python: Path, tmp_path: Path) -> None:
 
 
 def test_it_speaks_from_there_and_warns_of_what_the_voice_was_not_made_for(python: Path, tmp_path: Path) -> None:
-    text = "It closes at six. 今天很好。"
+    text = "The library closes at six on Fridays. 今天天气很好。"
     command = (python.parent / "cosydit", "say", text, "--seed", "7")
     done = finished(command, tmp_path, SPEAK_TIMEOUT_S, {"COSYDIT_HOME": str(tmp_path / "home")})
     assert "wrote speech.wav" in done.stdout
