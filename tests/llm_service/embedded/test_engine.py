@@ -17,7 +17,6 @@ from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.interleaving import InterleavedPrompt
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
-from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest
 from llm_service.errors import (
     GenerationFailedError,
@@ -37,7 +36,6 @@ from llm_service.vocab import (
 from servicekit.clock import SystemClock
 from tests.gateway.fakes import ManualClock
 from tests.llm_service.embedded.engines import (
-    NO_GUARD,
     engine_on_kernels,
     make_engine,
     make_request,
@@ -277,32 +275,32 @@ def interleaved_tokens(
     return [token for output in outputs for token in (*output.token_ids, *(fill for _ in output.fills))]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("guard", [NO_GUARD, RepetitionGuard()], ids=["unguarded", "guarded"])
-def test_the_kernels_give_the_answers_of_plain_torch(
-    model: SpeechLanguageModel, weights: Weights, guard: RepetitionGuard
-) -> None:
-    """Long prompts come in pieces there; text may come while it is spoken."""
+@pytest.fixture(scope="module")
+def kernels(weights: Weights) -> SpeechLMEngine:
+    """An engine on kernels, whose programs take long to run for the first time."""
     make_the_interpreter_cheap()
+    return engine_on_kernels(weights)
+
+
+@pytest.mark.slow
+def test_the_kernels_give_the_answers_of_plain_torch(model: SpeechLanguageModel, kernels: SpeechLMEngine) -> None:
+    """Long prompts come in pieces there; text may come while it is spoken."""
     plain = make_request("a", 140, **{**GREEDY, "max_tokens": 10}, repetition_penalty=1.1)
     fills = frozenset({COSYVOICE2.fill_id, *END_IDS, SPEECH_TOKEN_OFFSET + 7})
     written = make_request("b", prompt=BEGUN, interleaved=INTERLEAVED, temperature=0.0, max_tokens=40, min_tokens=30)
     pieces = (range(1, 4), range(4, 9))
-    kernels = engine_on_kernels(weights, guard)
-    assert run_one(kernels, plain)[0] == run_one(make_engine(model, guard=guard), plain)[0]
+    assert run_one(kernels, plain)[0] == run_one(make_engine(model), plain)[0]
     for request in (written, replace(written, params=replace(written.params, allowed_token_ids=fills))):
-        expected = interleaved_tokens(make_engine(model, guard=guard), request, pieces)
+        expected = interleaved_tokens(make_engine(model), request, pieces)
         assert interleaved_tokens(kernels, request, pieces) == expected
 
 
 @pytest.mark.slow
-def test_a_lost_answer_goes_on_with_the_very_tokens_on_the_kernels(weights: Weights) -> None:
-    make_the_interpreter_cheap()
-    engine = engine_on_kernels(weights, RepetitionGuard())
-    whole, _ = run_one(engine, make_request("whole", ignore_eos=True, max_tokens=12))
+def test_a_lost_answer_goes_on_with_the_very_tokens_on_the_kernels(kernels: SpeechLMEngine) -> None:
+    whole, _ = run_one(kernels, make_request("whole", ignore_eos=True, max_tokens=12))
     prompt = (SOS_ID, *range(5), TASK_ID, *whole[:5])
     rest = make_request("rest", prompt=prompt, continued_tokens=5, ignore_eos=True, max_tokens=7)
-    assert run_one(engine, rest)[0] == whole[5:]
+    assert run_one(kernels, rest)[0] == whole[5:]
 
 
 @pytest.mark.servers

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from cosydit.cli.main import main
 from llm_service.huggingface_layout import has_speech_form
@@ -26,6 +28,7 @@ def test_converting_twice_does_it_once(stock_dir: Path, tmp_path: Path, capsys: 
     assert capsys.readouterr().out == f"wrote {directory}\n"
     assert has_speech_form(directory)
     assert json.loads((directory / "config.json").read_text("utf-8"))["torch_dtype"] == "float16"
+    assert {tensor.dtype for tensor in load_file(directory / "model.safetensors").values()} == {torch.float16}
     assert run_command(*arguments) == 0
     assert capsys.readouterr().out == f"{directory}: up to date\n"
 
