@@ -285,9 +285,9 @@ def kernels(weights: Weights) -> SpeechLMEngine:
 @pytest.mark.slow
 def test_the_kernels_give_the_answers_of_plain_torch(model: SpeechLanguageModel, kernels: SpeechLMEngine) -> None:
     """Long prompts come in pieces there; text may come while it is spoken."""
-    plain = make_request("a", 140, **{**GREEDY, "max_tokens": 10}, repetition_penalty=1.1)
+    plain = make_request("a", 140, **{**GREEDY, "max_tokens": 6}, repetition_penalty=1.1)
     fills = frozenset({COSYVOICE2.fill_id, *END_IDS, SPEECH_TOKEN_OFFSET + 7})
-    written = make_request("b", prompt=BEGUN, interleaved=INTERLEAVED, temperature=0.0, max_tokens=40, min_tokens=30)
+    written = make_request("b", prompt=BEGUN, interleaved=INTERLEAVED, temperature=0.0, max_tokens=26, min_tokens=24)
     pieces = (range(1, 4), range(4, 9))
     assert run_one(kernels, plain)[0] == run_one(make_engine(model), plain)[0]
     for request in (written, replace(written, params=replace(written.params, allowed_token_ids=fills))):

@@ -16,7 +16,6 @@ from llm_service.adapters import (
 from llm_service.backends import RUNNER_VARIABLE, check_backend, command_of
 from llm_service.config import LLMBackend, ServerConfig, parse_server_config
 from llm_service.errors import CheckpointError, LLMConfigError
-from llm_service.huggingface_layout import has_speech_form
 
 
 def config_for(backend: LLMBackend, model_dir: Path, tokenizer_dir: Path, **settings: str) -> ServerConfig:
@@ -57,14 +56,6 @@ def test_tensorrt_llm_loads_the_module_of_the_converted_form(converted_dir: Path
     command = command_of(LLMBackend.TRTLLM, config_for(LLMBackend.TRTLLM, converted_dir, converted_dir))
     assert command[command.index("--custom_module_dirs") + 1] == str(TRTLLM_MODULE_DIR)
     assert "--backend" not in command
-
-
-def test_the_stock_form_is_served_as_before(stock_dir: Path) -> None:
-    assert not has_speech_form(stock_dir)
-    assert command_of(LLMBackend.VLLM, config_for(LLMBackend.VLLM, stock_dir, stock_dir))[0] == "vllm"
-    assert "--custom_module_dirs" not in command_of(
-        LLMBackend.TRTLLM, config_for(LLMBackend.TRTLLM, stock_dir, stock_dir)
-    )
 
 
 def test_an_engine_is_served_by_the_backend_that_runs_engines(engine_dir: Path, converted_dir: Path) -> None:
