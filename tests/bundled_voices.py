@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from demo_voice.unpack import VOICES
-from gateway.voices.profile import DEFAULT_VOICE, Gender
+from gateway.voices.profile import Gender
 from gateway.voices.registry import load_voices
 
 BUNDLED = {voice.name: voice for voice in load_voices(VOICES)}
 NAMES = sorted(BUNDLED)
-OTHER = next(name for name in NAMES if name != DEFAULT_VOICE)
-"""A bundled voice that is not the default one."""
 WOMEN = [name for name in NAMES if BUNDLED[name].profile.gender is Gender.FEMALE]
 MEN = [name for name in NAMES if BUNDLED[name].profile.gender is Gender.MALE]

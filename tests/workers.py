@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -40,6 +41,14 @@ def free_ports(count: int) -> list[int]:
                 continue
         free.append(port)
     return free
+
+
+def wait_until(condition: Callable[[], bool], what: str, patience_s: float = 60.0) -> None:
+    """Return when a condition holds; fail if it does not in time."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {patience_s:.0f} s"
+        time.sleep(0.05)
 
 
 def run_folder(factory: pytest.TempPathFactory) -> Path:

@@ -122,13 +122,6 @@ def test_long_speech_shows_how_far_it_is_on_a_terminal(
     assert ("speaking a.wav: " in shown and "s of audio in 00:00, " in shown and "% of the text" in shown) is is_shown
 
 
-def test_the_command_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith("cosydit 0.")
-
-
 def test_an_equal_seed_gives_an_equal_file_whatever_the_machines_speed(tmp_path: Path) -> None:
     options = stack.StackOptions(CheckpointLayout.under(tmp_path), tmp_path)
     config = say._gateway_config(options, SpeechRequest("Hello.", "default", 7))

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ import yaml
 from cosydit.bench.report import describe_environment
 from tests import ROOT
 from tests.deploy.tools import DEPLOY, compose_v2
-from tests.workers import free_ports
+from tests.workers import free_ports, wait_until
 
 RESULT = os.environ.get("COSYDIT_IMAGES")
 pytestmark = [
@@ -126,7 +126,7 @@ def running(containers: Containers, name: str, log: Path, stop_s: dict[str, floa
     with log.open("wb") as output:
         process = subprocess.Popen(containers.start_command(name), stdout=output, stderr=subprocess.STDOUT)
     try:
-        wait_until(lambda: service_pid(process.pid) is not None, f"{name}'s start")
+        wait_until(lambda: service_pid(process.pid) is not None, f"{name}'s start", START_TIMEOUT_S)
         yield
         began = time.monotonic()
         pid = service_pid(process.pid)
@@ -152,14 +152,6 @@ def service_pid(parent: int) -> int | None:
         if found is not None:
             return found
     return None
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Return when a condition holds; a busy machine takes minutes."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {START_TIMEOUT_S} s"
-        time.sleep(0.2)
 
 
 def spoken(port: str, audio_format: str) -> tuple[float, bytes]:
@@ -197,7 +189,7 @@ def test_three_containers_speak_as_compose_has_them(built: Mapping[str, float], 
                 for name in together:
                     services.enter_context(running(containers, name, tmp_path / f"{name}.log", stop_s))
                 for name in together:
-                    wait_until(lambda name=name: containers.is_healthy(name), f"{name} being healthy")  # type: ignore[misc]
+                    wait_until(lambda name=name: containers.is_healthy(name), f"{name} being healthy", START_TIMEOUT_S)  # type: ignore[misc]
                     start_s[name] = round(time.monotonic() - began, 1)
             first_s, _ = spoken(containers.ports["8080"], "mp3")
             files = {each: spoken(containers.ports["8080"], each) for each in FORMATS}

@@ -238,15 +238,6 @@ def test_what_the_observability_overlay_mounts_is_there(compose: Program) -> Non
         assert mounts and all(Path(mount["source"]).exists() for mount in mounts)
 
 
-def test_an_invalid_file_is_refused(compose: Program, tmp_path: Path) -> None:
-    text = (COMPOSE / "compose.yaml").read_text()
-    (tmp_path / "compose.yaml").write_text(text.replace("stop_grace_period", "stop_grace_periods"))
-    (tmp_path / "env").write_text((COMPOSE / "env.example").read_text())
-    done = compose.run("--env-file", "env", "-f", "compose.yaml", "config", cwd=tmp_path)
-    assert done.returncode != 0
-    assert "stop_grace_periods" in done.stderr
-
-
 def test_a_missing_setting_is_named(compose: Program, tmp_path: Path) -> None:
     (tmp_path / "env").write_text("COSYDIT_CHECKPOINT=/a\n")
     done = compose.run("--env-file", str(tmp_path / "env"), "-f", "compose.yaml", "config", cwd=COMPOSE)

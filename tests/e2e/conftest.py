@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.stack import PORT_COUNT, LocalStack, Ports, StackOptions
 from servicekit.settings import Given
-from tests.workers import free_ports, random_checkpoint
+from tests.workers import free_ports, random_checkpoint, wait_until
 
 WAIT_S = 60.0
 
@@ -50,13 +49,6 @@ def read_metric(url: str, name: str) -> float:
         match = re.search(rf"^{re.escape(name)} (\S+)$", response.read().decode(), re.MULTILINE)
     assert match, f"no metric {name} at {url}"
     return float(match[1])
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {WAIT_S:.0f} s"
-        time.sleep(0.05)
 
 
 def make_options(checkpoint: CheckpointLayout, work_dir: Path, **settings: str) -> StackOptions:

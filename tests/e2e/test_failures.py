@@ -26,9 +26,9 @@ from gateway.routing.replica import RoutingSettings
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.session import SpeechSession
 from servicekit.timeouts import timeout
-from tests.e2e.conftest import RunningStack, make_options, wait_until
+from tests.e2e.conftest import RunningStack, make_options
 from tests.raw_clients import stop_and_continue
-from tests.workers import is_whole
+from tests.workers import is_whole, wait_until
 from token2wav_service.contract import SAMPLES_PER_TOKEN
 from token2wav_service.serving.process.health import model_processes
 

@@ -79,35 +79,6 @@ def test_a_caller_who_leaves_frees_both_services(idle_after: RunningStack) -> No
     idle_after.wait_idle()
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "code"),
-    [
-        pytest.param({"input": ""}, 400, "invalid_text", id="empty text"),
-        pytest.param({"input": "x" * 100_001}, 400, "text_too_long", id="100 kB of text"),
-        pytest.param({"voice": "nobody"}, 404, "voice_not_found", id="unknown voice"),
-        pytest.param({"response_format": "ogg"}, 400, "unsupported_option", id="unsupported format"),
-    ],
-)
-def test_bad_requests_get_typed_errors_and_harm_nobody(
-    idle_after: RunningStack, change: dict[str, str], status: int, code: str
-) -> None:
-    expected = _spoken(idle_after, seed=3)
-    with ThreadPoolExecutor(2) as pool:
-        neighbour = pool.submit(_speak, idle_after, seed=3)
-        body = {"model": "cosydit", "input": TEXT, "voice": "default", "response_format": "pcm"} | change
-        bad = httpx.post(f"{idle_after.options.gateway_url}/v1/audio/speech", json=body, timeout=60, trust_env=False)
-    assert bad.status_code == status
-    error = bad.json()["error"]
-    assert error["code"] == code and error["message"], error
-    _assert_same_speech(neighbour.result(), expected)
-
-
-def test_text_that_is_not_utf8_is_refused(idle_after: RunningStack) -> None:
-    raw = b'{"model": "cosydit", "voice": "default", "input": "\xff\xfe"}'
-    bad = httpx.post(f"{idle_after.options.gateway_url}/v1/audio/speech", content=raw, timeout=60, trust_env=False)
-    assert bad.status_code == 400 and "UTF-8" in bad.json()["error"]["message"]
-
-
 def test_a_text_may_be_taken_by_the_llm_while_it_is_written(running: RunningStack) -> None:
     url = f"ws://127.0.0.1:{running.options.ports.gateway}/v1/audio/speech/stream"
     config = {"type": "session.config", "voice": "default", "stream_audio": True, "text_mode": "interleaved", "seed": 1}

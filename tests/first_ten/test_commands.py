@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import threading
-import wave
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
-from cosydit.cli.main import main
 from cosydit.stack.process import answers_ok, read_json
 from tests import ROOT
-from tests.bundled_voices import OTHER
 from tests.cosydit.stack.test_stop import SHORT_S, is_alive, running
-from tests.workers import demo_checkpoint, free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -31,52 +26,6 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COSYDIT_HOME", str(tmp_path / "home"))
     return tmp_path
-
-
-@pytest.mark.servers
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "content", "names"),
-    [
-        # The other forms are read by the same code behind `tests/cosydit/batch`; services take their time to start.
-        pytest.param("list.csv", f'utt,text,voice\nhi,"Well, good morning.",{OTHER}\n', ["hi"], id="a table"),
-    ],
-)
-def test_batch_a_list(
-    tmp_path: Path, name: str, content: str, names: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    Path(name).write_text(content, encoding="utf-8")
-    assert main(["batch", name]) == 0
-    for utt in names:
-        with wave.open(str(tmp_path / "batch-results" / f"{utt}.wav")) as file:
-            assert 0.3 < file.getnframes() / file.getframerate() < 6
-    shown = capfd.readouterr()
-    assert shown.out.count("rows: ") == 1 and f"done now: {len(names)}, failed: 0" in shown.out
-
-
-def test_client_without_a_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (dead,) = free_ports(1)
-    url = f"http://127.0.0.1:{dead}"
-    assert main(["client", "http", "--url", url, "--text", "Hi.", "--out", "hi.wav"]) == 1
-    assert "is the gateway running there?" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_serve_then_top_in_another_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with running("serve", tmp_path, SHORT_S, "speak:") as started:
-        lines = [line.partition(" ")[0] for line in started.output.splitlines()]
-        assert [word for word in lines if word in ("page", "base", "gRPC", "logs")] == ["page", "base", "gRPC", "logs"]
-        page = next(line.split()[1] for line in started.output.splitlines() if line.startswith("page"))
-        # The services of this `serve` are stand-ins without metrics; top finds them, wherever they listen.
-        main(["top", "--once", "--work-dir", str(tmp_path)])
-        assert page.removeprefix("http://").rstrip("/") in capsys.readouterr().out
-
-
-def test_verify_a_checkpoint(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint = demo_checkpoint(tmp_path_factory)
-    assert main(["checkpoint", "verify", str(checkpoint)]) == 0
-    assert "declares: demo-voice, family step_audio2, languages en, tags none" in capsys.readouterr().out
-    assert json.loads((checkpoint / "checkpoint.json").read_text("utf-8"))["languages"] == ["en"]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +93,3 @@ def test_the_readme_says_for_whom_why_what_it_takes_and_how_it_sounds() -> None:
     (sample,) = re.findall(r"\((docs/sounds/[\w.-]+)\)", text)
     samples, rate_hz = soundfile.read(ROOT / sample)
     assert len(samples) > 10 * rate_hz and np.abs(samples).max() > 0.1
-    first_block = text.split("```")[1].strip()
-    assert [line.split()[:3] for line in first_block.splitlines()] == [
-        ["bash", "run_stepaudio2_dit_token2wav.sh", verb] for verb in ("say", "test")
-    ]

@@ -100,14 +100,6 @@ def test_garbage_in_the_file_is_refused_with_what_to_do(content: bytes, tmp_path
         load_aligner(tmp_path)
 
 
-def test_a_bare_array_is_refused(tmp_path: Path) -> None:
-    with (tmp_path / ALIGNER_FILE).open("wb") as file:
-        np.save(file, np.zeros(3))
-
-    with pytest.raises(CheckpointError, match="can't be read"):
-        load_aligner(tmp_path)
-
-
 def test_an_exchanged_file_is_refused(tmp_path: Path) -> None:
     write_aligner(tmp_path, weights())
     write_sums(tmp_path)

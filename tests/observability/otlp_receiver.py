@@ -31,12 +31,6 @@ class ReceivedSpan:
     parent_id: str
     start_ns: int
     end_ns: int
-    attributes: dict[str, str]
-    events: tuple[str, ...]
-
-    @property
-    def duration_ms(self) -> float:
-        return (self.end_ns - self.start_ns) / 1e6
 
 
 @dataclass
@@ -96,30 +90,6 @@ def receiving() -> Iterator[Receiver]:
         thread.join()
 
 
-def tree_of(spans: list[ReceivedSpan]) -> str:
-    """Draw a trace: each span below its parent with its service, begin and duration in milliseconds."""
-    known = {span.span_id for span in spans}
-    began_ns = min(span.start_ns for span in spans)
-    lines: list[str] = []
-
-    def draw(span: ReceivedSpan, depth: int) -> None:
-        facts = " ".join(f"{key}={value}" for key, value in span.attributes.items() if key in SHOWN)
-        name = "  " * depth + span.name
-        begin = (span.start_ns - began_ns) / 1e6
-        lines.append(f"{begin:8.1f} {span.duration_ms:8.1f}  {span.service:<19} {name} {facts}".rstrip())
-        for child in spans:
-            if child.parent_id == span.span_id:
-                draw(child, depth + 1)
-
-    for span in spans:
-        if span.parent_id not in known:
-            draw(span, 0)
-    return "\n".join(lines)
-
-
-SHOWN = ("index", "tokens", "audio_s", "batch_size", "outcome", "finish_reason")
-
-
 def _spans_of(request: ExportTraceServiceRequest) -> list[ReceivedSpan]:
     return [
         ReceivedSpan(
@@ -130,8 +100,6 @@ def _spans_of(request: ExportTraceServiceRequest) -> list[ReceivedSpan]:
             parent_id=span.parent_span_id.hex(),
             start_ns=span.start_time_unix_nano,
             end_ns=span.end_time_unix_nano,
-            attributes={a.key: str(getattr(a.value, a.value.WhichOneof("value"))) for a in span.attributes},
-            events=tuple(event.name for event in span.events),
         )
         for resource in request.resource_spans
         for scope in resource.scope_spans

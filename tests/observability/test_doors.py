@@ -239,9 +239,3 @@ async def test_a_gateway_with_full_doors_lives(voices: Voices) -> None:
         for _, writer in idle:
             writer.close()
             await writer.wait_closed()
-
-
-def test_a_log_format_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COSYDIT_LOG_FORMAT", "xml")
-    with pytest.raises(ConfigError, match="text or json"):
-        parse_args(REQUIRED)

@@ -168,16 +168,6 @@ async def test_a_text_refused_before_any_service_is_asked_is_counted_once(voices
     assert got.value("failures_total", cause="text_too_long") == 1
 
 
-async def test_a_text_that_holds_nothing_to_say_is_no_failure_of_ours(voices: Voices) -> None:
-    watched = Watched(voices)
-    with pytest.raises(errors.InvalidTextError):
-        await watched.speak("🙂 ...")
-    got = watched.read()
-    assert got.value("requests_total", dialect="openai", outcome="invalid") == 1
-    assert got.value("failures_total", cause="invalid_text") == 1
-    assert got.value("streams") == 0
-
-
 async def test_the_warm_up_is_nobodys_and_not_counted(voices: Voices) -> None:
     watched = Watched(voices)
     async for _ in watched.pipeline.synthesize(SpeechRequest("hello")):
@@ -234,13 +224,6 @@ def test_each_scrape_asks_anew_and_the_gone_are_gone() -> None:
     assert Reading(metrics.registry).above_zero("replica_open_streams")
     there.clear()
     assert not Reading(metrics.registry).above_zero("replica_open_streams")
-
-
-def test_the_first_audio_has_no_slack_and_empty_chunks_none_at_all() -> None:
-    listener = Playback()
-    assert listener.deliver(0.0, 0.4, 0.0) is None
-    assert listener.deliver(0.4, 0.5, 1.0) is None
-    assert listener.deliver(0.5, 0.9, 0.0) is None
 
 
 def test_slack_is_what_is_left_to_play_and_adds_up() -> None:

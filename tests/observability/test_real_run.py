@@ -24,16 +24,15 @@ from tests.observability.debian_prometheus import (
     configured_for,
     running_prometheus,
 )
-from tests.observability.otlp_receiver import ReceivedSpan, Receiver, receiving, tree_of
+from tests.observability.otlp_receiver import ReceivedSpan, Receiver, receiving
 from tests.token2wav_service.serving.client import StreamClient, text
-from tests.workers import free_ports, random_checkpoint
+from tests.workers import free_ports, random_checkpoint, wait_until
 
 pytestmark = pytest.mark.servers
 
 SCRAPE_S = 1
 REQUESTS = 6
 WINDOW = "60s"
-PATIENCE_S = 40.0
 TRACES = [digit * 32 for digit in "abc"]
 PARENT = "eee19b7ec3c1b174"
 TEXT = "Hello there, this is a sentence to be spoken. And this is one more of them."
@@ -101,16 +100,9 @@ def prometheus(watched: Watched, binaries: Binaries, tmp_path_factory: pytest.Te
     folder = tmp_path_factory.mktemp("scraping") / "prometheus"
     config = configured_for(watched.scrape_targets, SCRAPE_S)
     with running_prometheus(binaries, folder, config, port) as server:
-        wait_for(lambda: set(server.targets().values()) == {"up"}, "all targets up")
+        wait_until(lambda: set(server.targets().values()) == {"up"}, "all targets up")
         put_under_load(watched)
         yield server
-
-
-def wait_for(condition: Any, what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
 
 
 def put_under_load(watched: Watched) -> None:
@@ -141,12 +133,12 @@ def test_every_panel_s_query_has_data(prometheus: Prometheus) -> None:
         lacking = {title: [q for q in each if not has_data(prometheus.query(q))] for title, each in queries.items()}
         return {title: queries for title, queries in lacking.items() if queries}
 
-    wait_for(lambda: not empty(), f"data in every panel: {empty()}")
+    wait_until(lambda: not empty(), f"data in every panel: {empty()}")
     assert len(panels) == 22
 
 
 def test_the_rules_are_evaluated_and_no_healthy_run_is_an_alert(prometheus: Prometheus) -> None:
-    wait_for(lambda: all(rule.endswith(" ok") for rule in prometheus.rules()), str(prometheus.rules()))
+    wait_until(lambda: all(rule.endswith(" ok") for rule in prometheus.rules()), str(prometheus.rules()))
     assert prometheus.query('ALERTS{alertname=~"ReplicaDown|ServiceGone|ReplicaEjected"}') == []
 
 
@@ -167,7 +159,6 @@ def test_the_numbers_of_all_services_agree(prometheus: Prometheus) -> None:
 
 def test_one_trace_from_the_client_s_request_to_each_chunk(watched: Watched) -> None:
     spans = a_whole_trace(watched)
-    drawing = tree_of(spans)
     by_id = {span.span_id: span for span in spans}
 
     def path(span: ReceivedSpan) -> str:
@@ -178,17 +169,17 @@ def test_one_trace_from_the_client_s_request_to_each_chunk(watched: Watched) -> 
     paths = [path(span) for span in spans]
     speech = "gateway:POST /v1/audio/speech > gateway:speech"
     stream = f"{speech} > gateway:token2wav.stream"
-    assert f"{speech} > gateway:llm.generate > llm:POST /v1/completions > llm:decode" in paths, drawing
+    assert f"{speech} > gateway:llm.generate > llm:POST /v1/completions > llm:decode" in paths, paths
     chunks = sum(each == f"{speech} > gateway:chunk" for each in paths)
-    assert chunks >= 2, drawing
+    assert chunks >= 2, paths
     engine = next(each for each in paths if each.endswith("token2wav:token2wav.stream"))
-    assert engine == f"{stream} > token2wav:token2wav.stream", drawing
+    assert engine == f"{stream} > token2wav:token2wav.stream", paths
     for name in ("chunk", "chunk > token2wav:queue", "chunk > token2wav:step"):
-        assert sum(each == f"{engine} > token2wav:{name}" for each in paths) == chunks, drawing
-    assert sum(each == f"{stream} > triton:InferRequest" for each in paths) == chunks + 1, drawing
+        assert sum(each == f"{engine} > token2wav:{name}" for each in paths) == chunks, paths
+    assert sum(each == f"{stream} > triton:InferRequest" for each in paths) == chunks + 1, paths
     (root,) = [span for span in spans if span.parent_id not in by_id]
     assert root.parent_id == PARENT
-    assert all(span.end_ns <= root.end_ns + 50_000_000 for span in spans), drawing
+    assert all(span.end_ns <= root.end_ns + 50_000_000 for span in spans), paths
 
 
 def a_whole_trace(watched: Watched) -> list[ReceivedSpan]:
@@ -212,7 +203,9 @@ def is_whole(spans: list[ReceivedSpan]) -> bool:
 def test_logs_are_json_and_follow_a_stream_through_the_services(watched: Watched) -> None:
     trace = "1" * 32
     assert watched.speak(traceparent=f"00-{trace}-{'2' * 16}-01").status_code == 200
-    wait_for(lambda: f'"trace_id": "{trace}"' in "\n".join(watched.log_lines("token2wav_service")), "token2wav's line")
+    wait_until(
+        lambda: f'"trace_id": "{trace}"' in "\n".join(watched.log_lines("token2wav_service")), "token2wav's line"
+    )
     logs = {name: json_lines(watched.log_lines(name)) for name in ("gateway", "llm_service", "token2wav_service")}
     (gateway,) = [line for line in logs["gateway"] if line.get("trace_id") == trace and "stream_id" in line]
     (token2wav,) = [line for line in logs["token2wav_service"] if line.get("trace_id") == trace]
@@ -234,11 +227,6 @@ def test_metrics_are_on_their_own_port_only(watched: Watched) -> None:
     own = httpx.get(f"http://127.0.0.1:{watched.metrics_port}/metrics", trust_env=False)
     assert "cosydit_gateway_streams" in own.text
     assert httpx.get(f"{watched.options.gateway_url}/metrics", trust_env=False).status_code == 404
-
-
-def test_liveness_is_on_the_port_of_the_metrics(watched: Watched) -> None:
-    answer = httpx.get(f"http://127.0.0.1:{watched.metrics_port}/livez", trust_env=False)
-    assert (answer.status_code, answer.text) == (200, "ok\n")
 
 
 def test_the_shipped_names_are_in_the_stack_s_own_scrapes(watched: Watched) -> None:

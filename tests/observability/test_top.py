@@ -102,10 +102,6 @@ def test_replicas_are_drawn_when_the_gateway_knows_of_them() -> None:
     assert line_with(text, "a:8001") == "a:8001 5 - 0.03 - -".split()
 
 
-def test_a_service_that_does_not_answer_is_said_so() -> None:
-    assert "no answer" in rendered(Picture([], [Service("t:8002", None)], []))
-
-
 def test_a_counter_that_restarted_counts_from_its_new_start() -> None:
     window = Window(Scrape.parse(gateway(40), 0.0), Scrape.parse(gateway(10), 10.0))
     assert window.rate("cosydit_gateway_requests_total", outcome="completed") == 1.0

@@ -92,7 +92,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     interpreter = folder / "bin" / "python"
     site = run(interpreter, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
     (Path(site) / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    run(sys.executable, "-m", "pip", "--python", interpreter, "install", "--no-deps", wheel, cwd=folder)
+    run(sys.executable, "-m", "pip", "--python", interpreter, "install", "--no-deps", "--no-compile", wheel, cwd=folder)
     return interpreter
 
 

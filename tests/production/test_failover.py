@@ -19,8 +19,7 @@ from benchmarks.failover import BOUND_DB, TEXTS
 from benchmarks.lib.failover import Callers, Processes, Scenario, StepReport
 from cosydit.stack.process import ServiceProcess
 from cosydit.stack.stack import LocalStack, gateway_spec
-from tests.e2e.conftest import wait_until
-from tests.workers import demo_checkpoint, free_ports, is_whole
+from tests.workers import demo_checkpoint, free_ports, is_whole, wait_until
 
 pytestmark = [
     *(pytest.mark.production, pytest.mark.servers, pytest.mark.slow),

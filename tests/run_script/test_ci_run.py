@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.combine import combine, main
 from cosydit.cli import doctor as command
-from cosydit.cli.doctor import can_run, examine, next_command
+from cosydit.cli.doctor import can_run, examine
 from cosydit.stack import host_report as host
 from cosydit.stack.host_report import Finding, Look, State
 from cosydit.stack.stack import Ports
@@ -132,17 +132,6 @@ def test_a_port_in_use_is_noted_and_fails_nothing(tmp_path: Path) -> None:
     assert finding("llm", findings).state is State.NOTE
     assert f"{port} is in use" in finding("llm", findings).value
     assert can_run(findings)
-
-
-def test_a_work_directory_that_is_not_there_yet_is_no_problem(tmp_path: Path) -> None:
-    findings = examine(Ports(), None, tmp_path / "not" / "yet")
-    assert "free for" in finding("disk", findings).value
-
-
-def test_a_missing_package_leads_to_the_environment_stage() -> None:
-    findings = [Finding("packages", "torch", "not installed", State.MISSING)]
-    assert not can_run(findings)
-    assert "-1 -1" in next_command(findings)
 
 
 def test_a_gpu_host_without_a_compiler_or_with_an_old_driver_is_told(

@@ -15,7 +15,7 @@ from cosydit.cli.doctor import next_command
 from cosydit.cli.main import main
 from cosydit.stack.host_report import Finding, State
 from servicekit import extras
-from servicekit.extras import install_command, installed_from, missing_extra, own_command, require_modules
+from servicekit.extras import install_command, installed_from, missing_extra, own_command
 from servicekit.gpu_host import default_device, missing_for_kernels, mps_problem, read_gpus
 from tests import ROOT
 from tests.cosydit.stack.gpu_hosts import H100, H200, L4, SLICES, nvidia_smi
@@ -67,11 +67,6 @@ def test_a_module_that_no_extra_brings_is_not_explained() -> None:
 
 def test_every_extra_of_a_hint_exists() -> None:
     assert set(extras._EXTRA_OF.values()) <= set(PYPROJECT_EXTRAS)
-
-
-def test_all_that_is_missing_is_named_at_once() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"no_such, nor_this not installed; .*\[demo\]'"):
-        require_modules(["json", "no_such", "nor_this"], "demo")
 
 
 @pytest.mark.slow

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,32 +95,3 @@ def test_a_second_run_in_the_same_directory_is_refused(tmp_path: Path) -> None:
 def test_names_that_can_not_be_files_are_refused(tmp_path: Path, utt: str) -> None:
     with pytest.raises(BenchmarkError, match="can't be a file name"):
         _ledger(tmp_path).is_done(utt)
-
-
-@pytest.mark.slow
-def test_nothing_is_doubled_or_lost_after_kills_at_any_moment(tmp_path: Path) -> None:
-    """A child writes audio as fast as it can and is killed again and again until all is done."""
-    names = [f"u{index}" for index in range(60)]
-    program = (
-        "import sys, numpy as np\n"
-        "from pathlib import Path\n"
-        "from cosydit.batch.ledger import Ledger\n"
-        "names = sys.argv[2].split(',')\n"
-        "with Ledger(Path(sys.argv[1]), 'wav', names) as ledger:\n"
-        "    print('go', flush=True)\n"
-        "    for name in names:\n"
-        "        if not ledger.is_done(name):\n"
-        "            file = ledger.write_audio(name, np.zeros(240, np.float32))\n"
-        "            ledger.append({'utt': name, 'audio': file})\n"
-        "            print(name, flush=True)\n"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "out"), ",".join(names)]
-    for lines_before_the_kill in (1, 3, 20, None):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            for seen, _ in enumerate(child.stdout):
-                if seen == lines_before_the_kill:
-                    os.kill(child.pid, signal.SIGKILL)
-    assert child.returncode == 0
-    ledger = Ledger(tmp_path / "out", "wav", names)
-    assert sorted(result["utt"] for result in _results(ledger)) == sorted(names)

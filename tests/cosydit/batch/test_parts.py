@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from aiohttp import web
 
-from benchmarks.offline_batch import RAW_COLUMNS, compute_figures, raw_samples
+from benchmarks.offline_batch import raw_samples
 from cosydit.batch.ledger import Ledger
 from cosydit.batch.llm import WholeAnswerClient
 from cosydit.batch.pipeline import BatchPipeline, take_alike
@@ -41,14 +39,6 @@ from tests.cosydit.batch.scripted_stages import ScriptedLLM, ScriptedToken2Wav
 def test_a_batch_is_of_like_length_and_holds_the_oldest(lengths: list[int], taken: list[int]) -> None:
     chosen = take_alike(lengths, 3)
     assert 0 in chosen and sorted(chosen.values()) == sorted(taken)
-
-
-def test_every_batch_holds_the_oldest_and_the_rest_stays() -> None:
-    lengths = np.random.default_rng(0).integers(1, 500, 64).tolist()
-    while lengths:
-        taken = take_alike(lengths, 8)
-        assert 0 in taken and len(taken) == min(8, len(lengths))
-        lengths = [length for index, length in enumerate(lengths) if index not in taken]
 
 
 async def _run(rows: list[SpeechInput], out: Path, plan: BatchPlan) -> tuple[ScriptedToken2Wav, BatchReport]:
@@ -139,15 +129,6 @@ async def test_what_is_no_answer_says_why(checkpoint: Path, response: dict[str, 
             await _complete(client)
 
 
-def test_figures_are_computed_from_the_rows() -> None:
-    rows = {name: [0.0, 0.0] for name in RAW_COLUMNS}
-    rows |= {"audio_s": [8.0, 12.0], "llm_began_s": [0.5, 0.0], "written_s": [1.5, 2.0]}
-    busy = {"llm": 1.0, "token2wav": 1.2, "write": 0.1}
-    computed = compute_figures({"rows": rows, "voices": 2, "voices_s": 9.0, "stage_busy_s": busy})
-    assert (computed["rtf"], computed["times_real_time"], computed["utterances"]) == (0.1, 10.0, 2)
-    assert (computed["voices_s"], computed["token2wav_busy_s"]) == (9.0, 1.2)
-
-
 @pytest.mark.parametrize("change", [{"done_before": 1}, {"done": 0}], ids=["resumed", "nothing spoken"])
 def test_a_run_that_did_not_speak_every_row_gives_no_figures(tmp_path: Path, change: dict[str, int]) -> None:
     report = BatchReport(rows=2, done=2)
@@ -155,13 +136,3 @@ def test_a_run_that_did_not_speak_every_row_gives_no_figures(tmp_path: Path, cha
         setattr(report, name, value)
     with pytest.raises(BenchmarkError, match="speaks every row"):
         raw_samples(tmp_path / "results.jsonl", report)
-
-
-async def test_every_row_has_the_raw_times(tmp_path: Path, checkpoint: Path) -> None:
-    rows = [SpeechInput("u0", "5", "says", checkpoint / "voices" / "default.wav")]
-    _, report = await _run(rows, tmp_path / "out", BatchPlan(1, 1))
-    raw = raw_samples(tmp_path / "out" / "results.jsonl", report)
-    assert raw["rows"]["speech_tokens"] == [5]
-    times = json.loads((tmp_path / "out" / "results.jsonl").read_text())
-    assert 0 <= times["llm_began_s"] <= times["token2wav_began_s"] <= times["written_s"] <= report.wall_s
-    assert compute_figures(raw)["audio_s"] == pytest.approx(0.2)

@@ -9,7 +9,6 @@ import pytest
 
 from cosydit.certify.check import Findings, Result
 from cosydit.stack import host_report as host
-from servicekit.gpu_host import serves_user
 from tests.cosydit.certify import plans
 
 
@@ -62,11 +61,6 @@ def test_a_daemon_that_reads_its_pipe_is_alive(tmp_path: Path, monkeypatch: pyte
 def test_a_named_place_without_a_daemon_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     assert "no daemon is" in outcome_of("mps", tmp_path).reason
-
-
-@pytest.mark.parametrize(("owner", "user", "is_served"), [(0, 1000, True), (1000, 1000, True), (1000, 1001, False)])
-def test_a_daemon_serves_its_owner_and_roots_everybody(owner: int, user: int, is_served: bool) -> None:
-    assert serves_user(owner, user) is is_served
 
 
 def test_a_host_without_a_gpu_is_not_run_and_without_a_compiler_fails(

@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 60.0
 INTERRUPTED = 130
 LONG_S, SHORT_S = "30", "0"
-SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 class Running:
@@ -92,8 +91,14 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize(("command", "last_word", "services"), [("serve", "speak:", 3), ("say", "speaking", 2)])
+@pytest.mark.parametrize(
+    ("command", "last_word", "services", "number"),
+    [
+        ("serve", "speak:", 3, signal.SIGINT),
+        ("serve", "speak:", 3, signal.SIGHUP),
+        ("say", "speaking", 2, signal.SIGTERM),
+    ],
+)
 def test_each_signal_that_ends_a_command_ends_its_services(
     tmp_path: Path, command: str, last_word: str, services: int, number: int
 ) -> None:
@@ -104,17 +109,9 @@ def test_each_signal_that_ends_a_command_ends_its_services(
         assert not any(map(is_alive, started.services))
 
 
-@pytest.mark.parametrize(
-    ("command", "last_word", "second"),
-    [
-        ("serve", "speak:", signal.SIGINT),
-        ("serve", "speak:", signal.SIGTERM),
-        ("serve", "speak:", signal.SIGHUP),
-        ("say", "speaking", signal.SIGTERM),
-    ],
-)
-def test_a_second_signal_kills_all_services_at_once(tmp_path: Path, command: str, last_word: str, second: int) -> None:
-    with running(command, tmp_path, LONG_S, last_word) as started:
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_kills_all_services_at_once(tmp_path: Path, second: int) -> None:
+    with running("serve", tmp_path, LONG_S, "speak:") as started:
         started.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         assert all(map(is_alive, started.services)), "they may take their time"

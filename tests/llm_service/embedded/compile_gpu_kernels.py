@@ -20,7 +20,7 @@ from tests.triton_compiler import compile_instead_of_running
 
 
 def main() -> None:
-    """Launch a step of each kind, for few rows and for many."""
+    """Launch a step of answers, for few rows and for many, and one of a prompt."""
     names = compile_instead_of_running(int(sys.argv[2]))
     device = torch.device("cpu")
     weights = load_weights(Path(sys.argv[1]), device, torch.bfloat16)
@@ -28,7 +28,7 @@ def main() -> None:
     runner = engine_of(weights, options, SystemClock())._runner
     for rows in (1, 128):
         runner.decode(np.zeros(rows, np.int32))
-        runner.prompt([PromptPiece(0, 0, np.zeros(rows, np.int32), ends=True, start=None)])
+    runner.prompt([PromptPiece(0, 0, np.zeros(128, np.int32), ends=True, start=None)])
     print(*sorted(set(names)), sep="\n")  # noqa: T201
 
 

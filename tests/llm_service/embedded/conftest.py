@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
-import uvicorn
 
 from llm_service.config import LLMBackend, parse_server_config
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.serve import build_app
 from llm_service.gpu.weights import Weights, load_weights
 from servicekit.clock import SystemClock
+from tests.llm_service.export.serving import running
 from tests.workers import random_llm
 
 MODEL_NAME = "random-llm"
@@ -47,18 +44,8 @@ def server_url(llm_dir: Path) -> Iterator[str]:
     """The embedded server with 4 slots and 2 queue places, on a free port."""
     settings = {"model_dir": str(llm_dir), "max_batch_size": 4, "served_model_name": MODEL_NAME, "max_seq_len": 4096}
     settings |= {"num_threads": 1, "max_queue_size": 2}
-    app = build_app(parse_server_config(LLMBackend.EMBEDDED, settings), SystemClock())
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        try:
-            wait_until(lambda: server.started)
-            yield url
-        finally:
-            server.should_exit = True
-            thread.join()
+    with running(build_app(parse_server_config(LLMBackend.EMBEDDED, settings), SystemClock())) as url:
+        yield url
 
 
 @pytest.fixture
@@ -66,15 +53,6 @@ def client(server_url: str) -> Iterator[httpx.Client]:
     """A client of the server."""
     with httpx.Client(base_url=server_url, timeout=WAIT_S) as http:
         yield http
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    """Wait for a condition that must come true."""
-    for _ in range(int(WAIT_S / 0.02)):
-        if is_true():
-            return
-        time.sleep(0.02)
-    raise AssertionError("the condition never came true")
 
 
 def read_metrics(client: httpx.Client) -> dict[str, float]:

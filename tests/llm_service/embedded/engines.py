@@ -41,10 +41,10 @@ def make_engine(
     return SpeechLMEngine(runner, limits, guard or RepetitionGuard(), clock or ManualClock(), vocabulary, **given)
 
 
-def engine_on_kernels(weights: Weights, guard: RepetitionGuard) -> SpeechLMEngine:
+def engine_on_kernels(weights: Weights) -> SpeechLMEngine:
     """Make an engine whose kernels run in the Triton language's interpreter; it has one slot."""
     device, dtype = torch.device("cpu"), torch.float32
-    options = GpuEngineOptions(device, dtype, 1, LIMITS.max_sequence_tokens, 0.5, guard, packing=SINGLE)
+    options = GpuEngineOptions(device, dtype, 1, LIMITS.max_sequence_tokens, 0.5, RepetitionGuard(), packing=SINGLE)
     return engine_of(weights, options, ManualClock())
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 
 from llm_service.checkpoint import make_random_llm
 from llm_service.config import SPEECH_HEAD_FILE
@@ -31,12 +30,6 @@ OFFICIAL_IDS = {
     "<|sos|>": 158227,
     "<|task_id|>": 158228,
 }
-
-
-def test_the_tokenizers_library_sees_the_official_ids(llm_dir: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(llm_dir / "tokenizer.json"))
-    assert {token: tokenizer.token_to_id(token) for token in OFFICIAL_IDS} == OFFICIAL_IDS
-    assert tokenizer.encode("<|sos|>a<|task_id|><|s_5|>").ids == [158227, 64, 158228, 151668]
 
 
 def test_transformers_sees_the_official_ids_and_the_chat_template(llm_dir: Path) -> None:
@@ -72,30 +65,6 @@ def test_our_logits_equal_transformers_plus_the_bias(llm_dir: Path, model: Speec
     bias = load_file(llm_dir / SPEECH_HEAD_FILE)["bias"]
     assert bias.abs().max() > 1
     np.testing.assert_allclose(np.stack(ours), (rows + bias).numpy(), atol=2e-5)
-
-
-def test_greedy_tokens_of_rows_side_by_side_equal_transformers(llm_dir: Path, model: SpeechLanguageModel) -> None:
-    from transformers import AutoModelForCausalLM
-
-    prompts, tokens = {0: [158227, 5, 158228], 1: [158227, 9, 8, 7, 6, 158228]}, 12
-    model.allocate_cache(model.cache_shape(2, 64), rows_per_forward=2)
-    answers = {slot: [int(model.prefill(slot, ids).argmax())] for slot, ids in prompts.items()}
-    while len(answers[0]) < tokens:
-        rows = [
-            DecodeRow(slot, SPEECH_TOKEN_OFFSET + answer[-1], len(prompts[slot]) + len(answer) - 1)
-            for slot, answer in answers.items()
-        ]
-        for row, logits in zip(rows, model.decode(rows), strict=True):
-            answers[row.slot].append(int(logits.argmax()))
-    reference = AutoModelForCausalLM.from_pretrained(llm_dir, dtype=torch.float32)
-    bias = load_file(llm_dir / SPEECH_HEAD_FILE)["bias"]
-    speech = slice(SPEECH_TOKEN_OFFSET, SPEECH_TOKEN_OFFSET + SPEECH_HEAD_ROWS)
-    for slot, ids in prompts.items():
-        whole = torch.tensor([[*ids, *(SPEECH_TOKEN_OFFSET + row for row in answers[slot][:-1])]])
-        with torch.inference_mode():
-            logits = reference(whole).logits[0, len(ids) - 1 :, speech] + bias
-        assert logits.argmax(-1).tolist() == answers[slot]
-        assert len(set(answers[slot])) > 1
 
 
 def test_without_the_head_file_the_head_has_no_bias(llm_dir: Path, model: SpeechLanguageModel, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from llm_service.embedded.sampling import TokenSampler
 from llm_service.embedded.steps import BANNED, CLOSING, NO_TOKEN, NOT_FINITE, PAGE_TOKENS, SEEN, AnswerStart
 from llm_service.gpu import ops
-from llm_service.gpu.ops import MAX_PARTS, BeginInputs, CacheView, Parts, RotaryTables, Tile, parts_of, tile_for
+from llm_service.gpu.ops import MAX_PARTS, BeginInputs, CacheView, Parts, RotaryTables, Tile, parts_of
 from llm_service.gpu.slot_state import SlotState, StateSizes, start_words
 from llm_service.qwen2 import Qwen2Shape
 from tests.triton_interpreter import make_the_interpreter_cheap
@@ -89,11 +89,6 @@ def test_silu_takes_gate_and_up_from_columns_in_turn() -> None:
     assert close(out, functional.silu(a @ gate_up[0::2].T) * (a @ gate_up[1::2].T))
 
 
-def test_every_number_of_rows_has_a_tile() -> None:
-    for rows in (1, 64, 65, 512, 2048):
-        assert all(tile_for(rows, *shape).rows >= 16 for shape in ((896, 896), (9728, 896), (896, 4864)))
-
-
 def make_cache() -> tuple[Tensor, Tensor]:
     cache = torch.randn(9, 2, GROUPS, PAGE_TOKENS, SIZE)
     pages = torch.zeros(SIZES.slots + 1, SIZES.pages_per_slot, dtype=torch.int32)
@@ -124,22 +119,6 @@ def test_attention_reads_pages_and_writes_its_own_key(parts: int) -> None:
     assert close(cache, before)
 
 
-def test_a_prompt_row_attends_as_the_same_token_of_an_answer_does() -> None:
-    slots, positions = ints(1, 1, 1), ints(62, 63, 64)
-    qkv, bias = torch.randn(3 * QKV), torch.randn(QKV)
-    cache, pages = make_cache()
-    other = cache.clone()
-    prompt, answer = torch.empty(3, HEADS * SIZE), torch.empty(3, HEADS * SIZE)
-    view = CacheView(cache, pages)
-    ops.write_cache(Parts(qkv, 1, 0), bias, ROTARY, view, slots, positions, HEADS)
-    ops.attention(Parts(qkv, 1, 0), bias, ROTARY, view, slots, positions, prompt, HEADS, False)
-    for row in range(3):
-        at = slice(row, row + 1)
-        one = Parts(qkv[row * QKV : (row + 1) * QKV].clone(), 1, 0)
-        ops.attention(one, bias, ROTARY, CacheView(other, pages), slots[at], positions[at], answer[at], HEADS, True)
-    assert torch.equal(prompt, answer) and torch.equal(cache, other)
-
-
 def make_start(slot: int, **settings: Any) -> AnswerStart:
     flags = np.zeros(SIZES.rows, np.int8)
     flags[3:6], flags[7], flags[8] = SEEN, BANNED, CLOSING
@@ -161,17 +140,6 @@ def begun(*starts: AnswerStart) -> SlotState:
         flags[entry] = torch.from_numpy(start.flags)
     ops.begin_answers(BeginInputs(ints(len(starts), 0, 0, 0), words, numbers, pages, flags), state)
     return state
-
-
-def test_an_answer_begins_with_its_settings_pages_and_flags() -> None:
-    start = make_start(2, drawn=4, min_tokens=6, window=10, repeat_limit=2, top_k=50, top_p=0.8, min_p=0.1, penalty=1.7)
-    state = begun(start)
-    for name in ("seed", "drawn", "min_tokens", "window", "repeat_limit", "top_k", "temperature"):
-        assert float(getattr(state, name)[2]) == float(getattr(start, name)), name
-    assert [float(each[2]) for each in (state.top_p, state.min_p, state.penalty)] == pytest.approx([0.8, 0.1, 1.7])
-    assert state.next_position.tolist() == [0, 0, 33, 0] and state.pages[2].tolist() == [5, 2, 0, 0]
-    assert torch.equal(state.flags[2], torch.from_numpy(start.flags)) and not state.flags[1].any()
-    assert (state.recent[2] == -1).all()
 
 
 @pytest.mark.parametrize(
@@ -217,18 +185,23 @@ def test_scores_that_can_not_be_drawn_from_are_told() -> None:
         pytest.param({"temperature": 1e-4}, {20}, id="cold"),
     ],
 )
-def test_draws_follow_the_probabilities_within_the_nucleus(narrow: dict[str, float], expected: set[int]) -> None:
-    state, out = begun(make_start(0, **narrow)), torch.zeros(1, dtype=torch.int32)
+@pytest.mark.parametrize("is_kernel", [True, False], ids=["kernel", "plain torch"])
+def test_draws_follow_the_probabilities_within_the_nucleus(
+    narrow: dict[str, float], expected: set[int], is_kernel: bool
+) -> None:
+    start = make_start(0, **narrow)
+    state, sampler, out = begun(start), TokenSampler(start), torch.zeros(1, dtype=torch.int32)
     scores = torch.full((1, SIZES.rows), -30.0)
     for row, share in ((20, 0.5), (30, 0.35), (40, 0.15)):
         scores[0, row] = np.log(share)
     counts = np.zeros(SIZES.rows)
-    for _ in range(30 if narrow else 150):
-        ops.sample(scores, ints(0), None, ints(0), out, state, 0)
-        counts[int(out[0])] += 1
+    for _ in range(15 if narrow else 60):
+        if is_kernel:
+            ops.sample(scores, ints(0), None, ints(0), out, state, 0)
+        counts[int(out[0]) if is_kernel else sampler.sample(scores[0].numpy())] += 1
     assert set(np.flatnonzero(counts)) == expected
     if not narrow:
-        assert counts[[20, 30, 40]] / 150 == pytest.approx([0.5, 0.35, 0.15], abs=0.12)
+        assert counts[[20, 30, 40]] / 60 == pytest.approx([0.5, 0.35, 0.15], abs=0.2)
 
 
 def test_embeddings_come_from_prompts_or_from_the_latest_tokens() -> None:

@@ -59,10 +59,6 @@ def test_the_least_priority_does_not_starve() -> None:
     assert rank(10, 0.0, 50.1, POLICY) < rank(1, 50.0, 50.1, POLICY)
 
 
-def test_all_advance_while_nobody_waits() -> None:
-    assert chosen(paces(500, 400, 300, 200), now_s=0.0) == [0, 1, 2, 3]
-
-
 def test_a_stream_far_ahead_gives_way_to_prompts_and_to_young_streams() -> None:
     grown = paces(500, 40, 30, 400)
     assert chosen(grown, now_s=0.0, prompts_wait=True) == [1, 2]
@@ -132,10 +128,6 @@ def test_a_paced_stream_is_due_until_its_head_start_then_at_its_pace() -> None:
     assert near(paced(30), 0.205)[1] == pytest.approx(0.005)
 
 
-def test_a_stream_without_a_pace_is_always_due() -> None:
-    assert near(paced(500, tokens_per_s=0.0), 0.0) == ([0], 0.0)
-
-
 def test_who_is_nearly_due_takes_part_in_a_step_that_runs_anyway() -> None:
     """Of three, the second is due, the first has 7 tokens more than it needs, the third 9."""
     assert near(paced(18, 10, 20), 0.011) == ([0, 1], 0.0)
@@ -146,7 +138,3 @@ def test_a_stream_is_not_due_before_its_first_token_was_read() -> None:
     streams = paced(1, head_start=1)
     streams.first_token_s[:] = np.inf
     assert near(streams, 5.0) == ([], np.inf)
-
-
-def test_nobody_is_due_where_nobody_is() -> None:
-    assert nearly_due(slots(), paced(), 0.0, POLICY)[1] == np.inf

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
@@ -17,7 +16,6 @@ from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.interleaving import MAX_SPEECH_PER_TEXT_TOKEN, InterleavedPrompt
 from llm_service.embedded.loop import EngineLoop
-from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.embedded.token_stream import SpeechTokenServicer, serving_tokens
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest, SamplingParams
 from llm_service.errors import EngineError, InvalidGenerationError
@@ -120,17 +118,6 @@ def test_no_end_is_drawn_while_text_is_to_come(folder: str) -> None:
         assert speech_of(outputs, vocabulary) == list(range(100, 140))
 
 
-def test_nothing_is_drawn_before_any_text() -> None:
-    case = trace("cosyvoice3_dit", "bi_no_llm_prompt_speech")
-    model = ScriptedModel(COSYVOICE3, len(case["yielded"]))
-    engine = make_engine(model, LIMITS, NO_GUARD, vocabulary=COSYVOICE3)
-    outputs = run(engine, make_request(case, COSYVOICE3), case["text"])
-    fed = names_of(model.fed, COSYVOICE3)
-    assert fed[:9] == ["sos", "t31", "t32", "eop", "t1", "t2", "t3", "t4", "t5"]
-    assert fed[24:29] == ["t6", "t7", "t8", "t9", "t10"] and fed[44:47] == ["t11", "t12", "task"]
-    assert speech_of(outputs, COSYVOICE3) == case["yielded"]
-
-
 @pytest.mark.parametrize("vocabulary", FAMILIES.values(), ids=FAMILIES)
 def test_a_fill_that_the_llm_draws_itself_asks_for_text_and_is_neither_fed_nor_handed_out(
     vocabulary: SpeechVocabulary,
@@ -205,46 +192,6 @@ def test_a_prompt_of_whole_blocks_waits_for_text_before_it_speaks() -> None:
         assert engine.step() == []
     assert len(model.fed) == 21, "the prompt's block is computed while text is waited for"
     assert engine.stats().running == 1 and engine.idle_s() == float("inf")
-
-
-@pytest.fixture
-def engine(model: SpeechLanguageModel) -> SpeechLMEngine:
-    return make_engine(model, LIMITS)
-
-
-def test_the_models_cache_grows_as_if_all_had_been_there_at_once(model: SpeechLanguageModel) -> None:
-    model.allocate_cache(model.cache_shape(2, 60), rows_per_forward=2)
-    ids = [COSYVOICE2.sos_id, *range(20), *(COSYVOICE2.llm_id(token) for token in range(30))]
-    whole = model.prefill(1, ids)
-    model.prefill(0, ids[:7])
-    (one,) = model.decode([DecodeRow(0, ids[7], 7)])
-    model.prefill(0, ids[8:40], 8)
-    pieces = model.prefill(0, ids[40:], 40)
-    np.testing.assert_allclose(pieces, whole, atol=1e-4)
-    assert np.abs(one - whole).max() > 1e-3
-
-
-def test_interleaved_answers_do_not_touch_their_neighbours(engine: SpeechLMEngine, model: SpeechLanguageModel) -> None:
-    plain = GenerationRequest("b", (COSYVOICE2.sos_id, *range(9), COSYVOICE2.task_id), SamplingParams(40, 5))
-    engine.add_request(plain)
-    alone: list[GenerationOutput] = []
-    while engine.idle_s() == 0:
-        alone += engine.step()
-    request = make_request({"prompt_text": [51], "prompt_speech_len": 8}, COSYVOICE2, replace(PARAMS, temperature=0.8))
-    beside: list[GenerationOutput] = []
-    engine.add_request(request)
-    engine.add_request(plain)
-    for piece in (range(1, 8), range(8, 20), ()):
-        for _ in range(9):
-            beside += engine.step()
-        engine.feed("a", piece, is_last=not piece)
-    while engine.idle_s() == 0:
-        beside += engine.step()
-        engine.check_integrity()
-    of_plain = [output for output in beside if output.request_id == "b"]
-    assert [output.token_ids for output in of_plain] == [output.token_ids for output in alone]
-    spoken = speech_of([output for output in beside if output.request_id == "a"], COSYVOICE2)
-    assert 37 <= len(spoken) <= 19 * MAX_SPEECH_PER_TEXT_TOKEN, "7 and 15 and 15 tokens before the last text"
 
 
 @pytest.mark.parametrize(

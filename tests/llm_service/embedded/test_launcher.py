@@ -92,14 +92,6 @@ def test_trtllm_serve_is_asked_for_the_sampler_that_applies_penalties(version: s
     assert yaml.safe_load(serve_options(4, version))["stream_interval"] == 4
 
 
-def test_trtllm_serve_reads_the_stream_interval_from_its_options(capsys: pytest.CaptureFixture[str]) -> None:
-    command = dry_run(capsys, "trtllm", "--stream-interval", "4")
-    options = Path(command[command.index("--extra_llm_api_options") + 1])
-    assert yaml.safe_load(options.read_text())["stream_interval"] == 4
-    again = dry_run(capsys, "trtllm", "--stream-interval", "4")
-    assert [word for word in again if not word.endswith(".yml")] == [each for each in command if each != str(options)]
-
-
 def test_vllm_gets_the_same_settings_under_its_own_names(capsys: pytest.CaptureFixture[str]) -> None:
     command = dry_run(capsys, "vllm", "--max-num-tokens", "100", "--max-seq-len", "200")
     expected = (

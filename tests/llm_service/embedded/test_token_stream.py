@@ -84,16 +84,6 @@ async def test_only_an_answers_last_message_has_a_reason_and_equal_seeds_give_eq
     assert ids != [token for message in other for token in message.speech_ids]
 
 
-async def test_a_lost_answer_is_continued(model: SpeechLanguageModel) -> None:
-    async with serving(model) as (stub, _, _):
-        whole = [token for message in await answer(stub, request(sampling=GREEDY)) for token in message.speech_ids]
-        prompt = [*PROMPT, *(SOS_ID - 6564 + token for token in whole[:12])]
-        rest = await answer(
-            stub, request(prompt_ids=prompt, continued_tokens=12, max_tokens=18, min_tokens=18, sampling=GREEDY)
-        )
-    assert [token for message in rest for token in message.speech_ids] == whole[12:]
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

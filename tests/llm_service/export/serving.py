@@ -16,7 +16,7 @@ from llm_service.config import LLMBackend, parse_server_config
 from llm_service.embedded.serve import build_app
 from servicekit.clock import SystemClock
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @contextmanager

@@ -20,7 +20,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-import llm_service
 from llm_service.adapters import (
     TRANSFORMERS_MODEL_FILE,
     TRTLLM_ENGINE_CLASS,
@@ -33,12 +32,10 @@ from llm_service.huggingface_layout import ARCHITECTURE, FIRST_ID_KEY, ROWS_KEY
 from llm_service.qwen2 import qwen2_config
 from llm_service.speech_head import speech_rows
 from llm_service.vocab import COSYVOICE2, PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
-from tests.llm_service.export import engine_interfaces as interfaces
 from tests.llm_service.export.stand_ins import load, stand_in
 
 SPEECH_ROWS = speech_rows(COSYVOICE2)
 
-REPOSITORY = Path(llm_service.__file__).parents[1]
 TRTLLM_FILES = [TRTLLM_MODULE_DIR / "__init__.py", TRTLLM_ENGINE_FILE]
 VLLM_FILES = sorted(VLLM_PLUGIN_DIR.glob("speech_qwen2_vllm/*.py"))
 PROMPT = [158227, 5, 6, 158228, 151700]
@@ -52,36 +49,6 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
     return names
-
-
-def attributes_of(path: Path) -> set[str]:
-    return {node.attr for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Attribute)}
-
-
-@pytest.mark.parametrize(
-    ("engine", "files", "imports", "attributes"),
-    [
-        ("tensorrt_llm", TRTLLM_FILES, interfaces.TENSORRT_LLM_IMPORTS, interfaces.TENSORRT_LLM_ATTRIBUTES),
-        ("vllm", VLLM_FILES, interfaces.VLLM_IMPORTS, interfaces.VLLM_ATTRIBUTES),
-    ],
-)
-def test_adapters_use_only_what_is_documented(
-    engine: str, files: list[Path], imports: dict[str, str], attributes: dict[str, str]
-) -> None:
-    used = {name for path in files for name in imports_of(path) if name.partition(".")[0] == engine}
-    assert used == imports.keys()
-    touched = {name for path in files for name in attributes_of(path)}
-    assert touched - interfaces.OTHER_ATTRIBUTES <= attributes.keys()
-    assert attributes.keys() <= touched
-
-
-@pytest.mark.slow
-def test_no_other_file_imports_these_engines() -> None:
-    allowed = {*TRTLLM_FILES, *VLLM_FILES}
-    for package in ("llm_service", "cosydit", "gateway", "benchmarks", "token2wav_service"):
-        for path in (REPOSITORY / package).rglob("*.py"):
-            roots = {name.partition(".")[0] for name in imports_of(path)}
-            assert path in allowed or not roots & {"tensorrt_llm", "vllm"}, path
 
 
 def test_adapters_import_nothing_of_ours() -> None:

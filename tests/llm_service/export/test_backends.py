@@ -15,10 +15,7 @@ from llm_service.adapters import (
 )
 from llm_service.backends import RUNNER_VARIABLE, check_backend, command_of
 from llm_service.config import LLMBackend, ServerConfig, parse_server_config
-from llm_service.embedded.serve import build_loop
 from llm_service.errors import CheckpointError, LLMConfigError
-from llm_service.huggingface_layout import has_speech_form
-from servicekit.clock import SystemClock
 
 
 def config_for(backend: LLMBackend, model_dir: Path, tokenizer_dir: Path, **settings: str) -> ServerConfig:
@@ -61,14 +58,6 @@ def test_tensorrt_llm_loads_the_module_of_the_converted_form(converted_dir: Path
     assert "--backend" not in command
 
 
-def test_the_stock_form_is_served_as_before(stock_dir: Path) -> None:
-    assert not has_speech_form(stock_dir)
-    assert command_of(LLMBackend.VLLM, config_for(LLMBackend.VLLM, stock_dir, stock_dir))[0] == "vllm"
-    assert "--custom_module_dirs" not in command_of(
-        LLMBackend.TRTLLM, config_for(LLMBackend.TRTLLM, stock_dir, stock_dir)
-    )
-
-
 def test_an_engine_is_served_by_the_backend_that_runs_engines(engine_dir: Path, converted_dir: Path) -> None:
     command = command_of(LLMBackend.TRTLLM, config_for(LLMBackend.TRTLLM, engine_dir, converted_dir))
     assert command[command.index("--backend") + 1] == "tensorrt"
@@ -98,13 +87,6 @@ def test_only_a_stock_form_is_refused_for_its_bias(
             assert not caplog.text
     with pytest.raises(CheckpointError, match=f"cosydit convert-llm huggingface {stock_dir}"):
         check_backend(backend, config_for(backend, stock_dir, stock_dir))
-
-
-def test_the_embedded_backend_serves_either_form(converted_dir: Path) -> None:
-    asked = {"max_batch_size": "1", "max_seq_len": "64", "num_threads": "1"}
-    loop = build_loop(config_for(LLMBackend.EMBEDDED, converted_dir, converted_dir, **asked), SystemClock())
-    loop.stop()
-    assert loop.stats().slots == 1
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from cosydit.cli.main import main
 from llm_service.huggingface_layout import has_speech_form
@@ -26,6 +28,7 @@ def test_converting_twice_does_it_once(stock_dir: Path, tmp_path: Path, capsys: 
     assert capsys.readouterr().out == f"wrote {directory}\n"
     assert has_speech_form(directory)
     assert json.loads((directory / "config.json").read_text("utf-8"))["torch_dtype"] == "float16"
+    assert {tensor.dtype for tensor in load_file(directory / "model.safetensors").values()} == {torch.float16}
     assert run_command(*arguments) == 0
     assert capsys.readouterr().out == f"{directory}: up to date\n"
 
@@ -42,18 +45,6 @@ def test_the_directory_beside_llm_pt_can_be_given(
 def test_a_source_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], action: str) -> None:
     assert run_command(action, tmp_path / "none", tmp_path / "out") == 1
     assert str(tmp_path / "none") in capsys.readouterr().err
-
-
-def test_a_missing_library_is_named_with_its_extra(
-    stock_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing(*_: object) -> bool:
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
-
-    monkeypatch.setattr("cosydit.cli.convert_llm.convert_huggingface", missing)
-    assert run_command("huggingface", stock_dir, tmp_path / "out") == 1
-    said = capsys.readouterr().err
-    assert "torch is not installed; it comes with: " in said and "[demo]'" in said
 
 
 def test_a_running_server_is_certified(

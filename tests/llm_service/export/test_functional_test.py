@@ -48,16 +48,6 @@ def certify_fake(
     return certify("http://server", backend, source_dir, TEXTS, QUICK)
 
 
-def test_a_server_of_the_converted_form_is_the_source(converted_dir: Path, stock_dir: Path) -> None:
-    with embedded_server(converted_dir) as url:
-        certificate = certify(url, LLMBackend.EMBEDDED, stock_dir, TEXTS, QUICK)
-    assert certificate.passed
-    assert certificate.equal == certificate.questions == len(TEXTS) * QUICK.tokens_per_text
-    assert certificate.worst_gap == 0
-    assert certificate.foreign_ids == ()
-    assert certificate.spoken_tokens > 0
-
-
 @pytest.mark.slow
 def test_a_server_without_the_heads_bias_fails(converted_dir: Path, stock_dir: Path, tmp_path: Path) -> None:
     lost = tmp_path / "lost"

@@ -8,15 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.errors import CheckpointError, LLMConfigError
 from llm_service.export.convert import Origin, convert_huggingface, read_source
 from llm_service.export.source import SpeechLMSource
 from llm_service.huggingface_layout import has_speech_form
 from llm_service.speech_head import speech_rows
-from llm_service.vocab import COSYVOICE2, SPEECH_HEAD_ROWS
+from llm_service.vocab import COSYVOICE2
 from tests.file_modes import assert_all_have_the_usual_mode
 
 SPEECH_ROWS = speech_rows(COSYVOICE2)
@@ -34,14 +32,6 @@ def expected(stock_dir: Path, source: SpeechLMSource) -> torch.Tensor:
         hidden = decoder(torch.tensor([PROMPT])).last_hidden_state[0]
         logits: torch.Tensor = hidden @ source.head.weight.float().T + source.head.bias
     return logits
-
-
-def test_the_embedded_server_gives_the_sources_logits(converted_dir: Path, expected: torch.Tensor) -> None:
-    model = SpeechLanguageModel.load(converted_dir, "cpu", "float32")
-    model.allocate_cache(model.cache_shape(1, 64), rows_per_forward=1)
-    logits = [model.prefill(0, PROMPT[:5])]
-    logits += [model.decode([DecodeRow(0, PROMPT[place], place)])[0] for place in (5, 6)]
-    np.testing.assert_allclose(np.stack(logits), expected[4:].numpy(), atol=3e-5)
 
 
 def test_transformers_gives_the_sources_logits_and_nothing_but_speech(
@@ -67,37 +57,8 @@ def test_a_stock_loader_refuses_the_form_rather_than_losing_the_bias(converted_d
     assert json.loads((converted_dir / "config.json").read_text())["architectures"] != ["Qwen2ForCausalLM"]
 
 
-def test_the_head_is_small_and_the_embedding_whole(converted_dir: Path, stock_dir: Path) -> None:
-    tensors = load_file(converted_dir / "model.safetensors")
-    hidden = 64
-    assert tensors["lm_head.weight"].shape == (SPEECH_HEAD_ROWS, hidden)
-    assert tensors["lm_head.bias"].shape == (SPEECH_HEAD_ROWS,)
-    stock = load_file(stock_dir / "model.safetensors")
-    assert torch.equal(tensors["model.embed_tokens.weight"], stock["model.embed_tokens.weight"].float())
-    config = json.loads((converted_dir / "config.json").read_text())
-    assert (config["vocab_size"], config["tie_word_embeddings"]) == (158336, False)
-    assert (config["speech_head_first_id"], config["speech_head_rows"]) == (151663, 6564)
-
-
 def test_a_service_of_another_user_can_read_the_form(converted_dir: Path) -> None:
     assert_all_have_the_usual_mode(converted_dir)
-
-
-def test_the_tokenizer_comes_along(converted_dir: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(converted_dir)
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<|s_1|>"}]
-    assert tokenizer.apply_chat_template(messages, tokenize=False) == "<|sos|>hi<|task_id|><|s_1|>"
-    assert tokenizer.convert_tokens_to_ids(["<|s_0|>", "<|eos1|>"]) == [151663, 158224]
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_every_tensor_has_the_dtype_asked_for(stock_dir: Path, tmp_path: Path, dtype: str) -> None:
-    convert_huggingface(Origin(stock_dir), tmp_path / "made", dtype)
-    tensors = load_file(tmp_path / "made" / "model.safetensors")
-    assert {tensor.dtype for tensor in tensors.values()} == {getattr(torch, dtype)}
-    assert json.loads((tmp_path / "made" / "config.json").read_text())["torch_dtype"] == dtype
 
 
 @pytest.mark.slow
