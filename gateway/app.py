@@ -237,7 +237,7 @@ def _make_pipeline(
     lexicons: LexiconBook,
 ) -> Speaker:
     carry = CarryLimits.within(bounds)
-    guard = GuardSettings.of_checkpoint(config.speech_guard, bounds)
+    guard = GuardSettings.of_checkpoint(config.speech_guard, bounds, aligner)
     settings = PipelineSettings(
         config.chunks.policy(),
         config.max_text_characters,

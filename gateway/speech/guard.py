@@ -1,7 +1,7 @@
-"""Asks the LLM for one segment, and asks again where it ended too early or went on when its text must have been said.
+"""Asks the LLM for one segment, and asks again where the speech tokens show that the speech leaves its text.
 
-    answer 1   [ given out to token2wav | held back        too long: thrown away
-    answer 2                            | again end
+    answer 1   [ given out to token2wav | held back | trouble        not spoken yet: thrown away
+    answer 2                            | again again again end
 
 What is held back follows from the tokens alone, never from time, so that equal seeds give equal speech; the first chunk
 is never held back. A new answer goes on behind what was given out, as one does that another replica takes over, and
@@ -13,7 +13,9 @@ held back, and how long the speech may be is judged, once the text is whole.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import re
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -22,17 +24,26 @@ from typing import NamedTuple
 from gateway.core import Sampling, SpeechLM, SpeechTokenDelta, Utterance
 from gateway.llm.length import SpeechLength, usual_speech
 from gateway.speech.interleaved import TakenText
+from gateway.speech.letter_times import SpokenWords
 from gateway.speech.request import LENGTH_FINISH, MAX_SEED, STOP_FINISH, GuardNote, GuardOutcome
+from llm_service.aligner import Aligner
 from llm_service.speech_bounds import SpeechBounds
 
-LONGEST_PAUSE_TOKENS = 40
+LOOP_GRAM_TOKENS = 4
+"""160 ms. Two draws of one word are hardly ever equal for so long, even where the text repeats it."""
+LOOP_COUNT = 4
+"""More equal grams are a loop, unless the text itself says a word again and again."""
+SILENCE_TOKENS = 40
 """1.6 s: longer than a pause between sentences."""
+_KEPT_SILENCE_TOKENS = 8
 MOST_HELD_TOKENS = 75
 """3 s: below the 5 s that our own LLM engine runs ahead of a listener."""
 _HELD_DIVISOR = 3
 """An LLM a third faster than speech is far enough ahead after n tokens to have n / 3 of them held back."""
 _SEED_STEP = 0x9E3779B97F4A7C15
 """Far from the seeds of the segments behind, which follow each other."""
+# A word, or a character of a script that is written without blanks.
+_WORD = re.compile("[^\\W\u3040-\U0003ffff]+|[\u3040-\U0003ffff]")
 
 
 class GuardMode(str, Enum):
@@ -46,10 +57,16 @@ class GuardMode(str, Enum):
 class Trouble(str, Enum):
     """How speech leaves its text."""
 
+    LOOP = "loop"
+    """The same sounds come again and again."""
+    SILENCE = "silence"
+    """It is silent for longer than any pause."""
     SHORT = "short"
     """It ends before the text can have been said."""
     LONG = "long"
     """It goes on when the text must have been said."""
+    WORD = "word"
+    """It leaves out a word, or says another one."""
 
 
 class TroubleFound(NamedTuple):
@@ -65,15 +82,17 @@ class GuardSettings:
 
     mode: GuardMode = GuardMode.OFF
     silent_tokens: frozenset[int] = frozenset()
-    """The checkpoint's tokens (of 6561) that sound as silence; empty: not known, so all are taken to sound."""
+    """The checkpoint's tokens (of 6561) that sound as silence; empty: not known, so the guard ignores silence."""
     redraws: int = 3
     """How often one segment is spoken again at most."""
+    aligner: Aligner | None = None
+    """The checkpoint's; None: no word is missed."""
 
     @classmethod
-    def of_checkpoint(cls, mode: GuardMode, bounds: SpeechBounds) -> GuardSettings:
+    def of_checkpoint(cls, mode: GuardMode, bounds: SpeechBounds, aligner: Aligner | None) -> GuardSettings:
         """Return what suits a checkpoint: speech that follows no text is not held to one."""
         suits = GuardMode.OFF if bounds.follows_text is False else mode
-        return cls(suits, frozenset(bounds.silent_tokens or ()))
+        return cls(suits, frozenset(bounds.silent_tokens or ()), aligner=aligner)
 
 
 @dataclass(frozen=True)
@@ -107,9 +126,85 @@ def free_tokens(position: int, first_chunk: int) -> int:
     return position - min(MOST_HELD_TOKENS, (position - first_chunk) // _HELD_DIVISOR)
 
 
+def repeats_in(text: str) -> int:
+    """Return how often the text says its most frequent word."""
+    return max(Counter(_WORD.findall(text.casefold())).values(), default=0)
+
+
 def redraw_seed(seed: int, redraw: int) -> int:
     """Return the seed of a segment's answer; redraw 0 is the first answer."""
     return (seed + redraw * _SEED_STEP) % (MAX_SEED + 1)
+
+
+class AnswerGuard:
+    """Watches one answer, token by token."""
+
+    def __init__(
+        self, text: str, length: SpeechLength | None, settings: GuardSettings, kept: Sequence[int] = ()
+    ) -> None:
+        """Begin.
+
+        Args:
+            text: all that is to be said, as far as it is known, as the LLM gets it.
+            length: the bounds of saying it; None: the text goes on, and bounds nothing.
+            settings: how to judge.
+            kept: tokens of an answer before that were given out; this one goes on behind them.
+        """
+        self._silent = settings.silent_tokens
+        aligner = None if length is None else settings.aligner
+        self._words = None if aligner is None else SpokenWords(aligner, text)
+        self.grow(text, length)
+        self._grams: dict[tuple[int, ...], list[int]] = {}
+        self._silence = 0
+        self.tokens: list[int] = []
+        self.given = len(kept)
+        """Tokens given out; no word among them is judged."""
+        for token_id in kept:
+            self.push(token_id)
+
+    def grow(self, text: str, length: SpeechLength | None) -> None:
+        """Go by more of the text; see the begin."""
+        self.length = length
+        self._most_grams = max(LOOP_COUNT, 2 * repeats_in(text))
+
+    def push(self, token_id: int) -> TroubleFound | None:
+        """Take the next token (0..6560); return the trouble that it shows, if any."""
+        self.tokens.append(token_id)
+        count = len(self.tokens)
+        self._silence = self._silence + 1 if token_id in self._silent else 0
+        if self._silence > SILENCE_TOKENS:
+            return TroubleFound(Trouble.SILENCE, count - self._silence + _KEPT_SILENCE_TOKENS)
+        if count >= LOOP_GRAM_TOKENS and not self._silence:
+            found = self._grams.setdefault(tuple(self.tokens[-LOOP_GRAM_TOKENS:]), [])
+            found.append(count)
+            if len(found) > self._most_grams:
+                return TroubleFound(Trouble.LOOP, found[0])
+        if self.length is not None and count > self.length.longest:
+            return self._long(self.length)
+        return self._missed(is_over=False)
+
+    def end(self, finish_reason: str) -> TroubleFound | None:
+        """Take the end (`stop` or `length`); return the trouble with it, if any."""
+        if self.length is None:
+            return None  # no room for the rest of the text, which is no fault of the speech
+        if finish_reason == LENGTH_FINISH:
+            return self._long(self.length)
+        count, sounding = len(self.tokens), sum(token_id not in self._silent for token_id in self.tokens)
+        if count < self.length.shortest or sounding < self.length.least_sounding:
+            return TroubleFound(Trouble.SHORT, count)
+        slowest = self.length.slowest
+        return TroubleFound(Trouble.LONG, count) if slowest is not None and count > slowest else self._missed(True)
+
+    def _long(self, length: SpeechLength) -> TroubleFound:
+        """Judge an answer that did not end: most likely its text ends in the pause next to the usual length."""
+        usual = min(length.usual, len(self.tokens))
+        pauses = (at for at in range(usual, len(self.tokens)) if self.tokens[at] in self._silent)
+        end = next(pauses, usual)
+        return TroubleFound(Trouble.LONG, end if end <= usual + SILENCE_TOKENS else usual)
+
+    def _missed(self, is_over: bool) -> TroubleFound | None:
+        missed = None if self._words is None else self._words.missed(self.tokens, self.given, is_over)
+        return None if missed is None else TroubleFound(Trouble.WORD, missed)
 
 
 def guarded(
@@ -138,28 +233,29 @@ class _Mending:
         self._llm, self._ask, self._settings = llm, ask, settings
         coming = ask.utterance.coming_text
         self._coming = None if coming is None else TakenText(coming)
-        self._length: SpeechLength | None = None
-        """Bounds of the speech; worked out when the first tokens are here and the text is whole."""
-        self._tokens: list[int] = []
-        """All of the latest answer, those that it goes on behind among them."""
-        self._given = 0
-        """Tokens given out."""
+        self._kept: list[int] = []
+        """Tokens that were given out before the latest answer."""
+        self._guard: AnswerGuard | None = None
+        """Of the latest answer; made when its first tokens are here, as the LLM need not wait for it."""
         self._fills: list[int] = []
         self._verdict: TroubleFound | None = None
         """Of the latest answer; None: it is good."""
         self._finish_reason = STOP_FINISH
+        self._misses_word = False
+        """Whether the last answer that there may be misses a word."""
 
     async def answers(self, on_note: Callable[[GuardNote], None]) -> AsyncGenerator[SpeechTokenDelta]:
         """Yield what may be spoken of one answer after the other, until one is good."""
         first: TroubleFound | None = None
         for redraw in range(self._settings.redraws + 1):
-            self._tokens = self._tokens[: self._given]
-            self._fills = [place for place in self._fills if place < self._given]
-            self._verdict = None
+            if self._guard is not None:
+                self._kept = self._guard.tokens[: self._guard.given]
+                self._fills = [place for place in self._fills if place < len(self._kept)]
+            self._guard, self._verdict = None, None
             seed = redraw_seed(self._ask.seed, redraw)
             async with aclosing(self._llm.generate(self._asked(), self._ask.sampling, seed)) as deltas:
                 async for delta in deltas:
-                    if given := self._take(delta):
+                    if given := self._take(delta, redraw):
                         yield SpeechTokenDelta(given)
                     if self._verdict is not None:
                         break
@@ -171,63 +267,59 @@ class _Mending:
             on_note(GuardNote(first.trouble.value, outcome))
         yield last
 
-    def _take(self, delta: SpeechTokenDelta) -> tuple[int, ...]:
-        """Look at what came; return what may be spoken now."""
-        self._measure()
-        since = self._given
-        self._fills += [len(self._tokens) + place for place in delta.fills]
-        self._tokens += delta.token_ids
-        if self._length is not None and len(self._tokens) > self._length.longest:
-            del self._tokens[self._length.longest + 1 :]
-            self._verdict = self._too_long(self._length)
-        elif delta.finish_reason is not None:
+    def _take(self, delta: SpeechTokenDelta, redraw: int) -> tuple[int, ...]:
+        """Look at what came, up to the first trouble; return what may be spoken now."""
+        guard = self._watching()
+        since = guard.given
+        if guard.length is None:
+            guard.grow(*self._text())
+        self._fills += [len(guard.tokens) + place for place in delta.fills]
+        for token_id in delta.token_ids:
+            if self._judge(guard.push(token_id), redraw):
+                break
+            guard.given = max(guard.given, self._ask.free_of(len(guard.tokens), guard.length))
+        if self._verdict is None and delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
-            self._verdict = self._judge_end()
-        self._given = max(since, self._ask.free_of(len(self._tokens), self._length))
-        return tuple(self._tokens[since : self._given])
+            self._judge(guard.end(delta.finish_reason), redraw)
+        return tuple(guard.tokens[since : guard.given])
 
-    def _measure(self) -> None:
-        """Work out the bounds, if the text is whole."""
-        coming, text = self._coming, self._ask.utterance.text
-        if self._length is None and (coming is None or coming.is_whole):
-            text += "".join(() if coming is None else coming.pieces)
-            self._length = self._ask.length_of(text, self._settings.silent_tokens)
+    def _watching(self) -> AnswerGuard:
+        if self._guard is None:
+            self._guard = AnswerGuard(*self._text(), self._settings, self._kept)
+        return self._guard
 
-    def _judge_end(self) -> TroubleFound | None:
-        """Return the trouble with an answer that has ended, if any."""
-        length = self._length
-        if length is None:
-            return None  # no room for the rest of the text, which is no fault of the speech
-        if self._finish_reason == LENGTH_FINISH:
-            return self._too_long(length)
-        count = len(self._tokens)
-        sounding = sum(token_id not in self._settings.silent_tokens for token_id in self._tokens)
-        if count < length.shortest or sounding < length.least_sounding:
-            return TroubleFound(Trouble.SHORT, count)
-        return TroubleFound(Trouble.LONG, count) if length.slowest is not None and count > length.slowest else None
-
-    def _too_long(self, length: SpeechLength) -> TroubleFound:
-        """Judge an answer that did not end: most likely its text ends in the pause next to the usual length."""
-        tokens, usual = self._tokens, min(length.usual, len(self._tokens))
-        pauses = (at for at in range(usual, len(tokens)) if tokens[at] in self._settings.silent_tokens)
-        end = next(pauses, usual)
-        return TroubleFound(Trouble.LONG, end if end <= usual + LONGEST_PAUSE_TOKENS else usual)
+    def _judge(self, verdict: TroubleFound | None, redraw: int) -> bool:
+        """Tell whether the answer is over; the last one goes on behind a missed word, so as not to lose more."""
+        if verdict is not None and verdict.trouble is Trouble.WORD and redraw == self._settings.redraws:
+            self._misses_word, verdict = True, None
+        self._verdict = verdict
+        return verdict is not None
 
     def _end(self) -> tuple[GuardOutcome, SpeechTokenDelta]:
         """Return what became of the trouble, if there was one, and the last delta."""
-        tokens, given, verdict = self._tokens, self._given, self._verdict
+        guard, verdict = self._watching(), self._verdict
+        tokens, given = guard.tokens, guard.given
         if verdict is None:
-            return GuardOutcome.MENDED, SpeechTokenDelta(tuple(tokens[given:]), self._finish_reason)
+            outcome = GuardOutcome.HEARD if self._misses_word else GuardOutcome.MENDED
+            return outcome, SpeechTokenDelta(tuple(tokens[given:]), self._finish_reason)
         last = tuple(tokens[given : verdict.good_tokens])
         if verdict.good_tokens == len(tokens):  # it ended by itself, so that nothing is to be cut
             return GuardOutcome.HEARD, SpeechTokenDelta(last, STOP_FINISH)
         return GuardOutcome.CUT, SpeechTokenDelta(last, LENGTH_FINISH)
 
+    def _text(self) -> tuple[str, SpeechLength | None]:
+        """Return the text so far and, if that is all, how long its speech is."""
+        coming, text = self._coming, self._ask.utterance.text
+        if coming is not None:
+            text += "".join(coming.pieces)
+        is_whole = coming is None or coming.is_whole
+        return text, self._ask.length_of(text, self._settings.silent_tokens) if is_whole else None
+
     def _asked(self) -> Utterance:
         """Return what the LLM is to speak, behind the tokens that were given out."""
         asked = self._ask.utterance
-        if self._given:
-            spoken, fills = (*asked.spoken_tokens, *self._tokens), (*asked.fills, *self._fills)
+        if self._kept:
+            spoken, fills = (*asked.spoken_tokens, *self._kept), (*asked.fills, *self._fills)
             asked = replace(asked, spoken_tokens=spoken, fills=fills)
         if self._coming is None:
             return asked

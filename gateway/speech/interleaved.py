@@ -4,14 +4,17 @@
     answer 1   text, speech, text, speech, ... end      ► one span, which grows
     answer 2                                  ...
 
-An answer ends with the text, before a pause or another way of speaking, and where its text gets long.
+An answer ends with the text, before a pause or another way of speaking, and where its text gets long. One that is cut
+short leaves the sentences behind the one that it was cut in to the next answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 
 from gateway.core import ComingText
 from gateway.text import SpokenSegment
@@ -46,12 +49,12 @@ class TakenText:
 
 
 class SegmentQueue:
-    """The segments of a text in their order; one that was taken too early can be put back."""
+    """The segments of a text in their order; those that were taken too early can be put back."""
 
     def __init__(self, following: Callable[[], Awaitable[SpokenSegment | None]]) -> None:
         """Begin; `following` waits for the next segment, None: there is none."""
         self._following = following
-        self._back: SpokenSegment | None = None
+        self._back = deque[SpokenSegment]()
         self._coming: asyncio.Future[SpokenSegment | None] | None = None
 
     async def take(self) -> SpokenSegment | None:
@@ -60,19 +63,18 @@ class SegmentQueue:
         Raises:
             GatewayError: the text can't go on.
         """
-        if self._back is not None:
-            segment, self._back = self._back, None
-            return segment
+        if self._back:
+            return self._back.popleft()
         if self._coming is None:
             self._coming = asyncio.ensure_future(self._following())
         coming = self._coming
-        following = await asyncio.shield(coming)
+        segment = await asyncio.shield(coming)
         self._coming = None
-        return following
+        return segment
 
-    def put_back(self, segment: SpokenSegment) -> None:
-        """Have it come next."""
-        self._back = segment
+    def put_back(self, segments: Sequence[SpokenSegment]) -> None:
+        """Have these come next."""
+        self._back.extendleft(reversed(segments))
 
     def close(self) -> None:
         """Wait for no further segment."""
@@ -91,8 +93,8 @@ class ComingSegments:
             queue: of what follows.
             on_grown: is told of all that the answer speaks by now, as one segment.
         """
-        self._queue, self._on_grown = queue, on_grown
-        self._first = self._all = first
+        self._segments, self._queue, self._on_grown = [first], queue, on_grown
+        self._all = first
         self._is_over = False
 
     async def next_piece(self) -> str | None:
@@ -101,20 +103,43 @@ class ComingSegments:
             return None
         segment = await self._queue.take()
         if segment is not None and (self._is_over or not _goes_on(self._all, segment)):
-            self._queue.put_back(segment)
+            self._queue.put_back([segment])
             segment = None
         if segment is None:
             missing = None if self._is_over else self._missing_end()
             self._is_over = True
             return missing
-        self._all = joined(self._all, segment)
-        self._on_grown(self._all)
+        self._segments.append(segment)
+        self._grow(joined(self._all, segment))
         return segment.text
 
     def end(self) -> float:
         """Take no more: the answer has ended. Return the seconds of the pause behind it that `first` does not have."""
         self._is_over = True
-        return 0.0 if self._all is self._first else self._all.source.pause_s
+        return self._all.source.pause_s if len(self._segments) > 1 else 0.0
+
+    def cut(self, tokens: int, usual_tokens: Callable[[str], int]) -> None:
+        """End an answer that was cut short: the sentences behind the one that it was cut in are another answer's.
+
+        Args:
+            tokens: how many were spoken.
+            usual_tokens: tells how many a text usually takes.
+        """
+        said, text = list[SpokenSegment](), ""
+        while len(said) < len(self._segments):
+            said.append(self._segments[len(said)])
+            text += said[-1].text
+            if usual_tokens(text) >= tokens and text.rstrip().endswith(_SENTENCE_ENDS):
+                break
+        self._is_over, unsaid = True, self._segments[len(said) :]
+        self._queue.put_back(unsaid)
+        if unsaid:
+            self._segments = said
+            self._grow(reduce(joined, said))
+
+    def _grow(self, whole: SpokenSegment) -> None:
+        self._all = whole
+        self._on_grown(whole)
 
     def _missing_end(self) -> str | None:
         """Return the mark that the LLM needs behind a text that ends with a word."""

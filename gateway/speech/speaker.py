@@ -39,6 +39,8 @@ from gateway.speech.observer import Observer
 from gateway.speech.prosody_carry import CarryLimits
 from gateway.speech.request import (
     DEFAULT_MAX_TEXT_CHARACTERS,
+    GuardNote,
+    GuardOutcome,
     SpeechRequest,
     SpeechResult,
     check_options,
@@ -289,32 +291,65 @@ class Speaker:
     async def _tokens(
         self, job: SpeechJob, first: SpokenSegment, segments: Segments, policy: ChunkPolicy, first_tokens: int
     ) -> AsyncGenerator[SpeechTokenDelta]:
-        """Have the LLM speak one segment after the other; the listener waits for the `first_tokens`.
-
-        It takes the segments of an interleaved text while it speaks, as long as they are one answer.
-        """
-        following = partial(self._next_segment, job, segments)
-        queue = SegmentQueue(following) if job.request.is_interleaved else None
+        """Have the LLM speak one segment after the other; the listener waits for the `first_tokens`."""
+        if job.request.is_interleaved:
+            async with aclosing(self._interleaved_tokens(job, first, segments)) as deltas:
+                async for delta in deltas:
+                    yield delta
+            return
         segment: SpokenSegment | None = first
-        free_tokens, head_start = first_chunk_tokens(policy), first_tokens if queue is None else 0
+        free_tokens, head_start = first_chunk_tokens(policy), first_tokens
+        while segment is not None:
+            utterance, seed = job.begin_segment(segment)
+            utterance, head_start = replace(utterance, head_start_tokens=head_start), 0
+            ask = SegmentAsk(utterance, job.request.sampling, seed, job.result.spans[-1].first_token, free_tokens)
+            with job.observer.speaking:
+                async with aclosing(guarded(self._llm, ask, self.settings.guard, job.note_guarded)) as deltas:
+                    async for delta in deltas:
+                        job.note_tokens(delta)
+                        yield delta
+            segment = await self._next_segment(job, segments)
+        job.note_end()
+
+    async def _interleaved_tokens(
+        self, job: SpeechJob, first: SpokenSegment, segments: Segments
+    ) -> AsyncGenerator[SpeechTokenDelta]:
+        """Have the LLM take the segments while it speaks them."""
+        queue = SegmentQueue(partial(self._next_segment, job, segments))
+        segment: SpokenSegment | None = first
         try:
             while segment is not None:
-                utterance, seed = job.begin_segment(segment)
-                coming = None if queue is None else ComingSegments(segment, queue, job.go_on_with)
-                utterance = replace(utterance, head_start_tokens=head_start, coming_text=coming)
-                ask = SegmentAsk(utterance, job.request.sampling, seed, job.result.spans[-1].first_token, free_tokens)
-                with job.observer.speaking:
-                    async with aclosing(guarded(self._llm, ask, self.settings.guard, job.note_guarded)) as deltas:
-                        async for delta in deltas:
-                            if coming is not None and delta.finish_reason is not None:
-                                job.result.note_pause(coming.end())
-                            job.note_tokens(delta)
-                            yield delta
-                segment, head_start = await (following() if queue is None else queue.take()), 0
+                async with aclosing(self._interleaved_answer(job, segment, queue)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+                segment = await queue.take()
         finally:
-            if queue is not None:
-                queue.close()
+            queue.close()
         job.note_end()
+
+    async def _interleaved_answer(
+        self, job: SpeechJob, first: SpokenSegment, queue: SegmentQueue
+    ) -> AsyncGenerator[SpeechTokenDelta]:
+        """Have the LLM speak one answer, which takes segments as long as they belong to it."""
+        utterance, seed = job.begin_segment(first)
+        coming, span, notes = ComingSegments(first, queue, job.go_on_with), job.result.spans[-1], list[GuardNote]()
+
+        def note(what: GuardNote) -> None:
+            notes.append(what)
+            job.note_guarded(what)
+
+        utterance = replace(utterance, coming_text=coming)
+        free_tokens = first_chunk_tokens(job.request.chunk_policy or self.settings.chunk_policy)
+        ask = SegmentAsk(utterance, job.request.sampling, seed, span.first_token, free_tokens)
+        with job.observer.speaking:
+            async with aclosing(guarded(self._llm, ask, self.settings.guard, note)) as deltas:
+                async for delta in deltas:
+                    if delta.finish_reason is not None:
+                        if any(each.outcome is GuardOutcome.CUT for each in notes):
+                            coming.cut(span.tokens + len(delta.token_ids), lambda text: ask.length_of(text).usual)
+                        job.result.note_pause(coming.end())
+                    job.note_tokens(delta)
+                    yield delta
 
     async def _pushes(
         self,

@@ -44,8 +44,11 @@ def language_warning(languages: Sequence[str]) -> str:
 
 
 _TROUBLES = {
+    "loop": "said the same again and again",
+    "silence": "fell silent",
     "short": "ended before its text can have been said",
     "long": "went on when its text must have been said",
+    "word": "left out a word or said another one",
 }
 
 

@@ -76,7 +76,7 @@ async def test_segments_that_leave_their_text_are_counted(voices: Voices, mode: 
     await watched.speak("A long text that nobody can have said so soon.")
     got = watched.read()
     assert got.value("guarded_segments_total", trouble="short", outcome="heard") == counted
-    assert got.value("guarded_segments_total", trouble="long", outcome="mended") == 0
+    assert got.value("guarded_segments_total", trouble="loop", outcome="mended") == 0
 
 
 async def test_slack_and_underruns_come_from_when_chunks_leave(voices: Voices) -> None:

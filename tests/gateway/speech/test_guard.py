@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,19 +18,26 @@ from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.length import SpeechLength, longest_speech, usual_speech
 from gateway.speech.guard import (
     MOST_HELD_TOKENS,
+    SILENCE_TOKENS,
+    AnswerGuard,
     GuardMode,
     GuardSettings,
     SegmentAsk,
+    Trouble,
+    TroubleFound,
     free_tokens,
     guarded,
     redraw_seed,
+    repeats_in,
 )
 from gateway.speech.request import GuardNote, GuardOutcome, SpeechRequest, SpeechResult
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.voices.registry import NamedVoice, VoiceRegistry
+from llm_service.aligner import FloatArray, LetterModel
 from llm_service.checkpoint import make_random_llm
 from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
 from tests.gateway.fakes import FakeToken2Wav, ManualClock
+from tests.gateway.speech.test_letter_times import PlainAligner, tokens_of
 from tests.virtual_time import VirtualClock, run_virtually
 
 TEXT = "Please bring the blue folder to the office before nine."
@@ -38,7 +46,54 @@ SILENT = frozenset({1, 2, 3})
 SETTINGS = GuardSettings(GuardMode.MEND, SILENT)
 FREE = first_chunk_tokens(ExponentialChunks())
 GOOD = tuple(range(100, 190))
-ENDLESS = tuple(range(100, 500))
+LOOPING = (*range(100, 130), *((200, 201, 202, 203, 204, 205, 206) * 20))
+
+
+def verdict_of(tokens: tuple[int, ...], text: str = TEXT, finish_reason: str = "stop") -> Trouble | None:
+    verdict = first_verdict(AnswerGuard(text, LENGTH, SETTINGS), tokens, finish_reason)
+    return None if verdict is None else verdict.trouble
+
+
+def first_verdict(guard: AnswerGuard, tokens: tuple[int, ...], finish_reason: str) -> TroubleFound | None:
+    verdicts = [*map(guard.push, tokens), guard.end(finish_reason)]
+    return next((each for each in verdicts if each is not None), None)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "finish_reason", "trouble"),
+    [
+        pytest.param(GOOD, "stop", None, id="good"),
+        pytest.param(LOOPING, "stop", Trouble.LOOP, id="loop"),
+        pytest.param((*GOOD, *(1, 2, 3) * 20), "stop", Trouble.SILENCE, id="silence"),
+        pytest.param((*GOOD[:40], *(1, 2, 3) * 10, *GOOD[40:]), "stop", None, id="a pause"),
+        pytest.param(GOOD[:19], "stop", Trouble.SHORT, id="short"),
+        pytest.param(GOOD, "length", Trouble.LONG, id="ended by the bound"),
+        pytest.param(tuple(range(151)), "stop", Trouble.LONG, id="long"),
+    ],
+)
+def test_each_trouble_is_seen_and_good_speech_is_not(
+    tokens: tuple[int, ...], finish_reason: str, trouble: Trouble | None
+) -> None:
+    assert verdict_of(tokens, finish_reason=finish_reason) is trouble
+
+
+def test_a_text_that_repeats_itself_may_sound_so() -> None:
+    word = (200, 201, 202, 203, 204, 205, 206)
+    assert verdict_of((*GOOD[:20], *word * 6), "No, no, no, no, no, no.") is None
+    assert verdict_of((*GOOD[:20], *word * 60), "No, no, no, no, no, no.") is Trouble.LOOP
+
+
+@pytest.mark.parametrize(
+    ("text", "repeats"), [("No, no, NO!", 3), ("One two three.", 1), ("哈哈哈哈", 4), ("...", 0), ("我很好", 1)]
+)
+def test_repeats_are_counted_in_any_script(text: str, repeats: int) -> None:
+    assert repeats_in(text) == repeats
+
+
+def test_without_known_silent_tokens_silence_is_not_looked_for() -> None:
+    deaf = GuardSettings(GuardMode.MEND)
+    assert any(map(AnswerGuard(TEXT, LENGTH, deaf).push, (1, 2, 3) * SILENCE_TOKENS)), "three tokens in turn are a loop"
+    assert not any(map(AnswerGuard(TEXT, LENGTH, deaf).push, range(SILENCE_TOKENS * 3)))
 
 
 @given(st.integers(0, 400), st.integers(1, 300), st.integers(1, 60))
@@ -95,6 +150,14 @@ def test_the_least_that_sounds_follows_the_prompt_and_is_asked_for_where_silence
     assert usual_speech("a" * 100, "Hi.", prompt, SILENT).least_sounding == 100, "the transcript lacks something"
 
 
+def test_an_answer_that_is_mostly_silence_is_short() -> None:
+    length = SpeechLength(shortest=20, usual=90, longest=150, least_sounding=40)
+    for sounding, trouble in ((39, Trouble.SHORT), (40, None)):
+        tokens = (*(1, 2, 3) * 4, *GOOD[:sounding], *(1, 2, 3) * 5)
+        verdict = first_verdict(AnswerGuard(TEXT, length, SETTINGS), tokens, "stop")
+        assert (None if verdict is None else verdict.trouble) is trouble
+
+
 async def test_speech_that_ends_after_some_words_goes_on_with_the_others() -> None:
     """The prompt has as many silent tokens as others, so the bound of all tokens would let this pass."""
     reference = "The quick brown fox jumps over the lazy dog."
@@ -116,15 +179,14 @@ class ScriptedLLM:
     answers: list[tuple[tuple[int, ...], str]]
     asked: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
     running: int = 0
-    tokens_a_delta: int = 1
 
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
         tokens, finish_reason = self.answers[min(len(self.asked), len(self.answers) - 1)]
         self.asked.append((utterance.spoken_tokens, seed))
         self.running += 1
         try:
-            for at in range(len(utterance.spoken_tokens), len(tokens), self.tokens_a_delta):
-                yield SpeechTokenDelta(tokens[at : at + self.tokens_a_delta])
+            for token_id in tokens[len(utterance.spoken_tokens) :]:
+                yield SpeechTokenDelta((token_id,))
             yield SpeechTokenDelta((), finish_reason)
         finally:
             self.running -= 1
@@ -160,22 +222,14 @@ async def test_good_speech_is_asked_for_once_and_unchanged() -> None:
         assert llm.asked == [((), 5)]
 
 
-async def test_speech_that_goes_on_is_spoken_again_behind_what_was_given_out() -> None:
-    mended = ENDLESS[:112]
-    llm = ScriptedLLM([(ENDLESS, "stop"), (mended, "stop")])
+async def test_a_loop_is_spoken_again_behind_what_was_given_out() -> None:
+    llm = ScriptedLLM([(LOOPING, "stop"), (GOOD, "stop")])
     heard = await spoken(llm)
     (_, first_seed), (kept, second_seed) = llm.asked
     assert (first_seed, second_seed) == (5, redraw_seed(5, 1)) and second_seed != 5
-    assert kept == ENDLESS[: len(kept)] and FREE <= len(kept) <= 2 * len(TEXT)
-    assert heard == Spoken(list(mended), "stop", [GuardNote("long", GuardOutcome.MENDED)])
-
-
-@pytest.mark.parametrize("tokens_a_delta", [1, 7, 200])
-async def test_what_is_spoken_does_not_depend_on_how_tokens_travel(tokens_a_delta: int) -> None:
-    llm = ScriptedLLM([(ENDLESS, "stop"), (ENDLESS[:112], "stop")], tokens_a_delta=tokens_a_delta)
-    heard = await spoken(llm)
-    one_by_one = ScriptedLLM(llm.answers)
-    assert heard == await spoken(one_by_one) and llm.asked == one_by_one.asked
+    assert LOOPING[: len(kept)] == kept and FREE <= len(kept) < len(LOOPING) // 2
+    assert heard.tokens == [*kept, *GOOD[len(kept) :]]
+    assert (heard.finish_reason, heard.notes) == ("stop", [GuardNote("loop", GuardOutcome.MENDED)])
 
 
 async def test_speech_that_ends_too_early_is_spoken_again_whole() -> None:
@@ -186,19 +240,21 @@ async def test_speech_that_ends_too_early_is_spoken_again_whole() -> None:
 
 
 async def test_speech_that_no_answer_mends_ends_at_the_last_good_place() -> None:
-    llm = ScriptedLLM([(ENDLESS, "stop")])
+    llm = ScriptedLLM([(LOOPING, "stop")])
     heard = await spoken(llm, redraws=2)
     assert len(llm.asked) == 3 and len({seed for _, seed in llm.asked}) == 3
-    assert heard.finish_reason == "length" and heard.notes == [GuardNote("long", GuardOutcome.CUT)]
-    assert len(llm.asked[-1][0]) <= len(heard.tokens)
+    assert heard.finish_reason == "length" and heard.notes == [GuardNote("loop", GuardOutcome.CUT)]
+    assert len(llm.asked[-1][0]) <= len(heard.tokens) < 30 + 3 * len(set(LOOPING[30:]))
 
 
 async def test_speech_that_goes_on_ends_where_its_text_must_have_been_said() -> None:
-    endless = ENDLESS
+    endless = tuple(range(100, 500))
     assert len((await spoken(ScriptedLLM([(endless, "stop")]), GuardMode.OFF)).tokens) == len(endless)
     heard = await spoken(ScriptedLLM([(endless, "stop")]))
     assert heard.finish_reason == "length" and heard.notes == [GuardNote("long", GuardOutcome.CUT)]
     assert heard.tokens == list(endless[: len(TEXT) * 2])[: len(heard.tokens)] and len(heard.tokens) >= len(TEXT)
+    mended = await spoken(ScriptedLLM([(endless, "stop"), (GOOD, "stop")]))
+    assert mended.notes == [GuardNote("long", GuardOutcome.MENDED)] and mended.finish_reason == "stop"
 
 
 async def test_speech_that_ends_later_than_its_voice_speaks_is_spoken_again_and_never_cut() -> None:
@@ -210,6 +266,12 @@ async def test_speech_that_ends_later_than_its_voice_speaks_is_spoken_again_and_
     assert stayed == Spoken(list(twice), "stop", [GuardNote("long", GuardOutcome.HEARD)])
 
 
+async def test_silence_that_goes_on_is_cut_short() -> None:
+    heard = await spoken(ScriptedLLM([((*GOOD[:60], *(1, 2, 3) * 50), "length")]))
+    assert heard.finish_reason == "length" and heard.notes == [GuardNote("silence", GuardOutcome.CUT)]
+    assert 60 <= len(heard.tokens) < 60 + SILENCE_TOKENS
+
+
 async def test_speech_that_stays_short_is_heard_as_it_is() -> None:
     heard = await spoken(ScriptedLLM([(GOOD[:12], "stop")]))
     assert heard == Spoken(list(GOOD[:12]), "stop", [GuardNote("short", GuardOutcome.HEARD)])
@@ -217,13 +279,50 @@ async def test_speech_that_stays_short_is_heard_as_it_is() -> None:
 
 def test_random_speech_is_held_to_no_text(tmp_path: Path) -> None:
     make_random_llm(tmp_path, seed=0)
-    assert GuardSettings.of_checkpoint(GuardMode.MEND, load_speech_bounds(tmp_path)).mode is GuardMode.OFF
+    assert GuardSettings.of_checkpoint(GuardMode.MEND, load_speech_bounds(tmp_path), None).mode is GuardMode.OFF
     trained = SpeechBounds(silent_tokens=(3,))
-    assert GuardSettings.of_checkpoint(GuardMode.MEND, trained) == GuardSettings(GuardMode.MEND, frozenset({3}))
+    assert GuardSettings.of_checkpoint(GuardMode.MEND, trained, None) == GuardSettings(GuardMode.MEND, frozenset({3}))
+
+
+class SureAligner(PlainAligner):
+    """Says of a right letter that it is likelier than others."""
+
+    def scores(self, token_ids: Sequence[int], since: int, until: int, letters: LetterModel) -> FloatArray:
+        return super().scores(token_ids, since, until, letters) + np.float32(1)
+
+
+SAYS = "We bought a new folder from him last Monday."
+SAYING = "".join(letter * 3 for letter in SAYS[:-1].lower().replace(" ", "_"))
+WRONG = SAYING.replace("lllaaasssttt", "eeevvveeennn")
+LACKING = SAYING.replace("___lllaaasssttt", "")
+
+
+async def said(*answers: str, redraws: int = 3) -> Spoken:
+    """Speak with an aligner; tokens of each answer say the letters."""
+    llm, reference = ScriptedLLM([(tuple(tokens_of(answer)), "stop") for answer in answers]), "The quick brown fox."
+    ask = SegmentAsk(Utterance(SAYS, reference, (7,) * int(3 * len(reference))), Sampling(), 5, 0, FREE)
+    heard = Spoken([], None, [])
+    settings = GuardSettings(GuardMode.MEND, frozenset(), redraws, SureAligner())
+    async for delta in guarded(llm, ask, settings, heard.notes.append):
+        heard.tokens += delta.token_ids
+        heard.finish_reason = delta.finish_reason
+    heard.finish_reason = f"{heard.finish_reason} {len(llm.asked)}"
+    return heard
+
+
+async def test_a_word_that_is_not_said_is_spoken_again_where_it_was_not_given_out() -> None:
+    whole, mended = tokens_of(SAYING), [GuardNote("word", GuardOutcome.MENDED)]
+    assert await said(SAYING) == Spoken(whole, "stop 1", [])
+    assert await said(WRONG, SAYING) == await said(LACKING, SAYING) == Spoken(whole, "stop 2", mended)
+    heard = [GuardNote("word", GuardOutcome.HEARD)]
+    assert await said(LACKING, redraws=2) == Spoken(tokens_of(LACKING), "stop 3", heard), "never cut"
+    settings = GuardSettings(GuardMode.MEND, aligner=SureAligner())
+    given_out = AnswerGuard(SAYS, SpeechLength(0, 90, 200), settings, tokens_of(WRONG))
+    assert given_out.end("stop") is None, "what was given out can't be mended"
 
 
 async def test_off_looks_at_nothing() -> None:
-    assert await spoken(ScriptedLLM([(ENDLESS, "stop")]), GuardMode.OFF) == Spoken(list(ENDLESS), "stop", [])
+    assert await spoken(ScriptedLLM([(LOOPING, "stop")]), GuardMode.OFF) == Spoken(list(LOOPING), "stop", [])
 
 
 async def test_a_caller_who_leaves_ends_the_answer() -> None:
@@ -321,15 +420,26 @@ def test_nothing_is_held_back_while_the_text_is_written() -> None:
     assert heard.times_s[FREE:60] == off.times_s[FREE:60] and sum(time_s < 5.0 for time_s in heard.times_s) == 60
 
 
+def test_a_loop_while_the_text_is_written_is_spoken_again_and_the_text_goes_on() -> None:
+    looping = (*GOOD[:24], *((200, 201, 202) * 20))
+    llm = InterleavingLLM([(looping, "stop"), (GOOD, "stop")])
+    heard = spoken_live(llm)
+    first, second = llm.utterances
+    kept = second.spoken_tokens
+    assert FREE <= len(kept) < 45 and looping[: len(kept)] == kept and second.fills == (5,)
+    assert first.taken_text == () and second.taken_text == PIECES[1:3], "the pieces that the first answer took"
+    assert llm.said == TEXT and first.fills == ()
+    assert heard.tokens == [*kept, *GOOD[len(kept) :]]
+    assert (heard.finish_reason, heard.notes) == ("stop", [GuardNote("loop", GuardOutcome.MENDED)])
+    assert [seed for _, seed in llm.asked] == [5, redraw_seed(5, 1)]
+
+
 def test_how_long_speech_may_be_is_judged_when_its_text_is_whole() -> None:
     endless = tuple(range(100, 500))
     llm = InterleavingLLM([(endless, "stop"), (GOOD, "stop")])
     heard = spoken_live(llm)
     assert heard.notes == [GuardNote("long", GuardOutcome.MENDED)] and len(llm.asked) == 2
-    first, second = llm.utterances
-    assert first.taken_text == () and second.taken_text == PIECES[1:], "the pieces that the first answer took"
-    assert first.fills == () and second.fills == (5,) and llm.said == TEXT
-    assert second.spoken_tokens == endless[: len(second.spoken_tokens)] and len(second.spoken_tokens) >= FREE
+    assert llm.utterances[1].taken_text == PIECES[1:] and llm.said == TEXT
     cut = spoken_live(InterleavingLLM([(endless, "stop")]))
     assert cut.notes == [GuardNote("long", GuardOutcome.CUT)] and cut.finish_reason == "length"
     assert len(TEXT) <= len(cut.tokens) <= 2 * len(TEXT)
@@ -343,6 +453,14 @@ def test_a_context_that_is_full_before_the_text_is_whole_is_no_trouble() -> None
     llm = InterleavingLLM([(GOOD, "full")])
     heard = spoken_live(llm)
     assert (heard.tokens, heard.finish_reason, heard.notes) == (list(GOOD), "length", []) and len(llm.asked) == 1
+
+
+def test_silence_while_the_text_is_written_is_cut() -> None:
+    silent = (*GOOD[:20], *(1, 2, 3) * 20)
+    llm = InterleavingLLM([(silent, "stop")])
+    heard = spoken_live(llm)
+    assert heard.notes == [GuardNote("silence", GuardOutcome.CUT)] and heard.finish_reason == "length"
+    assert len(llm.asked) == 4 and 20 <= len(heard.tokens) <= 60
 
 
 def test_a_caller_who_leaves_while_the_writer_is_waited_for_ends_the_answer() -> None:
@@ -371,14 +489,14 @@ async def heard_of_pipeline(llm: ScriptedLLM, voices: list[NamedVoice], mode: Gu
 
 async def test_the_result_tells_and_equal_seeds_give_equal_speech(voices: list[NamedVoice]) -> None:
     first, second = [
-        await heard_of_pipeline(ScriptedLLM([(ENDLESS, "stop"), (ENDLESS[:95], "stop")]), voices, GuardMode.MEND)
+        await heard_of_pipeline(ScriptedLLM([(LOOPING, "stop"), (GOOD, "stop")]), voices, GuardMode.MEND)
         for _ in range(2)
     ]
-    assert first.guard_notes == second.guard_notes == [GuardNote("long", GuardOutcome.MENDED)]
+    assert first.guard_notes == second.guard_notes == [GuardNote("loop", GuardOutcome.MENDED)]
     assert first.chunk_schedule == second.chunk_schedule and first.chunk_schedule[0] == FREE
-    assert first.finish_reason == "stop" and first.speech_tokens == 95
+    assert first.finish_reason == "stop" and first.speech_tokens == len(GOOD)
 
 
 async def test_speech_that_was_cut_says_so_and_is_not_gone_on_from(voices: list[NamedVoice]) -> None:
-    result = await heard_of_pipeline(ScriptedLLM([(ENDLESS, "stop")]), voices, GuardMode.MEND)
+    result = await heard_of_pipeline(ScriptedLLM([(LOOPING, "stop")]), voices, GuardMode.MEND)
     assert result.is_truncated and result.carry.parts == ()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
+from gateway.speech.guard import GuardMode, GuardSettings
 from gateway.speech.interleaved import LONG_LETTERS
-from gateway.speech.request import SpeechRequest, SpeechResult
+from gateway.speech.request import GuardOutcome, SpeechRequest, SpeechResult
 from gateway.speech.session import SpeechSession
 from gateway.speech.speaker import PipelineSettings
 from gateway.text import INTERLEAVED_TEXT, TextOptions, plain_front_end
@@ -131,6 +134,49 @@ async def test_a_pause_ends_an_answer_and_so_does_a_long_text(voices: list[Named
     assert len(result.spans) == len(texts) and result.silence_samples == 7200
     spoken = sum(span.tokens for span in result.spans) * 960
     assert sum(len(each.samples) for each in audio) == spoken + 7200
+
+
+class LoopingLLM(TakingLLM):
+    """Says the same again and again in its first answers, behind 18 good tokens a piece of text; then all is well."""
+
+    def __init__(self, bad_answers: int) -> None:
+        super().__init__()
+        self.bad_answers = bad_answers
+
+    async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
+        is_bad = len(self.utterances) < self.bad_answers
+        async with aclosing(super().generate(replace(utterance), sampling, seed)) as deltas:
+            self.said = len(utterance.spoken_tokens)
+            async for delta in deltas:
+                for _ in delta.token_ids:
+                    self.said += 1
+                    yield SpeechTokenDelta((self.said % 3 if is_bad and self.said > 40 else self.said,))
+                if delta.finish_reason is not None:
+                    yield delta
+
+
+@pytest.mark.parametrize("pieces", [1, 40])
+async def test_an_answer_that_is_cut_short_leaves_the_next_sentences_to_another(
+    voices: list[NamedVoice], pieces: int
+) -> None:
+    llm = LoopingLLM(bad_answers=4)
+    settings = PipelineSettings(guard=GuardSettings(GuardMode.MEND))
+    speech = session(llm, voices, settings)
+    sentences = "The king had three sons and a dog. They lived in a house by the sea. It was cold there. "
+    text = sentences + 'And so it went on. <break time="300ms"/> The end came soon enough.'
+    for at in range(0, len(text), -(-len(text) // pieces)):
+        speech.write(text[at : at + -(-len(text) // pieces)])
+    speech.end()
+    heard = [each async for each in speech.audio()]
+    (result,) = speech.results
+    assert [(note.trouble, note.outcome) for note in result.guard_notes] == [("loop", GuardOutcome.CUT)]
+    said = [span.segment.text.strip() for span in result.spans]
+    assert said[0] + " " + said[1] == text.split(" <")[0] and said[2] == "The end came soon enough."
+    assert said[0].endswith(".") and len(said[0]) < len(sentences), "the next sentence is another answer's"
+    spoken = sum(span.tokens for span in result.spans) * 960
+    assert sum(len(each.samples) for each in heard) == spoken + 7200, "the pause stands there once"
+    read = "".join(time.character for each in heard for time in each.characters)
+    assert read.strip() == text
 
 
 async def test_the_next_answer_goes_on_from_what_was_spoken(voices: list[NamedVoice]) -> None:
