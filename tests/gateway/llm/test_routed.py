@@ -89,24 +89,6 @@ async def test_what_no_replica_can_help_is_asked_once(error: LLMError) -> None:
         assert all(status.open_streams == 0 for status in router.snapshot())
 
 
-async def test_the_only_replica_is_asked_again_when_it_is_back() -> None:
-    llm = ScriptedLLM("a", breaks_after=5, error=LOST)
-
-    def come_back() -> None:
-        llm.is_dead, llm.error = False, None
-
-    async with routed_llm(llm) as router:
-        deltas: list[SpeechTokenDelta] = []
-        async with aclosing(router.generate(UTTERANCE, Sampling(), 3)) as answer:
-            async for delta in answer:
-                deltas.append(delta)
-                if len(deltas) == 5:
-                    llm.is_dead = True
-                    asyncio.get_running_loop().call_later(0.3, come_back)
-    assert _tokens(deltas) == list(range(20))
-    assert llm.utterances[-1].spoken_tokens == tuple(range(5))
-
-
 async def test_an_answer_that_nobody_goes_on_with_fails_after_the_failover_time() -> None:
     llm = ScriptedLLM("a", breaks_after=2, error=LOST)
     async with routed_llm(llm, settings=dataclasses.replace(QUICK, failover_s=0.2)) as router:

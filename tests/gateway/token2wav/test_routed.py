@@ -146,33 +146,6 @@ async def test_a_replica_lost_while_a_moved_stream_closes_leaves_nothing_open() 
         assert all(status.open_streams == 0 for status in router.snapshot())
 
 
-async def test_the_only_replica_is_used_again_when_it_is_back() -> None:
-    (replica,) = _replicas("a")
-    async with routed(replica) as router:
-        async with router.open_stream(await _voice(router), SEED) as stream:
-            heard = [await stream.push(chunks(3)[0])]
-            replica.die()
-            push = stream.push(chunks(3)[1])
-            await asyncio.sleep(0.1)
-            assert router.snapshot()[0].state is ReplicaState.EJECTED
-            replica.voices.clear()
-            replica.is_dead = False
-            heard += [await push, await stream.push(chunks(3)[2])]
-        assert np.array_equal(_joined(heard), _expected(3))
-        assert replica.imported
-
-
-async def test_a_stream_that_finds_no_replica_in_time_ends_with_what_went_wrong() -> None:
-    (replica,) = _replicas("a")
-    async with routed(replica, settings=dataclasses.replace(QUICK, failover_s=0.2)) as router:
-        with pytest.raises(Token2WavUnavailableError, match="a can't be reached"):
-            async with router.open_stream(await _voice(router), SEED) as stream:
-                await stream.push(chunks(2)[0])
-                replica.die()
-                await stream.push(chunks(2)[1])
-        assert router.snapshot()[0].open_streams == 0
-
-
 async def test_the_request_s_own_fault_is_not_carried_elsewhere() -> None:
     replicas = _replicas("a", "b", poison=6, poison_error=Token2WavRejectedError("token out of range"))
     async with routed(*replicas) as router:

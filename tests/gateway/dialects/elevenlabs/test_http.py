@@ -13,7 +13,6 @@ import httpx
 import numpy as np
 import pytest
 
-from gateway import errors
 from gateway.voices.registry import NamedVoice
 from tests.gateway.dialects.socket_door import ONE, TWO, opened_door
 from tests.gateway.doors.stalled_reader import StalledReader
@@ -121,13 +120,6 @@ async def test_bodies_of_the_wrong_form_are_unprocessable(voices: Voices, conten
         response = await http.post(PATH, content=content)
     assert response.status_code == 422
     assert {"loc", "msg", "type"} == set(response.json()["detail"][0])
-
-
-async def test_a_service_that_is_down_is_an_error_of_its_own(voices: Voices) -> None:
-    llm = FakeLLM([], errors.LLMUnavailableError("the LLM is down; start it"))
-    async with opened_door(llm, FakeToken2Wav(), voices) as door, door.http() as http:
-        response = await http.post(PATH, json={"text": ONE})
-    assert (response.status_code, response.json()["detail"]["status"]) == (503, "llm_unavailable")
 
 
 async def test_voices_are_listed_as_clients_look_for_them(voices: Voices) -> None:

@@ -16,8 +16,10 @@ import pytest
 from riva.proto import riva_audio_pb2, riva_common_pb2, riva_tts_pb2
 
 from gateway.dialects.grpc.riva_grpc import RivaServicer
+from gateway.dialects.grpc.riva_request import read_request
 from gateway.errors import LLMUnavailableError, TextTooLongError
 from gateway.host import HostLimits
+from gateway.text.styles import Style
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.doors.grpc_door import PATIENCE_S, failure_of, listen, opened_grpc
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_host, make_pipeline, speech_deltas
@@ -185,10 +187,22 @@ async def test_a_prompt_without_header_gets_one(voices: list[NamedVoice]) -> Non
 def test_the_language_that_clients_send_unasked_is_not_forced_on_other_scripts(
     text: str, language: str, normalized_as: str | None
 ) -> None:
-    from gateway.dialects.grpc.riva_request import read_request
-
     read = read_request(order(text, language_code=language), lambda name: True)
     assert read.speech.text_options.language == normalized_as
+
+
+@pytest.mark.parametrize(
+    ("name", "voice", "style"),
+    [
+        ("cosydit.anna.Happy", "anna", Style("happy", "voice_name")),
+        ("anna.happy", "anna", Style("happy", "voice_name")),
+        ("cosydit.Happy", "default", Style("happy", "voice_name")),
+        ("anna.Neutral", "anna", None),
+    ],
+)
+def test_a_voice_s_name_ends_in_its_style(name: str, voice: str, style: Style | None) -> None:
+    speech = read_request(order(voice_name=name), lambda name: name == "anna").speech
+    assert (speech.voice, speech.text_options.style) == (voice, style)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +211,7 @@ def test_the_language_that_clients_send_unasked_is_not_forced_on_other_scripts(
         pytest.param(order(""), "INVALID_ARGUMENT", "text is empty", id="no text"),
         pytest.param(order("🙂 ..."), "INVALID_ARGUMENT", "nothing to say", id="nothing to say"),
         pytest.param(order(voice_name="nobody"), "NOT_FOUND", "nobody", id="voice"),
+        pytest.param(order(voice_name="anna.Greedy"), "NOT_FOUND", "anna.Greedy", id="style"),
         pytest.param(order(sample_rate_hz=7999), "INVALID_ARGUMENT", "7999", id="rate"),
         pytest.param(order(encoding=19), "INVALID_ARGUMENT", "19", id="encoding"),
         pytest.param(order(custom_dictionary="a b"), "INVALID_ARGUMENT", "custom_dictionary", id="dictionary"),
