@@ -99,6 +99,7 @@ async def test_no_door_tells_the_address_of_a_service(
     async with opened_door(voices, OPEN, FakeLLM([], errors.LLMUnavailableError(secret))) as door:
         told = (await caller(door, "Hello.")).told
     assert "no speech LLM can be had now; try again in a moment" in told and "10.0.0" not in told
+    assert "llm_unavailable" in told
     assert "http://10.0.0.7:8000" in caplog.text
 
 

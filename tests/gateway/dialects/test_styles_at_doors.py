@@ -41,13 +41,13 @@ async def test_what_follows_goes_on_from_speech_under_the_same_instruction(voice
     text = "One two three. <break time='20ms'/> Four. [whispers] Five."
     front_end = load_text_front_end(None, CheckpointDeclaration(tags=("[laughter]",), instruct="endofprompt"))
     llm = FakeLLM(speech_deltas(30))
-    async with opened_door(llm, FakeToken2Wav(), voices, front_end=front_end) as door, door.http() as http:
-        assert (await http.post(PATH, json={"text": text, "model_id": "eleven_v3"})).is_success
+    async with opened_door(llm, FakeToken2Wav(), voices, front_end=front_end) as door:
+        assert (await door.http.post(PATH, json={"text": text, "model_id": "eleven_v3"})).is_success
         first, second, third = llm.utterances
         assert first.reference_text == "I am default." and second.reference_text == "I am default.One two three. "
         assert (third.reference_text, third.reference_tokens) == ("", ())
         llm.utterances.clear()
-        assert (await http.post(PATH, json={"text": f"[happy] {text}", "model_id": "eleven_v3"})).is_success
+        assert (await door.http.post(PATH, json={"text": f"[happy] {text}", "model_id": "eleven_v3"})).is_success
         first, second, third = llm.utterances
         assert (first.instruction, second.instruction, third.instruction) == (HAPPY, HAPPY, SOFT)
         assert (second.reference_text, len(second.reference_tokens)) == ("One two three. ", 30)

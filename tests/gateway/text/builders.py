@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import zlib
+from pathlib import Path
 
 from hypothesis import strategies as st
 
@@ -13,6 +15,9 @@ from gateway.text.segments.splitter import CutBounds, IncrementalSplitter, Segme
 from gateway.text.tags import InlineTags
 from llm_service.vocab import INLINE_TAGS
 
+HERE = Path(__file__).parent
+WHOLE = SplitSettings(CutBounds(5000, 5000, 5000), CutBounds(5000, 5000, 5000))
+"""No cuts: a table does not hang on the length of segments."""
 SHORT = SplitSettings(first=CutBounds(4, 10, 160), later=CutBounds(20, 60, 160))
 """Cuts often, so that short texts show much."""
 
@@ -103,6 +108,12 @@ class CapriciousRules(SentencexRules):
 def finder(rules: SentencexRules | None = None) -> BreakFinder:
     """Return a break finder, for texts of unknown language unless rules are given."""
     return BreakFinder(rules or SentencexRules(None, lambda _: None), InlineTags())
+
+
+def read_table(name: str) -> list[list[str]]:
+    """Return the rows of a file of this folder, parted by tabs, without those that are comments."""
+    with (HERE / name).open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if not row[0].startswith("# ")]
 
 
 @st.composite
