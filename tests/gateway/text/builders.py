@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import zlib
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -90,19 +89,6 @@ FRAGMENTS = (
 
 texts = st.lists(st.one_of(st.sampled_from([*FRAGMENTS, *INLINE_TAGS]), st.text(max_size=6)), max_size=60).map("".join)
 """Adversarial texts: no lone surrogates, which `st.text` leaves out too."""
-
-
-class CapriciousRules(SentencexRules):
-    """Sentence rules that hang on every character they are shown."""
-
-    def __init__(self) -> None:
-        super().__init__(None, lambda _: None)
-
-    def is_abbreviation(self, before: str) -> bool:
-        return zlib.crc32(before.encode()) % 3 == 0
-
-    def is_sentence_end(self, before: str, after: str) -> bool:
-        return zlib.crc32(f"{before}|{after}".encode()) % 2 == 0
 
 
 def finder(rules: SentencexRules | None = None) -> BreakFinder:

@@ -27,7 +27,6 @@ MODEL, VOICE, LANGUAGE = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", "Ryan", "Englis
 """What its command line asks for where nobody says otherwise."""
 PCM_TYPES = {"audio/pcm", "audio/l16", "application/octet-stream", "audio/raw"}
 WAV_TYPES = {"audio/wav", "audio/x-wav", "application/octet-stream"}
-OPEN_LENGTH = 0xFFFFFFFF
 PROMPT = "The committee approved the revised budget after a short discussion."
 
 

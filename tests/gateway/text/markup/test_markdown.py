@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.text.markup.markdown import MarkupReader
 from gateway.text.tags import InlineTags
+from tests.gateway.text.builders import texts
 
 FORMS = [
     *(
@@ -145,6 +147,16 @@ def test_markup_goes_and_what_it_says_stays(written: str, spoken: str) -> None:
 )
 def test_what_is_no_markup_stays(text: str) -> None:
     assert cleaned(text) == text
+
+
+@given(texts | marked_up, st.integers(1, 7))
+@example("[^1][^1]", 1)
+@example("As said[^1]: now", 1)
+@example("[^1](there)", 2)
+@example("> #  _. <", 1)
+@example("- > 5", 1)
+def test_a_text_is_cleaned_alike_however_it_is_divided(text: str, size: int) -> None:
+    assert cleaned(text, size) == cleaned(text)
 
 
 @pytest.mark.slow
