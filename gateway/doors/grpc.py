@@ -40,7 +40,7 @@ from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
 
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
-from gateway.access.grpc_interceptor import AccessInterceptor
+from gateway.access.grpc_interceptor import MAX_OPEN_CALLS, MAX_WATCHES, AccessInterceptor
 from gateway.access.settings import TlsFiles
 from gateway.dialects.grpc import riva_grpc, tts_grpc
 from gateway.dialects.grpc.errors import ErrorInterceptor
@@ -60,8 +60,8 @@ DEFAULT_GRPC_PORT = 50051
 DEFAULT_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 DEFAULT_MAX_CALLS = 1024
 DEFAULT_GRACE_S = 10.0
-MAX_PENDING_CALLS = 16384
-"""Most calls that wait for the event loop, each about 15 KiB; each is refused with a reason when its turn comes."""
+_PENDING_TO_EACH = 3
+"""Calls that may wait for the event loop, for each that may be under way: the others are refused with a reason."""
 _MIN_STRING_BYTES = 1024 * 1024
 """Least bound of a string in a message, as of the body of an HTTP request."""
 _LONGEST_CHARACTER_BYTES = 4
@@ -138,13 +138,14 @@ async def serving_grpc(
 def _make_server(
     host: Host, settings: GrpcSettings, interceptors: list[grpc.aio.ServerInterceptor]
 ) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
+    most_pending = _PENDING_TO_EACH * (settings.max_calls + MAX_OPEN_CALLS + MAX_WATCHES)
     options = (
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         # What a call holds before its message is asked for stays 64 KiB; measuring the network would make it 8 MiB.
         ("grpc.http2.bdp_probe", 0),
-        # Calls that came and that our event loop has not seen yet; gRPC ends some of those beyond, with CANCELLED.
-        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
-        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+        # Calls that came and that our event loop has not seen yet, 15 KiB each; gRPC ends those beyond, with CANCELLED.
+        ("grpc.server.max_pending_requests", most_pending),
+        ("grpc.server.max_pending_requests_hard_limit", most_pending),
         # Pings find a peer that vanished, and what it used is freed.
         ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
