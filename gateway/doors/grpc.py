@@ -230,10 +230,10 @@ class ResetInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if are_many:
             await asyncio.sleep(PAUSE_S)
         handler = await continuation(handler_call_details)
-        return None if handler is None else _forgetting(handler)
+        return None if handler is None else _forgetting(handler, handler_call_details.method)
 
 
-def _forgetting(handler: Any) -> Any:
+def _forgetting(handler: Any, method: str) -> Any:
     behavior = handler.stream_stream or handler.stream_unary  # `access.grpc_interceptor` makes no others
 
     async def call(requests: Any, context: Any) -> Any:
@@ -244,6 +244,9 @@ def _forgetting(handler: Any) -> Any:
             error.__context__ = None
             del requests, messages, context
             raise error.with_traceback(None)  # noqa: B904
+        except grpc.aio.InternalError as error:  # NOTE: gRPC raises this where nothing can be sent any more
+            logger.info("%s: the caller left or its deadline passed (%s)", method, error)
+            raise asyncio.CancelledError from None
 
     streams = handler.response_streaming
     make_handler = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
