@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import gateway.__main__ as program  # first, as it sets how many threads NumPy has
 from gateway.lifecycle.shutdown import DrainingServer
 from lab.attack.target import MAX_VOICES
 
@@ -44,7 +45,6 @@ async def note_stalls(notes: Path) -> None:
 
 def main() -> int:
     """Serve until stopped."""
-    import gateway.__main__ as program
     from gateway.config import GatewayConfig, parse_args
 
     def with_few_voices() -> GatewayConfig:
