@@ -38,11 +38,11 @@ class Door:
 
     @property
     def tts(self) -> Any:
-        return tts_service_pb2_grpc.TextToSpeechServiceStub(self.channel)
+        return tts_service_pb2_grpc.TextToSpeechServiceStub(self.channel)  # type: ignore[no-untyped-call]
 
     @property
     def riva(self) -> Any:
-        return riva_tts_pb2_grpc.RivaSpeechSynthesisStub(self.channel)
+        return riva_tts_pb2_grpc.RivaSpeechSynthesisStub(self.channel)  # type: ignore[no-untyped-call]
 
     async def until_idle(self) -> None:
         for _ in range(500):
