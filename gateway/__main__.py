@@ -6,8 +6,12 @@ from servicekit.process import quiet_interrupts, run_and_leave
 
 quiet_interrupts()
 
-import logging
 import os
+
+# Before NumPy is imported: the event loop multiplies small matrices, and would wait until a second thread has a core.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import logging
 import sys
 
 from gateway.access.caller import CallerFilter

@@ -40,7 +40,7 @@ from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
 
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
-from gateway.access.grpc_interceptor import AccessInterceptor
+from gateway.access.grpc_interceptor import MAX_OPEN_CALLS, MAX_WATCHES, AccessInterceptor
 from gateway.access.settings import TlsFiles
 from gateway.dialects.grpc import riva_grpc, tts_grpc
 from gateway.dialects.grpc.errors import ErrorInterceptor
@@ -60,8 +60,8 @@ DEFAULT_GRPC_PORT = 50051
 DEFAULT_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 DEFAULT_MAX_CALLS = 1024
 DEFAULT_GRACE_S = 10.0
-MAX_PENDING_CALLS = 16384
-"""Most calls that wait for the event loop, each about 15 KiB; each is refused with a reason when its turn comes."""
+_PENDING_TO_EACH = 3
+"""Calls that may wait for the event loop, for each that may be under way: the others are refused with a reason."""
 _MIN_STRING_BYTES = 1024 * 1024
 """Least bound of a string in a message, as of the body of an HTTP request."""
 _LONGEST_CHARACTER_BYTES = 4
@@ -138,13 +138,14 @@ async def serving_grpc(
 def _make_server(
     host: Host, settings: GrpcSettings, interceptors: list[grpc.aio.ServerInterceptor]
 ) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
+    most_pending = _PENDING_TO_EACH * (settings.max_calls + MAX_OPEN_CALLS + MAX_WATCHES)
     options = (
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         # What a call holds before its message is asked for stays 64 KiB; measuring the network would make it 8 MiB.
         ("grpc.http2.bdp_probe", 0),
-        # Calls that came and that our event loop has not seen yet; gRPC ends some of those beyond, with CANCELLED.
-        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
-        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+        # Calls that came and that our event loop has not seen yet, 15 KiB each; gRPC ends those beyond, with CANCELLED.
+        ("grpc.server.max_pending_requests", most_pending),
+        ("grpc.server.max_pending_requests_hard_limit", most_pending),
         # Pings find a peer that vanished, and what it used is freed.
         ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
@@ -229,10 +230,10 @@ class ResetInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if are_many:
             await asyncio.sleep(PAUSE_S)
         handler = await continuation(handler_call_details)
-        return None if handler is None else _forgetting(handler)
+        return None if handler is None else _forgetting(handler, handler_call_details.method)
 
 
-def _forgetting(handler: Any) -> Any:
+def _forgetting(handler: Any, method: str) -> Any:
     behavior = handler.stream_stream or handler.stream_unary  # `access.grpc_interceptor` makes no others
 
     async def call(requests: Any, context: Any) -> Any:
@@ -243,6 +244,9 @@ def _forgetting(handler: Any) -> Any:
             error.__context__ = None
             del requests, messages, context
             raise error.with_traceback(None)  # noqa: B904
+        except grpc.aio.InternalError as error:  # NOTE: gRPC raises this where nothing can be sent any more
+            logger.info("%s: the caller left or its deadline passed (%s)", method, error)
+            raise asyncio.CancelledError from None
 
     streams = handler.response_streaming
     make_handler = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler

@@ -3,8 +3,9 @@
 `python -m lab.attack --out attack.json` starts services without models (`benchmarks.lib.paced_services`) and a gateway
 with two keys before them. A process of its own makes `--inputs` inputs for each door, one kind of `lab.attack.table`
 after the other, at a low priority: attackers have machines of their own. Meanwhile an honest key speaks again and
-again, and the gateway's memory, its sockets and the stalls of its event loop are noted. Between two kinds the honest
-key speaks alone. In the end the same is done to a gateway of two processes whose services have few places.
+again, another such process notes the gateway's memory and its sockets, and the gateway notes the stalls of its event
+loop (`lab.attack.gateway` says what counts as one). Between two kinds the honest key speaks alone. In the end the same
+is done to a gateway of two processes whose services have few places.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cosydit.bench.metrics import percentile
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
 from lab.attack.table import DOORS, FULL_KINDS, KINDS, Kind, counts, go_behind, run
-from lab.attack.target import QUIET, Target, children, foreign_addresses, started
+from lab.attack.target import QUIET, STALLS, Target, children, foreign_addresses, started
 from lab.load import storm_doors
 
 CAPACITY, FULL_CAPACITY = 200.0, 8.0
@@ -47,8 +48,11 @@ class Row:
     inputs: int
     seconds: float = 0.0
     loop_stall_max_ms: float = 0.0
+    """Longest stall of the event loop, without the time that other processes had its core."""
+    loop_wall_max_ms: float = 0.0
+    """The same with that time."""
     loop_cpu_max_ms: float = 0.0
-    """Most CPU time of the event loop's thread in one turn; a longer stall is that of other threads and processes."""
+    """Most CPU time of the event loop's thread in one turn."""
     memory_growth_max_mb: float = 0.0
     """The gateway's memory at its highest over that before the first input of all."""
     asked: int = 0
@@ -101,7 +105,7 @@ class Campaign:
         Args:
             target: the gateway.
             ask: how the honest caller asks.
-            attackers: one process.
+            attackers: two processes, one that attacks and one that looks on.
             seed: of sizes and times.
         """
         self._target = target
@@ -129,7 +133,7 @@ class Campaign:
             await during.once()
         await watching
         row.seconds, stalls = round(time.monotonic() - began_s, 1), self._target.stalls()
-        row.loop_stall_max_ms, row.loop_cpu_max_ms = round(stalls["wall_ms"], 1), round(stalls["cpu_ms"], 1)
+        row.loop_wall_max_ms, row.loop_stall_max_ms, row.loop_cpu_max_ms = (round(stalls[name], 1) for name in STALLS)
         after = await self._speak_alone()
         wrong = [str(attack.exception())] if attack.exception() else []
         wrong += during.failures + after.failures
@@ -139,13 +143,11 @@ class Campaign:
         return row
 
     async def _watch(self, row: Row, attack: asyncio.Future[None]) -> None:
-        foreign = set[str]()
-        pid = self._target.ports.pid
-        while not attack.done():
-            row.memory_growth_max_mb = max(
-                row.memory_growth_max_mb, round(self._target.memory_mib() - self._held_mib, 1)
-            )
-            foreign |= foreign_addresses([pid, *children(pid)])
+        foreign, loop = set[str](), asyncio.get_running_loop()
+        while not attack.done():  # looked at by another process, which takes no time from the honest caller's
+            held_mib, addresses = await loop.run_in_executor(self._attackers, look, self._target)
+            row.memory_growth_max_mb = max(row.memory_growth_max_mb, round(held_mib - self._held_mib, 1))
+            foreign |= addresses
             await asyncio.sleep(SAMPLE_S)
         row.foreign_addresses = sorted(foreign)
 
@@ -154,6 +156,12 @@ class Campaign:
         for _ in range(QUIET_REQUESTS):
             await honest.once()
         return honest
+
+
+def look(target: Target) -> tuple[float, set[str]]:
+    """Return a gateway's memory in MiB, and the other machines that it has sockets to."""
+    pid = target.ports.pid
+    return target.memory_mib(), foreign_addresses([pid, *children(pid)])
 
 
 def _rounded(values: Iterable[float]) -> list[float]:
@@ -182,6 +190,7 @@ def figures(rows: Sequence[Row], full_rows: Sequence[Row], logs: Sequence[str]) 
     return {
         "inputs": sum(row.inputs for row in both),
         "loop_stall_max_ms": max((row.loop_stall_max_ms for row in rows), default=0.0),
+        "loop_wall_max_ms": max((row.loop_wall_max_ms for row in rows), default=0.0),
         "loop_cpu_max_ms": max((row.loop_cpu_max_ms for row in rows), default=0.0),
         "memory_growth_max_mb": max((row.memory_growth_max_mb for row in rows), default=0.0),
         "other_caller_ttfa_ratio": max(ratios(rows, _MEDIAN).values(), default=1.0),
@@ -195,7 +204,7 @@ def figures(rows: Sequence[Row], full_rows: Sequence[Row], logs: Sequence[str]) 
 async def _measure(target: Target, dealt: Mapping[Kind, int], seed: int) -> list[Row]:
     ports = storm_doors.Ports(target.ports.http, target.ports.grpc)
     spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawned, initializer=go_behind) as attackers:
+    with ProcessPoolExecutor(2, spawned, initializer=go_behind) as attackers:
         async with storm_doors.DOORS["http"](ports) as ask:
             return await Campaign(target, ask, attackers, seed).run(dealt)
 
@@ -214,15 +223,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rows.append(asyncio.run(_measure(target, dealt, args.seed)))
             logs.append(target.log)
             written += [str(path.relative_to(target.home)) for path in target.home.rglob("*")]
+    found_of_all = {**figures(rows[0], rows[1], logs), "files_in_home": len(written)}
     document = {
-        "figures": {**figures(*rows, logs), "files_in_home": len(written)},
+        "figures": found_of_all,
         "seconds": round(time.monotonic() - began_s),
         "ttfa_ratios": {"p50": ratios(rows[0], _MEDIAN), "p95": ratios(rows[0], _TAIL)},
         "kinds": [asdict(row) for row in (*rows[0], *rows[1])],
         "environment": describe_environment(vars(args)),
     }
     write_json(args.out, document)
-    print(aligned_table([[name, f"{value:g}"] for name, value in document["figures"].items()]), end="")
+    print(aligned_table([[name, f"{value:g}"] for name, value in found_of_all.items()]), end="")
     return 0
 
 

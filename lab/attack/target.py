@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
@@ -19,6 +19,8 @@ from token2wav_service.serving.process.server import free_ports
 HOST = "127.0.0.1"
 LOUD, QUIET = "attack-loud-key-0123456789", "attack-quiet-key-0123456789"
 """The attackers' key, and the honest caller's."""
+STALLS = ("wall_ms", "own_ms", "cpu_ms")
+"""What is noted of the stalls of an event loop; see `lab.attack.gateway`."""
 MAX_VOICES = 12
 """Created voices that the gateway keeps."""
 _READY_TIMEOUT_S = 60.0
@@ -63,7 +65,7 @@ class Target:
 
     def stalls(self) -> dict[str, float]:
         """Return the longest stalls since `begin`, in milliseconds."""
-        return json.loads(self._notes.read_text("utf-8")) if self._notes.exists() else {"wall_ms": 0.0, "cpu_ms": 0.0}
+        return json.loads(self._notes.read_text("utf-8")) if self._notes.exists() else dict.fromkeys(STALLS, 0.0)
 
     def memory_mib(self) -> float:
         """Return what the gateway and its children hold now."""
@@ -105,7 +107,7 @@ def started(folder: Path, found: CheckpointLayout, capacity: float, processes: i
         made.wait_ready(_READY_TIMEOUT_S)
         with ServiceProcess(second) as running:
             running.wait_ready(_READY_TIMEOUT_S)
-            yield Target(Ports(*rest, running.pid), folder)
+            yield Target(replace(ports, pid=running.pid), folder)
 
 
 def children(pid: int) -> list[int]:

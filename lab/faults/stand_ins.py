@@ -117,7 +117,7 @@ def _gateway(arguments: list[str]) -> int:
     for lack in LACKS.values():
         _fail_on_signal(*lack)
     sys.argv = ["gateway", *arguments]
-    program.parse_args = impatient  # type: ignore[attr-defined]
+    program.parse_args = impatient  # type: ignore[attr-defined, assignment]
     return program.main()
 
 

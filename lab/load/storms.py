@@ -294,7 +294,7 @@ def serve_wide() -> None:
         limits = replace(config.access.wire, max_connections=MAX_CONNECTIONS, max_connections_per_peer=MAX_CONNECTIONS)
         return replace(config, access=replace(config.access, wire=limits))
 
-    program.parse_args = wide  # type: ignore[attr-defined]
+    program.parse_args = wide  # type: ignore[attr-defined, assignment]
     raise SystemExit(program.main())
 
 

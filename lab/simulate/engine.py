@@ -105,7 +105,8 @@ class ModelledRunner:
         if not is_ready:
             return 0
         state.has_speech = True
-        return (total - (0 if work.is_last else HELD_FRAMES)) * FRAME_SAMPLES
+        frames: int = total - (0 if work.is_last else HELD_FRAMES)
+        return frames * FRAME_SAMPLES
 
 
 class ModelledExtractor:
@@ -174,7 +175,7 @@ class VirtualEngineLoop(ServingLoop):
                 self._work.clear()
                 await self._work.wait()
                 continue
-            streams, tokens = self._runner.program(begun.works)  # type: ignore[arg-type]
+            streams, tokens = self._runner.program(begun.works)
             load = min(streams * tokens / STEP_TOKENS, 1.0)
             await asyncio.sleep(self._cost.around_s + self._cost.stream_s * len(begun.works))
             seconds = self._cost.step.of(streams, tokens) * self._jitter.factor()

@@ -110,7 +110,7 @@ async def _run(door: PipelineDoor, jobs: Sequence[PreparedRequest], load: LoadPl
 
 def voice_of(name: str) -> InlineVoice:
     """Return the modelled voice of a name."""
-    return InlineVoice(name.encode(), "a transcript")
+    return InlineVoice(name.encode(), "a transcript of some five seconds of speech in a calm voice")
 
 
 def _all_alike(utterance: Utterance) -> int:

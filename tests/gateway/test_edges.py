@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
@@ -33,6 +34,15 @@ REQUIRED = ["--tokenizer-dir", "tok", "--voices-dir", "voices"]
 def test_the_gateway_loads_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'onnxruntime')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_event_loop_shares_its_matrices_with_no_other_thread() -> None:
+    code = "import gateway.__main__, numpy, os; print(len(os.listdir('/proc/self/task')))"
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout == "1\n"
 
 
 def test_once_warm_the_process_spares_the_garbage_collector_what_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ have too many or too long values, are the caller's error.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -88,12 +87,8 @@ def _guarded(behavior: Behavior, method: str, is_streaming: bool) -> Behavior:
             return await behavior(_parsed_each(request) if is_streaming else _parsed(request), context)
         except GatewayError as error:
             await _refuse(context, error, method)
-        except grpc.aio.AbortError:
+        except (grpc.aio.AbortError, grpc.aio.InternalError):  # the latter where an answer can't be sent any more
             raise
-        except grpc.aio.InternalError as error:
-            # NOTE: gRPC raises this where an answer can't be sent any more.
-            logger.info("%s: the caller left or its deadline passed (%s)", method, error)
-            raise asyncio.CancelledError from error
         except Exception:
             logger.exception("%s failed", method)
             await context.abort(grpc.StatusCode.INTERNAL, "internal error; see the server's log")

@@ -54,7 +54,7 @@ def harmonics(pitch_hz: float, seconds: float, rate_hz: int = RATE_HZ) -> FloatA
     """A steady buzz."""
     time = np.arange(int(seconds * rate_hz)) / rate_hz
     buzz = sum(np.sin(2 * np.pi * k * pitch_hz * time) / k for k in range(1, 12))
-    return (0.2 * buzz).astype(np.float32)
+    return np.asarray(0.2 * buzz, np.float32)
 
 
 def noise(seconds: float, seed: int = 0, rate_hz: int = RATE_HZ) -> FloatArray:

@@ -15,7 +15,7 @@ def speech(hum_s: float, hiss_s: float, upper_hz: float) -> FloatArray:
     spectrum = np.fft.rfft(np.random.default_rng(0).standard_normal(int(hiss_s * RATE_HZ)))
     at = np.fft.rfftfreq(int(hiss_s * RATE_HZ), 1 / RATE_HZ)
     hiss = 0.1 * np.fft.irfft(np.where((at > 3500) & (at < upper_hz), spectrum, 0), int(hiss_s * RATE_HZ))
-    return np.concatenate([hum, hiss, hum]).astype(np.float32)
+    return np.asarray(np.concatenate([hum, hiss, hum]), np.float32)
 
 
 def test_a_narrow_hiss_reaches_less_high_whatever_the_timing() -> None:

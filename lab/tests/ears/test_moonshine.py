@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -75,7 +75,11 @@ def _table(then: dict[int, int], score: float) -> np.ndarray:  # type: ignore[ty
 
 
 def _save(
-    path: Path, nodes: list[object], inputs: list[object], outputs: list[object], constants: list[object]
+    path: Path,
+    nodes: list[NodeProto],
+    inputs: list[ValueInfoProto],
+    outputs: list[ValueInfoProto],
+    constants: list[TensorProto],
 ) -> None:
     graph = helper.make_graph(nodes, "made", inputs, outputs, constants)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))

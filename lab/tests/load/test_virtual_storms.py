@@ -18,6 +18,7 @@ from tests.workers import is_whole
 SPEECH_S = 8.0
 WARM_UP = 3
 CAPACITY = 20.0
+SERVICES = ("llm", "token2wav")
 
 
 async def _warm_up(storm: Storm) -> None:
@@ -28,7 +29,7 @@ async def _warm_up(storm: Storm) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slow", ["llm_capacity", "token2wav_capacity"])
+@pytest.mark.parametrize("slow", SERVICES)
 @pytest.mark.parametrize("slots", [64, 400])
 def test_of_300_at_once_a_cold_gateway_admits_few_and_speaks_all_of_them_to_the_end(
     tmp_path: Path, slow: str, slots: int
@@ -36,7 +37,8 @@ def test_of_300_at_once_a_cold_gateway_admits_few_and_speaks_all_of_them_to_the_
     capacity = 10.0
 
     async def run(clock: VirtualClock) -> None:
-        async with stormy(clock, tmp_path, slots=slots, **{slow: capacity}) as storm:
+        llm_capacity, token2wav_capacity = (capacity if each == slow else 1000.0 for each in SERVICES)
+        async with stormy(clock, tmp_path, llm_capacity, token2wav_capacity, slots) as storm:
             await _warm_up(storm)
             await asyncio.gather(*(storm.ask() for _ in range(300)))
             storm.check()

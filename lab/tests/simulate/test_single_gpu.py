@@ -105,8 +105,8 @@ def test_a_step_too_large_for_cuda_graphs_takes_longer_for_all_in_it() -> None:
 @pytest.mark.parametrize(("asked_at_step", "said_after_step"), [(0.0, 1), (0.5, 3), (1.5, 4), (2.5, 5)])
 def test_who_asks_while_a_step_runs_enters_the_step_after_next(asked_at_step: float, said_after_step: int) -> None:
     """Prompts cost nothing here, so that every step takes a second."""
-    free = {name: 0.0 for name in ("request_s", "message_s", "prefill_per_token_s", "step_per_request_s")}
-    cost = replace(COSTS.llm, **free, prompt_step_s=0.0, step_fixed_s=1.0)
+    free = replace(COSTS.llm, request_s=0.0, message_s=0.0, prefill_per_token_s=0.0, step_per_request_s=0.0)
+    cost = replace(free, prompt_step_s=0.0, step_fixed_s=1.0)
     costs = replace(COSTS, llm=cost, gateway=replace(COSTS.gateway, message_s=0.0))
 
     async def first_token_at_s(clock: VirtualClock) -> float:

@@ -62,7 +62,7 @@ def test_phones_are_those_at_the_middle_of_each_frame() -> None:
 
 
 def test_a_phone_does_not_last_into_a_longer_silence() -> None:
-    hum = np.tile(np.float32([0.3, -0.3]), 4_000)  # 0.5 s at 16 kHz
+    hum = np.tile(np.array([0.3, -0.3], np.float32), 4_000)  # 0.5 s at 16 kHz
     closure, silence = np.zeros(960, np.float32), np.zeros(4_800, np.float32)
     samples = np.concatenate([hum, closure, hum, silence])
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from onnx import helper, numpy_helper
@@ -164,7 +166,7 @@ def test_what_is_spoken_has_phones_and_pitch_at_its_own_times() -> None:
 def test_weights_are_read_out_of_an_int8_file() -> None:
     """The file has layers as the exporter leaves them: int8, transposed, LSTMs in ONNX's order of gates."""
     draw = np.random.default_rng(0)
-    values: dict[str, np.ndarray] = {
+    values: dict[str, npt.NDArray[Any]] = {
         "encoder.bert_encoder.bias": draw.standard_normal(3).astype(np.float32),
         "onnx::MatMul_1_quantized": np.array([[1, 2, 3], [4, 5, 6]], np.int8),
         "onnx::MatMul_1_scale": np.array([1.0, 0.5, 0.25], np.float32),

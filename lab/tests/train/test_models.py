@@ -95,7 +95,7 @@ def test_soft_digits_are_the_digits_and_let_the_gradient_through() -> None:
     codes.requires_grad_(True)
 
     digits = soft_digits(codes)
-    (digits[..., 2] - digits[..., 0]).sum().backward()
+    (digits[..., 2] - digits[..., 0]).sum().backward()  # type: ignore[no-untyped-call]
 
     assert torch.equal(digits.argmax(-1)[0], code_digits(torch.device("cpu"))[::97])
     assert torch.equal(digits.sum(-1), torch.ones_like(digits[..., 0]))
@@ -106,7 +106,7 @@ def test_rounding_lets_the_gradient_through() -> None:
     codes = torch.tensor([0.2, 0.7, -0.9], requires_grad=True)
 
     values = rounded(codes)
-    values.sum().backward()
+    values.sum().backward()  # type: ignore[no-untyped-call]
 
     assert values.tolist() == [0.0, 1.0, -1.0]
     assert codes.grad is not None and codes.grad.tolist() == [1.0, 1.0, 1.0]

@@ -115,7 +115,7 @@ def test_training_begins_from_the_bundled_weights(workspace: Workspace, tmp_path
     run = ["--work", str(tmp_path), "--teachers", "flite", "--device", "cpu", "--max-steps", "2", "--batch", "2"]
     stages.main(["tokenizer", *run])
     records = read_log(work.log)
-    assert records[0]["anchor"] > 0 and 0 <= records[0]["anchor_right"] <= 1
+    assert float(records[0]["anchor"]) > 0 and 0 <= float(records[0]["anchor_right"]) <= 1
     other = Workspace(tmp_path / "other")
     other.root.mkdir()
     other.corpus.symlink_to(workspace.corpus)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 from functools import lru_cache
+from typing import Any
 
 import av
 import numpy as np
+import numpy.typing as npt
 import soundfile
 from hypothesis import strategies as st
 
@@ -17,7 +19,7 @@ from token2wav_service.contract import SAMPLE_RATE_HZ
 
 def tone(frequency_hz: float, samples: int, rate_hz: int = SAMPLE_RATE_HZ, amplitude: float = 0.5) -> FloatArray:
     """Return [samples] of a sine."""
-    return (amplitude * np.sin(2 * np.pi * frequency_hz * np.arange(samples) / rate_hz)).astype(np.float32)
+    return np.asarray(amplitude * np.sin(2 * np.pi * frequency_hz * np.arange(samples) / rate_hz), np.float32)
 
 
 @lru_cache
@@ -109,6 +111,6 @@ def decoded_elsewhere(data: bytes, flac_samples: int) -> tuple[FloatArray, int]:
         return np.concatenate(parts), file.samplerate
 
 
-def _floats(amplitudes: np.ndarray) -> FloatArray:
+def _floats(amplitudes: npt.NDArray[Any]) -> FloatArray:
     scale = 32768 if amplitudes.dtype == np.int16 else 1
-    return amplitudes[0].astype(np.float32) / scale
+    return np.asarray(amplitudes[0], np.float32) / scale

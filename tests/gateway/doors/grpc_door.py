@@ -36,11 +36,11 @@ class Door(Behind):
 
     @property
     def tts(self) -> Any:
-        return tts_service_pb2_grpc.TextToSpeechServiceStub(self.channel)
+        return tts_service_pb2_grpc.TextToSpeechServiceStub(self.channel)  # type: ignore[no-untyped-call]
 
     @property
     def riva(self) -> Any:
-        return riva_tts_pb2_grpc.RivaSpeechSynthesisStub(self.channel)
+        return riva_tts_pb2_grpc.RivaSpeechSynthesisStub(self.channel)  # type: ignore[no-untyped-call]
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -72,6 +73,6 @@ def make_store(
     return CreatedVoices(VoiceDirectory(folder), maker, limits, CallerLedger(clock or ManualClock()), lambda: UNIX_TIME)
 
 
-def draft(name: str = "eva", audio: bytes = b"RIFF-eva", **changes: str) -> VoiceDraft:
+def draft(name: str = "eva", audio: bytes = b"RIFF-eva", **changes: Any) -> VoiceDraft:
     """A voice to be created, with everything it needs."""
     return VoiceDraft(name, audio, **{"consent": "Eva said yes.", "transcript": "I am Eva.", **changes})
