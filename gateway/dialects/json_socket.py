@@ -151,7 +151,8 @@ class JsonSocket:
         try:
             async with timeout(self._send_timeout_s):
                 await self._websocket.send(message)
-        except (WebSocketDisconnect, asyncio.TimeoutError) as error:
+        except (WebSocketDisconnect, asyncio.TimeoutError, RuntimeError) as error:
+            # RuntimeError: the server under us has closed the connection, for a message that broke the protocol.
             self._is_closed = True
             raise SocketClosedError from error
 

@@ -6,13 +6,15 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
+from gateway.dialects.json_socket import JsonSocket, SocketClosedError
 from gateway.voices.registry import NamedVoice
 from tests.gateway.dialects.socket_door import (
     AUTO,
@@ -186,3 +188,13 @@ async def test_the_server_stops_in_mid_speech_without_a_trace(voices: Voices) ->
             await _speak_multi(client)
             await client.receive()
         assert (llm.running, token2wav.open_streams) == (0, 0)
+
+
+async def test_a_connection_that_the_server_under_us_has_closed_is_closed() -> None:
+    async def send(message: Any) -> None:
+        raise RuntimeError("Unexpected ASGI message 'websocket.send', after sending 'websocket.close'")
+
+    socket = JsonSocket(cast(Any, SimpleNamespace(send=send)), MAX_MESSAGE_BYTES, 1.0)
+    for _ in range(2):
+        with pytest.raises(SocketClosedError):
+            await socket.send({})
