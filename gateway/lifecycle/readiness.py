@@ -34,7 +34,7 @@ class ReadyTogether(Protocol):
     def note_warm(self) -> None: ...
 
 
-class Service(Protocol):
+class AskedService(Protocol):
     """A service that is asked whether it answers (`routing.router.Router`)."""
 
     async def is_ready(self) -> bool: ...
@@ -46,8 +46,8 @@ class Readiness:
     def __init__(
         self,
         pipeline: Speaker,
-        llm: Service,
-        token2wav: Service,
+        llm: AskedService,
+        token2wav: AskedService,
         voice: str,
         retry_s: float = DEFAULT_RETRY_S,
         probe: Callable[[], Awaitable[None]] | None = None,
