@@ -16,7 +16,7 @@ from pathlib import Path
 
 RUNS = 1_000_000
 MEMORY_MIB, INPUT_S = 2048, 20
-_PACKAGES = ("gateway", "token2wav_service", "llm_service", "servicekit", "wyoming", "python_multipart")
+_PACKAGES = ("gateway", "token2wav_service", "llm_service", "servicekit", "wyoming")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

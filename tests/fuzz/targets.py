@@ -7,7 +7,7 @@ import io
 import json
 import tempfile
 import wave
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import numpy as np
-from gateway.dialects.multipart import FormTooLargeError, read_form
 from google.protobuf.message import DecodeError
 from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
@@ -92,14 +91,6 @@ def _message(data: bytes) -> dict[str, Any]:
     """Read a WebSocket's text message as the gateway does."""
     socket = JsonSocket(SimpleNamespace(), MAX_BYTES, 1.0)  # type: ignore[arg-type]
     return socket._parse(_text(data))
-
-
-def _form(data: bytes) -> object:
-    async def pieces() -> AsyncIterator[bytes]:
-        for at in range(0, len(data), 50):
-            yield data[at : at + 50]
-
-    return _run(read_form("multipart/form-data; boundary=x", pieces(), MAX_BYTES, 10))
 
 
 def _contained(data: bytes) -> object:
@@ -267,7 +258,6 @@ def _requests() -> Mapping[str, Target]:
         "top_p": 0.5,
     }
     chat = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 5, "temperature": 0.1}
-    form = b'--x\r\nContent-Disposition: form-data; name="a"; filename="b"\r\n\r\nR\r\n--x--\r\n'
     query = b"model_id=m&output_format=pcm_16000&inactivity_timeout=20&sync_alignment=true"
     wyoming = b'{"type": "synthesize", "data_length": 15, "payload_length": 0}\n{"text": "Hi."}'
     refused = (RequestRefused,)
@@ -281,7 +271,6 @@ def _requests() -> Mapping[str, Target]:
         "elevenlabs_body": Target(
             lambda data: elevenlabs.parse_request_options(_message(data)), _GATEWAY, _SOCKET_TEXTS
         ),
-        "form": Target(_form, (*_GATEWAY, FormTooLargeError), (form,)),
         "wyoming": Target(_wyoming, _GATEWAY, (wyoming,)),
         "llm_completions": Target(lambda data: parse_request(CompletionRequest, data), refused, (_json(completion),)),
         "llm_chat": Target(lambda data: parse_request(ChatCompletionRequest, data), refused, (_json(chat),)),

@@ -159,7 +159,7 @@ def dictionaries(folder: Path) -> dict[str, Any]:
     rules = [{"string_to_replace": "Xiaomi", "alias": "show me"}, sql]
     (folder / "tech.json").write_text(json.dumps({"rules": rules}))
     book = load_lexicons(folder)
-    return {"lexicons": book, "front_end": TextFrontEnd({}, lambda text: None, lexicons=book)}
+    return {"lexicons": book, "front_end": TextFrontEnd({}, lambda text: None, lexicons=book.lexicons_for)}
 
 
 @wishes(
@@ -234,7 +234,7 @@ async def test_phonemes_reach_a_checkpoint_that_reads_them_and_are_refused_elsew
     ]
     (tmp_path / "words.json").write_text(json.dumps({"rules": rules}))
     book = load_lexicons(tmp_path, takes_phonemes=True)
-    parts: dict[str, Any] = {"lexicons": book, "front_end": load_text_front_end(None, declared, book)}
+    parts: dict[str, Any] = {"lexicons": book, "front_end": load_text_front_end(None, declared, book.lexicons_for)}
     async with opened_door(voices, OPEN, llm(), **parts) as door:
         await caller(door, "A GIF of them.", **fields)
         assert spoken(door) == ["A [JH][IH1][F] of them."]
