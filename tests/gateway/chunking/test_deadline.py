@@ -313,6 +313,14 @@ def test_the_book_finds_fixed_and_per_token_costs() -> None:
     assert book.line.per_token_s == pytest.approx(0.001, rel=0.05)
 
 
+def test_one_outlier_hardly_moves_the_book() -> None:
+    book = PaceBook()
+    for hop in [15, 25, 50, 100] * 10:
+        book.record_cost(hop, 0.05, 0.0)
+    book.record_cost(15, 100.0, 0.0)
+    assert book.line.of_hop(15) < 0.07
+
+
 @pytest.mark.parametrize(("quick_s", "slow_s", "pause_s"), [(0.015, 0.3, 4.0), (0.3, 1.2, 20.0)], ids=["GPU", "CPU"])
 def test_a_few_chunks_tell_that_a_crowd_has_gone(quick_s: float, slow_s: float, pause_s: float) -> None:
     def first_hop() -> int:
@@ -383,6 +391,12 @@ def test_a_token_rate_counts_less_the_longer_ago_it_was_learnt() -> None:
     assert book.token_rate_hz == pytest.approx(100)
 
 
+def test_tokens_that_are_there_are_not_waited_for() -> None:
+    outlook = Outlook.measured(PaceMeter(PaceBook(), ManualClock()).read(), tokens_pending=40)
+    assert outlook.ready_in_s(15) == 0.0
+    assert outlook.ready_in_s(60) > 0.0
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 60), PACES)
 def test_the_longest_hop_in_time_is_the_last_whose_audio_comes_before_the_listener_runs_dry(
@@ -415,3 +429,9 @@ def test_a_block_masked_flow_s_first_hop_is_the_usual_one_whatever_the_pace() ->
     blocks = replace(pace, hop_multiple=25)
     assert DeadlineChunks().next_hop(ChunkProgress(0, 0, 0, 0.0, pace=blocks)) == 15
     assert DeadlineChunks(first_hop_tokens=9).next_hop(ChunkProgress(0, 0, 0, 0.0, pace=blocks)) == 9
+
+
+def test_the_pace_knows_the_hops_of_the_stream_that_was_opened_last() -> None:
+    book = PaceBook()
+    book.hop_multiple = 25
+    assert PaceMeter(book, ManualClock()).read().hop_multiple == 25

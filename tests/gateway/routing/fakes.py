@@ -293,7 +293,7 @@ async def routed_llm(
     router = RoutedSpeechLM(
         Fleet(LLM, settings, clock), [StaticReplicas(list(by_address))], by_address.__getitem__, clock
     )
-    async with _running(router, lambda: any(getattr(llm, "running", 0) for llm in replicas)):
+    async with _running(router, lambda: any(llm.running for llm in replicas if isinstance(llm, ScriptedLLM))):
         yield router
 
 

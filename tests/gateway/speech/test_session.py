@@ -107,3 +107,12 @@ async def test_a_lone_surrogate_is_refused_and_the_session_goes_on(voices: list[
     session.write(ONE)
     session.end()
     assert text_of(await hear(session)) == ONE
+
+
+async def test_a_service_that_fails_ends_the_audio_with_its_error(voices: list[NamedVoice]) -> None:
+    llm = FakeLLM(speech_deltas(20)[:-1], errors.LLMInterruptedError("it died; try again"))
+    session = make_session(voices, llm, FakeToken2Wav())
+    session.write(ONE)
+    session.end()
+    with pytest.raises(errors.LLMInterruptedError):
+        await hear(session)
