@@ -64,14 +64,18 @@ async def test_reflection_shows_the_services_and_their_messages(voices: list[Nam
 
 @pytest.mark.parametrize(
     "method",
-    ["grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "grpc.health.v1.Health/Check"],
+    [
+        *("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "grpc.health.v1.Health/Check"),
+        *(f"{SERVICES[0]}/Synthesize", f"{SERVICES[0]}/StreamingSynthesize"),
+        *(f"{SERVICES[1]}/Synthesize", f"{SERVICES[1]}/SynthesizeOnline"),
+    ],
 )
 async def test_bytes_that_are_no_message_are_the_callers_fault_everywhere(
     voices: list[NamedVoice], method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened_grpc(FakeLLM([]), FakeToken2Wav(), voices) as door:
         for data in (b"\xff\xff\xff", b"\x0a\x02\xff\xfe"):
-            if "Check" in method:
+            if method.endswith(("Check", "/Synthesize")):
                 call = door.channel.unary_stream(f"/{method}")(data)
             else:
                 call = door.channel.stream_stream(f"/{method}")(iter([data]))
