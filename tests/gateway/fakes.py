@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -150,6 +150,24 @@ class FakeToken2Wav:
 
     async def is_ready(self) -> bool:
         return self.ready
+
+
+@dataclass
+class Behind:
+    """What stands behind a door."""
+
+    llm: FakeLLM
+    token2wav: FakeToken2Wav
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        for _ in range(500):
+            if holds():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{self.llm.running} at the LLM, {self.token2wav.open_streams} streams")
+
+    async def until_idle(self) -> None:
+        await self.until(lambda: self.llm.running == 0 and self.token2wav.open_streams == 0)
 
 
 def speech_deltas(count: int, per_delta: int = 1, finish_reason: str | None = "stop") -> list[SpeechTokenDelta]:

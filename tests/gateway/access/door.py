@@ -27,11 +27,13 @@ from gateway.access.settings import AccessSettings, TlsFiles, WireLimits, http_r
 from gateway.dialects.wyoming.settings import WyomingSettings
 from gateway.doors.grpc import GrpcSettings, serving_grpc
 from gateway.doors.wyoming import serving_wyoming
+from gateway.lexicons import LexiconBook
 from gateway.lifecycle.readiness import Readiness
 from gateway.processes.ports import open_port
 from gateway.speech.speaker import Speaker
 from gateway.telemetry.doors import TelemetryMiddleware
 from gateway.telemetry.telemetry import Telemetry
+from gateway.text import TextFrontEnd
 from gateway.voices.directory import Viewer
 from gateway.voices.registry import NamedVoice, VoiceAliases, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, app_of, make_host, speech_deltas
@@ -88,6 +90,8 @@ async def opened_door(
     llm: FakeLLM | None = None,
     telemetry: Telemetry | None = None,
     created_voices: Path | None = None,
+    front_end: TextFrontEnd | None = None,
+    lexicons: LexiconBook | None = None,
 ) -> AsyncIterator[Door]:
     """Start the doors and stop them again."""
     settings = settings or AccessSettings(fixed_keys=keys())
@@ -98,10 +102,10 @@ async def opened_door(
         token2wav, voices, store=store, aliases=VoiceAliases(), viewer=lambda: Viewer(access.key_of_call())
     )
     observer = telemetry.observer if telemetry is not None else None
-    pipeline = Speaker(llm, token2wav, registry, None, clock, access=access, observer=observer)
+    pipeline = Speaker(llm, token2wav, registry, None, clock, front_end=front_end, access=access, observer=observer)
     readiness = Readiness(pipeline, llm, token2wav, "default")
     with ThreadPoolExecutor(2) as executor:
-        host = make_host(pipeline, registry, executor, readiness=readiness, clock=clock)
+        host = make_host(pipeline, registry, executor, readiness=readiness, clock=clock, lexicons=lexicons)
         app = app_of(host, *_routes())
         grpc_settings = GrpcSettings(
             port=0, tls=settings.tls, max_calls=settings.wire.max_connections, message_s=settings.wire.body_timeout_s

@@ -303,29 +303,6 @@ async def test_what_is_too_large_is_refused_whatever_the_dialect(voices: Voices)
         assert (await door.speak()).status_code == 200
 
 
-async def soon_asked(door: Door) -> int:
-    """Ask until the server has seen that connections have closed."""
-    for _ in range(200):
-        if (status := (await door.http.get("/healthz")).status_code) == 200:
-            return status
-        await asyncio.sleep(0.01)
-    return status
-
-
-async def test_connections_above_the_limit_are_told_so(voices: Voices) -> None:
-    async with opened_door(voices, AccessSettings(wire=SMALL)) as door:
-        port = httpx.URL(door.url).port
-        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(SMALL.max_connections)]
-        for _, writer in idle:
-            writer.write(b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
-        await asyncio.sleep(0.1)
-        assert (await door.http.get("/healthz")).status_code == 503
-        for _, writer in idle:
-            writer.close()
-            await writer.wait_closed()
-        assert await soon_asked(door) == 200
-
-
 async def test_all_of_it_over_tls(voices: Voices) -> None:
     async with opened_door(voices, AccessSettings(fixed_keys=keys(), tls=TLS)) as door:
         assert door.url.startswith("https://")

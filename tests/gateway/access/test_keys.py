@@ -195,14 +195,6 @@ def test_a_revoked_key_is_taken_out_and_the_rest_stays(tmp_path: Path, name: str
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_running_gateway_refuses_a_revoked_key(tmp_path: Path) -> None:
-    book = Book(tmp_path / "keys", f"anna {KEY}\nbob {OTHER_KEY}\n")
-    assert book.knows(KEY)
-    assert main(["keys", "revoke", "anna", "--file", str(book.file)]) == 0
-    book.clock.seconds += 1.0
-    assert not book.knows(KEY) and book.knows(OTHER_KEY)
-
-
 @pytest.mark.parametrize("text", [KEYS_FILE, None, "anna short"], ids=["unknown name", "no file", "a bad line"])
 def test_a_key_that_can_not_be_revoked_changes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None

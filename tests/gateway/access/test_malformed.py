@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
-import httpx
 import pytest
 
 from gateway.access.access import Access
@@ -13,9 +11,8 @@ from gateway.access.caller import CallerLimits
 from gateway.access.http_middleware import HttpRules, guarded
 from gateway.access.keys import KeyBook
 from gateway.access.origins import OriginPolicy
-from gateway.voices.registry import NamedVoice
 from servicekit.clock import SystemClock
-from tests.gateway.access.door import BEARER, KEY, Wire, keys, opened_door
+from tests.gateway.access.door import KEY, Wire, keys
 
 pytestmark = pytest.mark.slow
 
@@ -65,21 +62,3 @@ async def test_a_thousand_malformed_headers_let_nobody_in_and_break_nothing(kind
             assert wire.status in (400, 401, 403)
         else:
             assert [message["type"] for message in wire.sent] == ["websocket.close"]
-
-
-async def test_a_thousand_malformed_requests_leave_the_server_and_other_streams_well(voices: list[NamedVoice]) -> None:
-    rng = random.Random(6)
-    async with opened_door(voices) as door:
-        port = httpx.URL(door.url).port
-        for number in range(1000):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            line = rng.choice((b"POST /v1/audio/speech HTTP/1.1", b"GET /v1/audio/speech/stream HTTP/1.1", junk(rng)))
-            lines = [line, *(rng.choice(NAMES) + b": " + junk(rng) for _ in range(rng.randrange(5)))]
-            writer.write(b"\r\n".join(lines) + b"\r\n\r\n" + junk(rng))
-            writer.write_eof()
-            answer = await asyncio.wait_for(reader.read(), 5)
-            assert b" 200 " not in answer.partition(b"\r\n")[0]
-            writer.close()
-            if number % 250 == 0:
-                assert (await door.speak(BEARER)).status_code == 200
-        assert (await door.speak(BEARER)).status_code == 200

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from gateway.host import (
 from gateway.text import TextFrontEnd
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock, SystemClock
-from tests.gateway.fakes import FakeLLM, FakeToken2Wav, app_of, make_host, make_pipeline
+from tests.gateway.fakes import Behind, FakeLLM, FakeToken2Wav, app_of, make_host, make_pipeline
 
 ONE, TWO = "This is the first sentence of it.", "And here comes the second one, longer."
 MULTI = "/v1/text-to-speech/default/multi-stream-input?output_format=pcm_24000"
@@ -46,32 +46,29 @@ _SPEAKERS = ("context-", "speak-", "speech_ws_")
 
 
 @dataclass
-class Door:
+class Door(Behind):
     """A running server and what stands behind it."""
 
     url: str
-    llm: FakeLLM
-    token2wav: FakeToken2Wav
+    http: httpx.AsyncClient
+    server: uvicorn.Server
+
+    async def speak(self, **changes: object) -> httpx.Response:
+        body = {"model": "cosydit", "input": "hello", "voice": "default", **changes}
+        return await self.http.post("/v1/audio/speech", json=body)
+
+    async def until_ready(self) -> None:
+        """Return when the warm-up synthesis is over."""
+        for _ in range(500):
+            if (await self.http.get("/readyz")).status_code == 200:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("the door did not become ready")
 
     @asynccontextmanager
     async def client(self, path: str, **options: Any) -> AsyncIterator[Client]:
         async with connect(f"ws{self.url.removeprefix('http')}{path}", proxy=None, **options) as connection:
             yield Client(connection)
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        for _ in range(500):
-            if holds():
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"{self.llm.running} at the LLM, {self.token2wav.open_streams} streams")
-
-    @asynccontextmanager
-    async def http(self) -> AsyncIterator[httpx.AsyncClient]:
-        async with httpx.AsyncClient(base_url=self.url, timeout=PATIENCE_S, trust_env=False, verify=False) as client:
-            yield client
-
-    async def until_idle(self) -> None:
-        await self.until(lambda: self.llm.running == 0 and self.token2wav.open_streams == 0)
 
 
 class Client:
@@ -87,11 +84,6 @@ class Client:
         message = json.loads(await asyncio.wait_for(self.connection.recv(), patience_s))
         assert isinstance(message, dict)
         return message
-
-    async def receive_any(self) -> dict[str, Any]:
-        """Receive a message; of one that is audio only, say that it is."""
-        message = await asyncio.wait_for(self.connection.recv(), PATIENCE_S)
-        return {"type": "audio"} if isinstance(message, bytes) else dict(json.loads(message))
 
     async def until_final(self, *context_ids: str | None) -> dict[str | None, list[dict[str, Any]]]:
         """Receive until every context has ended; return each one's messages."""
@@ -151,23 +143,25 @@ async def opened_door(
     with ThreadPoolExecutor(1) as executor:
         registry = VoiceRegistry(token2wav, voices)
         host = make_host(pipeline, registry, executor, clock=clock or SystemClock(), limits=limits)
-        async with served(app_of(host)) as url:
-            yield Door(url, llm, token2wav)
+        async with served_door(app_of(host), llm, token2wav) as door:
+            yield door
         left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith(_SPEAKERS)]
         assert left == [], "who speaks ends with the connection"
 
 
 @asynccontextmanager
-async def served(app: ASGIApp) -> AsyncIterator[str]:
-    """Serve an application on a free port; yield its URL."""
+async def served_door(app: ASGIApp, llm: FakeLLM, token2wav: FakeToken2Wav) -> AsyncIterator[Door]:
+    """Serve an application on a free port; the services are those behind it."""
     config = uvicorn.Config(app, port=0, log_level="critical", ws_ping_interval=None, timeout_graceful_shutdown=1)
     config.load()
     server = uvicorn.Server(config)
     # NOTE: what `serve` does, without its signal handlers and its tenths of seconds between two looks.
     server.lifespan = config.lifespan_class(config)
     await server.startup()
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False, verify=False) as http:
+            yield Door(llm, token2wav, url, http, server)
     finally:
         await _shut_down(server)
 

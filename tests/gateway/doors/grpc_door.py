@@ -20,21 +20,19 @@ from gateway.speech.speaker import Speaker
 from gateway.text import TextFrontEnd
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock, SystemClock
-from tests.gateway.fakes import UNPACED, FakeLLM, FakeToken2Wav, make_host
+from tests.gateway.fakes import UNPACED, Behind, FakeLLM, FakeToken2Wav, make_host
 
 PATIENCE_S = 10.0
 ANY_PORT = GrpcSettings(port=0)
 
 
 @dataclass
-class Door:
+class Door(Behind):
     """A running door, a channel to it and what stands behind it."""
 
     address: str
     channel: grpc.aio.Channel
     readiness: Readiness
-    llm: FakeLLM
-    token2wav: FakeToken2Wav
 
     @property
     def tts(self) -> Any:
@@ -43,13 +41,6 @@ class Door:
     @property
     def riva(self) -> Any:
         return riva_tts_pb2_grpc.RivaSpeechSynthesisStub(self.channel)
-
-    async def until_idle(self) -> None:
-        for _ in range(500):
-            if self.llm.running == 0 and self.token2wav.open_streams == 0:
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"still busy: {self.llm.running} at the LLM, {self.token2wav.open_streams} streams")
 
 
 @asynccontextmanager
@@ -72,7 +63,7 @@ async def opened_grpc(
         async with serving_grpc(host, settings) as port:
             address = f"127.0.0.1:{port}"
             async with grpc.aio.insecure_channel(address) as channel:
-                door = Door(address, channel, readiness, llm, token2wav)
+                door = Door(llm, token2wav, address, channel, readiness)
                 yield door
                 await door.until_idle()
 

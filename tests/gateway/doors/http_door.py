@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-
-import httpx
-import uvicorn
 
 from gateway.audio import AudioFormat
 from gateway.chunking.policies import ExponentialChunks
@@ -24,39 +19,8 @@ from gateway.voices.registry import NamedVoice, VoiceRegistry
 from gateway.voices.store import CreatedVoices
 from servicekit.checkpoint_file import CheckpointDeclaration
 from servicekit.clock import SystemClock
+from tests.gateway.dialects.socket_door import MAX_BODY_BYTES, Door, served_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_host
-
-MAX_BODY_BYTES = 200_000
-
-
-@dataclass
-class Door:
-    """A running door and what stands behind it."""
-
-    url: str
-    http: httpx.AsyncClient
-    llm: FakeLLM
-    token2wav: FakeToken2Wav
-    server: uvicorn.Server
-
-    async def speak(self, **changes: object) -> httpx.Response:
-        body = {"model": "cosydit", "input": "hello", "voice": "default", **changes}
-        return await self.http.post("/v1/audio/speech", json=body)
-
-    async def until_ready(self) -> None:
-        """Return when the warm-up synthesis is over."""
-        for _ in range(500):
-            if (await self.http.get("/readyz")).status_code == 200:
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError("the door did not become ready")
-
-    async def until_idle(self) -> None:
-        for _ in range(500):
-            if self.llm.running == 0 and self.token2wav.open_streams == 0:
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"still busy: {self.llm.running} at the LLM, {self.token2wav.open_streams} streams")
 
 
 @asynccontextmanager
@@ -97,16 +61,5 @@ async def opened_door(
                 lexicons=lexicons,
             )
 
-    config = uvicorn.Config(build_app(open_host), port=0, log_level="critical", lifespan="on")
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.005)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    try:
-        async with httpx.AsyncClient(base_url=url, timeout=5, trust_env=False, verify=False) as http:
-            yield Door(url, http, llm, token2wav, server)
-    finally:
-        server.should_exit = True
-        await serving
+    async with served_door(build_app(open_host), llm, token2wav) as door:
+        yield door

@@ -22,29 +22,20 @@ from gateway.text import TextFrontEnd
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import SystemClock
 from servicekit.timeouts import timeout
-from tests.gateway.fakes import UNPACED, FakeLLM, FakeToken2Wav, make_host
+from tests.gateway.fakes import UNPACED, Behind, FakeLLM, FakeToken2Wav, make_host
 
 PATIENCE_S = 10.0
 ANY_PORT = WyomingSettings(port=0)
 
 
 @dataclass
-class Door:
+class Door(Behind):
     """A running door and what stands behind it."""
 
     port: int
-    llm: FakeLLM
-    token2wav: FakeToken2Wav
 
     def client(self) -> AsyncTcpClient:
         return AsyncTcpClient("127.0.0.1", self.port)
-
-    async def until_idle(self) -> None:
-        for _ in range(500):
-            if self.llm.running == 0 and self.token2wav.open_streams == 0:
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"still busy: {self.llm.running} at the LLM, {self.token2wav.open_streams} streams")
 
 
 @asynccontextmanager
@@ -66,7 +57,7 @@ async def opened_wyoming(
     host = make_host(pipeline, registry, clock=SystemClock(), limits=limits)
     async with serving_wyoming(host, settings, access, telemetry) as port:
         assert port is not None
-        yield Door(port, llm, token2wav)
+        yield Door(llm, token2wav, port)
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("wyoming_")]
     assert (llm.running, token2wav.open_streams) == (0, 0)
 

@@ -58,12 +58,6 @@ def test_times_never_go_back_and_characters_cover_the_text(lengths: list[list[tu
     assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
 
 
-def test_speed_shortens_times() -> None:
-    written = AlignmentWriter(is_absolute=True, speed=2.0).write([CharacterTime("x", 0, 1.0, 3.0)])
-    assert written is not None
-    assert (written["charStartTimesMs"], written["charDurationsMs"]) == ([500], [1000])
-
-
 async def test_a_position_leaves_out_the_spaces_that_were_put_between_messages(voices: list[NamedVoice]) -> None:
     session = SpeechSession(make_pipeline(FakeLLM([]), FakeToken2Wav(), voices), SpeechRequest(""))
     feed = MessageFeed(session)

@@ -13,7 +13,6 @@ import httpx
 import numpy as np
 import pytest
 
-from gateway import errors
 from gateway.voices.registry import NamedVoice
 from tests.gateway.dialects.socket_door import ONE, TWO, opened_door
 from tests.gateway.doors.stalled_reader import StalledReader
@@ -34,9 +33,9 @@ def seconds_of(encoded: bytes) -> float:
 async def test_a_text_is_answered_with_its_audio(voices: Voices, path: str) -> None:
     body = {"text": ONE, "model_id": "m", "voice_settings": None, "apply_text_normalization": "auto", "seed": 7}
     llm = FakeLLM(speech_deltas(50))
-    async with opened_door(llm, FakeToken2Wav(), voices) as door, door.http() as http:
-        plain = await http.post(path, json=body, params=PCM)
-        default = await http.post(path, json=body)
+    async with opened_door(llm, FakeToken2Wav(), voices) as door:
+        plain = await door.http.post(path, json=body, params=PCM)
+        default = await door.http.post(path, json=body)
     assert (plain.status_code, plain.headers["content-type"]) == (200, "audio/pcm")
     assert np.frombuffer(plain.content, "<i2").tolist() == [16383] * (50 * 960)
     assert default.headers["content-type"] == "audio/mpeg"
@@ -44,12 +43,23 @@ async def test_a_text_is_answered_with_its_audio(voices: Voices, path: str) -> N
     assert llm.seeds == [7, 7]
 
 
-@pytest.mark.parametrize("path", ["/with-timestamps", "/stream", "/stream/with-timestamps"])
-async def test_a_reader_who_stands_still_is_given_up(voices: Voices, path: str) -> None:
+SPEECH = {"model": "m", "voice": "default", "input": "hello", "response_format": "pcm"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        *((f"{PATH}{way}?output_format=pcm_24000", {"text": "hello"}) for way in ("/with-timestamps", "/stream")),
+        (f"{PATH}/stream/with-timestamps?output_format=pcm_24000", {"text": "hello"}),
+        *(("/v1/audio/speech", {**SPEECH, "stream_format": kind}) for kind in ("audio", "sse")),
+    ],
+    ids=["one object", "stream", "lines", "OpenAI", "OpenAI events"],
+)
+async def test_a_reader_who_stands_still_is_given_up(voices: Voices, path: str, body: dict[str, Any]) -> None:
     llm, token2wav = FakeLLM(speech_deltas(25 * 600, per_delta=50)), FakeToken2Wav()
     async with opened_door(llm, token2wav, voices, reader_timeout_s=0.3) as door:
         with StalledReader(door.url) as reader:
-            await reader.ask(f"{PATH}{path}?output_format=pcm_24000", {"text": "hello"})
+            await reader.ask(path, body)
             await door.until(lambda: token2wav.open_streams > 0)
             await door.until_idle()
             assert not await asyncio.wait_for(reader.is_answer_whole(), 5)
@@ -57,15 +67,15 @@ async def test_a_reader_who_stands_still_is_given_up(voices: Voices, path: str) 
 
 @pytest.mark.parametrize("path", ["", "/with-timestamps", "/stream", "/stream/with-timestamps"])
 async def test_a_text_that_holds_nothing_to_say_is_the_callers_mistake(voices: Voices, path: str) -> None:
-    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door, door.http() as http:
-        response = await http.post(PATH + path, json={"text": "🙂 ..."}, params=PCM)
+    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
+        response = await door.http.post(PATH + path, json={"text": "🙂 ..."}, params=PCM)
     assert (response.status_code, response.json()["detail"]["status"]) == (400, "invalid_text")
 
 
 async def test_lines_of_json_carry_audio_and_the_times_of_all_characters(voices: Voices) -> None:
-    async with opened_door(FakeLLM(speech_deltas(100)), FakeToken2Wav(), voices) as door, door.http() as http:
+    async with opened_door(FakeLLM(speech_deltas(100)), FakeToken2Wav(), voices) as door:
         body = {"text": f"{ONE} {TWO}", "previous_text": "So.", "voice_settings": {"speed": 2.0}}
-        response = await http.post(f"{PATH}/stream/with-timestamps", json=body, params=PCM)
+        response = await door.http.post(f"{PATH}/stream/with-timestamps", json=body, params=PCM)
     lines = [json.loads(line) for line in response.text.splitlines()]
     audio = b"".join(base64.b64decode(line["audio_base64"]) for line in lines)
     alignments = [line["alignment"] for line in lines if line["alignment"]]
@@ -80,8 +90,8 @@ async def test_lines_of_json_carry_audio_and_the_times_of_all_characters(voices:
 
 async def test_audio_is_sent_while_the_llm_still_speaks_and_a_client_that_leaves_stops_it(voices: Voices) -> None:
     llm = FakeLLM(speech_deltas(60), gate=asyncio.Event(), ungated=20)
-    async with opened_door(llm, FakeToken2Wav(), voices) as door, door.http() as http:
-        async with http.stream("POST", f"{PATH}/stream", json={"text": ONE}, params=PCM) as response:
+    async with opened_door(llm, FakeToken2Wav(), voices) as door:
+        async with door.http.stream("POST", f"{PATH}/stream", json={"text": ONE}, params=PCM) as response:
             assert await anext(response.aiter_raw())
             assert llm.running == 1
         await door.until_idle()
@@ -89,9 +99,9 @@ async def test_audio_is_sent_while_the_llm_still_speaks_and_a_client_that_leaves
 
 async def test_a_failure_in_mid_stream_breaks_the_connection(voices: Voices) -> None:
     token2wav = FakeToken2Wav(fail_at=1)
-    async with opened_door(FakeLLM(speech_deltas(60)), token2wav, voices) as door, door.http() as http:
+    async with opened_door(FakeLLM(speech_deltas(60)), token2wav, voices) as door:
         with pytest.raises(httpx.RemoteProtocolError):
-            await http.post(PATH, json={"text": ONE}, params=PCM)
+            await door.http.post(PATH, json={"text": ONE}, params=PCM)
         await door.until_idle()
 
 
@@ -109,31 +119,24 @@ async def test_a_failure_in_mid_stream_breaks_the_connection(voices: Voices) -> 
 async def test_bad_requests_are_refused_in_elevenlabs_shape(
     voices: Voices, path: str, body: dict[str, Any], status: int, code: str
 ) -> None:
-    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door, door.http() as http:
-        response = await http.post(path, json=body)
+    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
+        response = await door.http.post(path, json=body)
     assert (response.status_code, response.json()["detail"]["status"]) == (status, code)
     assert response.json()["detail"]["message"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"text": 5}', b'{"text": "\\ud800"}', b'{"seed": 1}'])
 async def test_bodies_of_the_wrong_form_are_unprocessable(voices: Voices, content: bytes) -> None:
-    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door, door.http() as http:
-        response = await http.post(PATH, content=content)
+    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
+        response = await door.http.post(PATH, content=content)
     assert response.status_code == 422
     assert {"loc", "msg", "type"} == set(response.json()["detail"][0])
 
 
-async def test_a_service_that_is_down_is_an_error_of_its_own(voices: Voices) -> None:
-    llm = FakeLLM([], errors.LLMUnavailableError("the LLM is down; start it"))
-    async with opened_door(llm, FakeToken2Wav(), voices) as door, door.http() as http:
-        response = await http.post(PATH, json={"text": ONE})
-    assert (response.status_code, response.json()["detail"]["status"]) == (503, "llm_unavailable")
-
-
 async def test_voices_are_listed_as_clients_look_for_them(voices: Voices) -> None:
-    async with opened_door(FakeLLM([]), FakeToken2Wav(), voices) as door, door.http() as http:
-        first = (await http.get("/v1/voices")).json()
-        second = (await http.get("/v2/voices", params={"search": "ANN"})).json()
+    async with opened_door(FakeLLM([]), FakeToken2Wav(), voices) as door:
+        first = (await door.http.get("/v1/voices")).json()
+        second = (await door.http.get("/v2/voices", params={"search": "ANN"})).json()
     assert [(voice["voice_id"], voice["name"], voice["category"]) for voice in first["voices"]] == [
         ("anna", "anna", "premade"),
         ("default", "default", "premade"),
@@ -147,19 +150,19 @@ async def test_voices_are_listed_as_clients_look_for_them(voices: Voices) -> Non
 
 
 async def test_one_voice_is_shown_and_an_unknown_one_is_refused(voices: Voices) -> None:
-    async with opened_door(FakeLLM([]), FakeToken2Wav(), voices) as door, door.http() as http:
-        listed = (await http.get("/v1/voices")).json()["voices"]
-        shown = (await http.get("/v1/voices/anna")).json()
-        unknown = await http.get("/v1/voices/nobody")
+    async with opened_door(FakeLLM([]), FakeToken2Wav(), voices) as door:
+        listed = (await door.http.get("/v1/voices")).json()["voices"]
+        shown = (await door.http.get("/v1/voices/anna")).json()
+        unknown = await door.http.get("/v1/voices/nobody")
     assert shown == listed[0]
     assert (unknown.status_code, unknown.json()["detail"]["status"]) == (404, "voice_not_found")
     assert "anna" in unknown.json()["detail"]["message"]
 
 
 async def test_who_asks_has_characters_without_end(voices: Voices) -> None:
-    async with opened_door(FakeLLM([]), FakeToken2Wav(), voices) as door, door.http() as http:
-        user = (await http.get("/v1/user")).json()
-        subscription = (await http.get("/v1/user/subscription")).json()
+    async with opened_door(FakeLLM([]), FakeToken2Wav(), voices) as door:
+        user = (await door.http.get("/v1/user")).json()
+        subscription = (await door.http.get("/v1/user/subscription")).json()
     assert user["user_id"] == "(gateway)"
     assert user["subscription"].items() <= subscription.items()
     assert (subscription["status"], subscription["character_count"]) == ("active", 0)
@@ -170,9 +173,9 @@ async def test_who_asks_has_characters_without_end(voices: Voices) -> None:
 @pytest.mark.parametrize("output", ["pcm_24000", "mp3_44100_128"])
 async def test_one_object_carries_all_audio_and_the_times_of_all_characters(voices: Voices, output: str) -> None:
     body = {"text": f"{ONE} {TWO}", "voice_settings": {"speed": 2.0}}
-    async with opened_door(FakeLLM(speech_deltas(100)), FakeToken2Wav(), voices) as door, door.http() as http:
-        response = await http.post(f"{PATH}/with-timestamps", json=body, params={"output_format": output})
-        plain = await http.post(PATH, json=body, params={"output_format": output})
+    async with opened_door(FakeLLM(speech_deltas(100)), FakeToken2Wav(), voices) as door:
+        response = await door.http.post(f"{PATH}/with-timestamps", json=body, params={"output_format": output})
+        plain = await door.http.post(PATH, json=body, params={"output_format": output})
     answer = response.json()
     assert response.headers["content-type"] == "application/json"
     assert set(answer) == {"audio_base64", "alignment", "normalized_alignment"}

@@ -7,7 +7,6 @@ import logging
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from gateway import errors
 from gateway.dialects.json_socket import quiet_refusals
 from gateway.voices.registry import NamedVoice
 from tests.gateway.dialects.socket_door import AUTO, LIVEKIT, MULTI, ONE, SINGLE, begin, end, opened_door, text_of
@@ -109,15 +108,3 @@ async def test_an_unknown_voice_is_no_error_of_the_log(
                 pass
     assert any("404" in record.getMessage() for record in caplog.records)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
-async def test_an_llm_that_fails_before_any_audio_is_an_error_and_final(voices: Voices) -> None:
-    llm = FakeLLM([], errors.LLMUnavailableError("the LLM is down; start it"))
-    async with opened_door(llm, FakeToken2Wav(), voices) as door, door.client(AUTO) as client:
-        await begin(client, "c1", ONE)
-        heard = (await client.until_final("c1"))["c1"]
-    assert heard[0] == {
-        "error": "no speech LLM can be had now; try again in a moment",
-        "errorCode": "llm_unavailable",
-        "contextId": "c1",
-    }

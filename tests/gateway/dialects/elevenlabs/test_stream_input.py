@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 
@@ -78,18 +77,6 @@ async def test_a_writer_who_falls_silent_is_told_so(voices: Voices) -> None:
             await door.until_idle()
     assert (code, messages[-1]["error"]) == (1008, "input_timeout_exceeded")
     assert text_of(messages) == ONE
-
-
-@pytest.mark.parametrize("sent", range(4))
-async def test_a_client_that_hangs_up_frees_everything(voices: Voices, sent: int) -> None:
-    llm = FakeLLM(speech_deltas(2000), gate=asyncio.Event() if sent % 2 else None, ungated=25)
-    async with opened_door(llm, FakeToken2Wav(), voices) as door:
-        async with door.client(SINGLE) as client:
-            for message in ({"text": " "}, {"text": ONE, "flush": True}, {"text": ""})[:sent]:
-                await client.send(**message)
-            if sent > 1:
-                await client.receive()
-        await door.until_idle()
 
 
 async def test_the_default_format_is_an_mp3_that_players_read(voices: Voices) -> None:

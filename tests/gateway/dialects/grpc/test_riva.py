@@ -16,8 +16,10 @@ import pytest
 from riva.proto import riva_audio_pb2, riva_common_pb2, riva_tts_pb2
 
 from gateway.dialects.grpc.riva_grpc import RivaServicer
-from gateway.errors import LLMUnavailableError, TextTooLongError
+from gateway.dialects.grpc.riva_request import read_request
+from gateway.errors import TextTooLongError
 from gateway.host import HostLimits
+from gateway.text.styles import Style
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.doors.grpc_door import PATIENCE_S, failure_of, listen, opened_grpc
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_host, make_pipeline, speech_deltas
@@ -185,58 +187,50 @@ async def test_a_prompt_without_header_gets_one(voices: list[NamedVoice]) -> Non
 def test_the_language_that_clients_send_unasked_is_not_forced_on_other_scripts(
     text: str, language: str, normalized_as: str | None
 ) -> None:
-    from gateway.dialects.grpc.riva_request import read_request
-
     read = read_request(order(text, language_code=language), lambda name: True)
     assert read.speech.text_options.language == normalized_as
 
 
 @pytest.mark.parametrize(
-    ("request_message", "code", "details"),
+    ("name", "voice", "style"),
     [
-        pytest.param(order(""), "INVALID_ARGUMENT", "text is empty", id="no text"),
-        pytest.param(order("🙂 ..."), "INVALID_ARGUMENT", "nothing to say", id="nothing to say"),
-        pytest.param(order(voice_name="nobody"), "NOT_FOUND", "nobody", id="voice"),
-        pytest.param(order(sample_rate_hz=7999), "INVALID_ARGUMENT", "7999", id="rate"),
-        pytest.param(order(encoding=19), "INVALID_ARGUMENT", "19", id="encoding"),
-        pytest.param(order(custom_dictionary="a b"), "INVALID_ARGUMENT", "custom_dictionary", id="dictionary"),
-        pytest.param(
-            order(custom_configuration={"a": "1"}), "INVALID_ARGUMENT", "custom_configuration", id="configuration"
-        ),
-        pytest.param(order(zero_shot_data=prompt(b"")), "INVALID_ARGUMENT", "empty", id="empty prompt"),
-        pytest.param(order(zero_shot_data=prompt(b"\0" * 9)), "INVALID_ARGUMENT", "rate", id="prompt without a rate"),
-        pytest.param(
-            order(zero_shot_data=prompt(b"\0\0", encoding=riva_audio_pb2.MULAW)),
-            "INVALID_ARGUMENT",
-            "WAV",
-            id="mu-law prompt",
-        ),
-        pytest.param(
-            order(zero_shot_data=prompt(transcript="x" * 2001)), "INVALID_ARGUMENT", "2001", id="long transcript"
-        ),
-        pytest.param(order(language_code="e"), "INVALID_ARGUMENT", "language", id="language"),
+        ("cosydit.anna.Happy", "anna", Style("happy", "voice_name")),
+        ("anna.happy", "anna", Style("happy", "voice_name")),
+        ("cosydit.Happy", "default", Style("happy", "voice_name")),
+        ("anna.Neutral", "anna", None),
     ],
 )
-async def test_a_bad_request_is_told_what_is_wrong(
-    voices: list[NamedVoice], request_message: riva_tts_pb2.SynthesizeSpeechRequest, code: str, details: str
-) -> None:
+def test_a_voice_s_name_ends_in_its_style(name: str, voice: str, style: Style | None) -> None:
+    speech = read_request(order(voice_name=name), lambda name: name == "anna").speech
+    assert (speech.voice, speech.text_options.style) == (voice, style)
+
+
+@pytest.mark.parametrize(
+    ("asked", "details"),
+    [
+        (order(""), "text is empty"),
+        (order("🙂 ..."), "nothing to say"),
+        (order(voice_name="nobody"), "nobody"),
+        (order(voice_name="anna.Greedy"), "anna.Greedy"),
+        (order(sample_rate_hz=7999), "7999"),
+        (order(encoding=19), "19"),
+        (order(custom_dictionary="a b"), "custom_dictionary"),
+        (order(custom_configuration={"a": "1"}), "custom_configuration"),
+        (order(zero_shot_data=prompt(b"")), "empty"),
+        (order(zero_shot_data=prompt(b"\0" * 9)), "rate"),
+        (order(zero_shot_data=prompt(b"\0\0", encoding=riva_audio_pb2.MULAW)), "WAV"),
+        (order(zero_shot_data=prompt(transcript="x" * 2001)), "2001"),
+        (order(language_code="e"), "language"),
+    ],
+    ids=range(13),
+)
+async def test_a_bad_request_is_told_what_is_wrong(voices: list[NamedVoice], asked: Any, details: str) -> None:
     llm = FakeLLM(speech_deltas(5))
     async with opened_grpc(llm, FakeToken2Wav(), voices) as door:
-        status, got, metadata = await failure_of(door.riva.Synthesize(request_message))
-    assert status is grpc.StatusCode[code]
+        status, got, metadata = await failure_of(door.riva.Synthesize(asked))
+    assert status.name == ("NOT_FOUND" if asked.voice_name else "INVALID_ARGUMENT")
     assert details in got and metadata["error-code"]
     assert llm.utterances == []
-
-
-async def test_a_service_that_fails_fails_the_call(voices: list[NamedVoice]) -> None:
-    llm = FakeLLM([], LLMUnavailableError("no LLM; start it"))
-    async with opened_grpc(llm, FakeToken2Wav(), voices) as door:
-        for call in (door.riva.Synthesize(order()), door.riva.SynthesizeOnline(iter([order()]))):
-            status, details, _ = await failure_of(call)
-            assert (status, details) == (
-                grpc.StatusCode.UNAVAILABLE,
-                "no speech LLM can be had now; try again in a moment",
-            )
 
 
 async def test_audio_that_no_message_can_hold_is_refused_while_it_is_made(voices: list[NamedVoice]) -> None:

@@ -15,7 +15,7 @@ from tests.gateway.doors.http_door import opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 
 Voices = list[NamedVoice]
-OPENAI = ("/v1/audio/nothing", "/v1/audio/voices/a/b", "/v2/audio", "/v1/voicesnot", "/nowhere")
+OPENAI = ("/v1/", "/v1/audio/nothing", "/v1/audio/voices/a/b", "/v2/audio", "/v1/voicesnot", "/nowhere")
 ELEVENLABS = (
     "/v1/text-to-speech",
     "/v1/text-to-speech/a/nothing",

@@ -6,8 +6,6 @@ programs themselves don't run here.
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from gateway.audio import AudioFormat
@@ -65,23 +63,3 @@ async def test_sillytavern_hears_an_mp3_with_a_key_and_without(voices: Voices, k
         response = await door.http.post("/v1/audio/speech", json=body, headers=headers)
     assert (response.status_code, response.headers["content-type"]) == (200, "audio/mpeg")
     assert response.content.startswith(MP3_FRAME)
-
-
-async def test_sillytavern_may_ask_for_another_speed(voices: Voices) -> None:
-    pytest.importorskip("av")
-    body = {"input": "Hello.", "response_format": "mp3", "voice": "anna", "speed": 1.25, "model": "tts-1"}
-    async with opened_door(FakeLLM(speech_deltas(20)), FakeToken2Wav(), voices) as door:
-        assert (await door.http.post("/v1/audio/speech", json=body)).status_code == 200
-
-
-async def test_a_player_gets_the_first_samples_before_the_last_are_made(voices: Voices) -> None:
-    llm = FakeLLM(speech_deltas(60), gate=asyncio.Event(), ungated=30)
-    async with opened_door(llm, FakeToken2Wav(), voices) as door:
-        body = {"model": "tts-1", "voice": "anna", "input": "It plays while it is made.", "response_format": "pcm"}
-        async with door.http.stream("POST", "/v1/audio/speech", json=body) as response:
-            pieces = response.aiter_raw()
-            first = await anext(pieces)
-            assert first and llm.running
-            llm.gate.set()  # type: ignore[union-attr]
-            rest = b"".join([piece async for piece in pieces])
-    assert len(first + rest) == 60 * 960 * 2

@@ -118,16 +118,3 @@ async def test_a_request_without_a_format_gets_the_doors_own(voices: Voices) -> 
 
     assert response.headers["content-type"] == "audio/mpeg"
     assert_is_the_sound(response.content, "mp3")
-
-
-@pytest.mark.parametrize("stream_format", ["audio", "sse"])
-async def test_a_client_that_leaves_frees_services_and_codec(voices: Voices, stream_format: str) -> None:
-    llm = FakeLLM(speech_deltas(60))
-    async with opened_door(llm, FakeToken2Wav(), voices, default_format=AudioFormat.MP3) as door:
-        await door.until_ready()
-        llm.gate, llm.ungated = asyncio.Event(), 30
-        body = {"model": "m", "input": "hello", "voice": "default", "stream_format": stream_format}
-        async with door.http.stream("POST", "/v1/audio/speech", json=body) as answer:
-            await anext(answer.aiter_raw())
-            assert (llm.running, door.token2wav.open_streams) == (1, 1)
-        await door.until_idle()

@@ -11,7 +11,6 @@ from gateway.voices.registry import NamedVoice
 from servicekit.checkpoint_file import CheckpointDeclaration
 from tests.gateway.doors.http_door import opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
-from tests.gateway.speaking import events_of
 
 Voices = list[NamedVoice]
 ENGLISH = CheckpointDeclaration(languages=("en",), tags=())
@@ -25,7 +24,6 @@ REFUSE = PipelineSettings(refuses_foreign=True)
     [
         pytest.param({"input": CHINESE_TEXT}, "zh", id="guessed"),
         pytest.param({"input": "Hello there.", "language": "German"}, "de", id="named"),
-        pytest.param({"input": CHINESE_TEXT, "stream_format": "sse"}, "zh", id="events"),
     ],
 )
 async def test_another_language_is_spoken_with_a_warning(
@@ -38,16 +36,6 @@ async def test_another_language_is_spoken_with_a_warning(
     assert f"the text is in {language}, which the checkpoint does not declare" in answer.headers["x-language-warning"]
     (record,) = [record for record in caplog.records if "does not declare" in record.getMessage()]
     assert record.levelno == logging.WARNING and f"in {language}," in record.getMessage()
-    assert "stream_format" not in body or events_of(answer.content)[-1]["type"] == "speech.audio.done"
-
-
-@pytest.mark.parametrize("path", ["", "/stream", "/stream/with-timestamps"])
-async def test_elevenlabs_clients_are_warned_too(voices: Voices, path: str) -> None:
-    async with opened_door(FakeLLM(speech_deltas(9)), FakeToken2Wav(), voices, declaration=ENGLISH) as door:
-        url = f"/v1/text-to-speech/default{path}?output_format=pcm_24000"
-        answer = await door.http.post(url, json={"text": CHINESE_TEXT})
-
-    assert answer.status_code == 200 and "the text is in zh" in answer.headers["x-language-warning"]
 
 
 @pytest.mark.parametrize(

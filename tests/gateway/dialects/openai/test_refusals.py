@@ -56,25 +56,6 @@ async def test_options_say_what_may_be_asked(voices: Voices, path: str, allowed:
     assert (response.status_code, response.headers["allow"], response.content) == (204, allowed, b"")
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [
-        pytest.param("GET", "/v1/audio/speech", 405, "method_not_allowed", id="wrong method"),
-        pytest.param("GET", "/v1/", 404, "not_found", id="LiveKit's prewarm"),
-        pytest.param("POST", "/v1/audio/nothing", 404, "not_found", id="wrong path"),
-    ],
-)
-async def test_what_no_route_answers_is_openai_shaped(
-    voices: Voices, method: str, path: str, status: int, code: str
-) -> None:
-    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
-        response = await door.http.request(method, path)
-
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["type"]) == (status, code, "invalid_request_error")
-    assert path in error["message"]
-
-
 async def test_head_tells_what_get_would_without_a_body(voices: Voices) -> None:
     async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
         models = await door.http.head("/v1/models")
@@ -101,15 +82,6 @@ async def test_clients_are_told_whether_to_try_again(
         headers = (await door.speak()).headers
 
     assert (headers.get("retry-after"), headers.get("x-should-retry")) == (retry_after, should_retry)
-
-
-async def test_ignored_fields_are_named_in_a_header(voices: Voices) -> None:
-    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
-        tolerant = await door.speak(instructions="Whisper.", x_seed=1)
-        plain = await door.speak()
-
-    assert (tolerant.status_code, tolerant.headers["x-ignored-fields"]) == (200, "instructions, x_seed")
-    assert "x-ignored-fields" not in plain.headers
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from gateway.errors import LLMInterruptedError, LLMUnavailableError
+from gateway.errors import LLMInterruptedError
 from gateway.voices.registry import NamedVoice
 from tests.gateway.doors.http_door import Door, opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
@@ -111,11 +111,3 @@ async def test_a_failure_in_mid_stream_is_told_and_breaks_the_connection(voices:
 
     last = events_of(received)[-1]
     assert (last["type"], last["error"]["code"], last["error"]["type"]) == ("error", "llm_interrupted", "server_error")
-
-
-async def test_a_failure_before_the_first_audio_is_a_plain_refusal(voices: Voices) -> None:
-    async with opened_door(FakeLLM([], LLMUnavailableError("down")), FakeToken2Wav(), voices) as door:
-        response = await speak_events(door)
-
-    assert (response.status_code, response.headers["content-type"]) == (503, "application/json")
-    assert response.json()["error"]["code"] == "llm_unavailable"

@@ -7,16 +7,16 @@ tts_bench/targets.py, audio.py and cli.py. The code here is our own.
 from __future__ import annotations
 
 import asyncio
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import aiohttp
 import numpy as np
 import pytest
 
+from gateway.audio import AudioFormat
 from gateway.voices.profile import VoiceAliases
 from gateway.voices.registry import NamedVoice
+from tests.gateway.audio.signals import decoded
 from tests.gateway.doors.http_door import Door, opened_door
 from tests.gateway.fakes import FakeLLM, speech_deltas
 from tests.gateway.speaking import SPEECH_TOKENS, SpeakingToken2Wav, spoken_sound
@@ -27,7 +27,6 @@ MODEL, VOICE, LANGUAGE = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", "Ryan", "Englis
 """What its command line asks for where nobody says otherwise."""
 PCM_TYPES = {"audio/pcm", "audio/l16", "application/octet-stream", "audio/raw"}
 WAV_TYPES = {"audio/wav", "audio/x-wav", "application/octet-stream"}
-OPEN_LENGTH = 0xFFFFFFFF
 PROMPT = "The committee approved the revised budget after a short discussion."
 
 
@@ -63,28 +62,6 @@ def request_of(target: Target) -> dict[str, object]:
     }
 
 
-def chunks_of(wav: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield name and content of each chunk; one of open length goes to the end."""
-    riff, _, wave = struct.unpack("<4sI4s", wav[:12])
-    assert (riff, wave) == (b"RIFF", b"WAVE")
-    at = 12
-    while at < len(wav):
-        name, size = struct.unpack("<4sI", wav[at : at + 8])
-        end = len(wav) if size == OPEN_LENGTH else at + 8 + size
-        assert end <= len(wav), "the harness refuses a file that ends before its declared size"
-        yield name, wav[at + 8 : end]
-        at = end + (end - at) % 2
-
-
-def pcm_of(target: Target, body: bytes) -> bytes:
-    if target.response_format == "pcm":
-        return body
-    chunks = dict(chunks_of(body))
-    codec, channels, rate_hz, byte_rate, block, bits = struct.unpack("<HHIIHH", chunks[b"fmt "][:16])
-    assert (codec, channels, rate_hz, byte_rate, block, bits) == (1, 1, 24_000, 48_000, 2, 16)
-    return chunks[b"data"]
-
-
 async def speak_to(door: Door, target: Target) -> bytes:
     """Ask as the harness does, after its look at /health; return the body."""
     async with aiohttp.ClientSession() as session:
@@ -110,7 +87,8 @@ async def test_a_target_gets_its_audio_while_it_is_made(voices: Voices, name: st
         await door.until_ready()
         llm.gate, llm.ungated = asyncio.Event(), 20
         body = await speak_to(door, target)
-    samples = np.frombuffer(pcm_of(target, body), "<i2").astype(np.float32) / 32767
+    samples, rate_hz = decoded(body, AudioFormat(target.response_format), 24_000)
+    assert rate_hz == 24_000
     np.testing.assert_allclose(samples, spoken_sound(), atol=1e-4)
     assert llm.utterances[-1].text == PROMPT
 

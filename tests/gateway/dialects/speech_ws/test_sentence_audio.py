@@ -8,16 +8,14 @@ from hypothesis import strategies as st
 
 from gateway.dialects.speech_ws.sentence_audio import (
     SegmentCutter,
-    SentenceEnd,
     SentenceEvent,
     SentenceSound,
     SentenceStart,
-    UtteranceCutter,
 )
 from gateway.speech.request import SpeechResult, SpokenSpan
 from gateway.speech.session import SessionAudio
-from gateway.speech.text_clock import CharacterTime
 from gateway.text import Segment, TextOptions, plain_front_end
+from gateway.text.segments.splitter import SplitSettings
 from token2wav_service.contract import SAMPLES_PER_TOKEN
 
 TEXT = "Hi. "
@@ -29,7 +27,7 @@ def spoken(turns: list[list[int]]) -> list[SpeechResult]:
     for tokens in turns:
         spans, first_token = [], 0
         for count in tokens:
-            segment = plain_front_end().prepare(Segment(TEXT, start), TextOptions(), None)
+            segment = plain_front_end().open(TextOptions(), SplitSettings()).prepare(Segment(TEXT, start))
             spans.append(SpokenSpan(segment, first_token, count, is_complete=True))
             first_token += count
             start += len(TEXT)
@@ -77,30 +75,3 @@ def test_every_sample_goes_to_its_own_sentence_however_the_audio_is_cut(
     assert current is None
     assert list(lengths.values()) == [count * SAMPLES_PER_TOKEN for turn in turns for count in turn]
     assert cutter.count == len(lengths)
-
-
-def test_a_sentence_goes_on_while_the_llm_still_speaks_it() -> None:
-    results = spoken([[2]])
-    results[0].spans[0].is_complete = False
-    cutter = SegmentCutter(results)
-    samples = np.zeros(5 * SAMPLES_PER_TOKEN, np.float32)
-    assert [type(event) for event in cutter.push(SessionAudio(samples, (), False))] == [SentenceStart, SentenceSound]
-
-
-def test_characters_go_to_the_sentence_they_are_in_even_if_they_come_late() -> None:
-    cutter = SegmentCutter(spoken([[1, 1]]))
-    times = [CharacterTime(character, at, at / 100, at / 100) for at, character in enumerate(TEXT * 2)]
-    samples = np.zeros(SAMPLES_PER_TOKEN, np.float32)
-    events = [*cutter.push(SessionAudio(samples, tuple(times[:3]), False))]
-    events += cutter.push(SessionAudio(samples, tuple(times[3:]), True))
-    ends = [event for event in events if isinstance(event, SentenceEnd)]
-    assert ["".join(each.character for each in end.characters) for end in ends] == [TEXT, TEXT]
-
-
-def test_an_utterance_that_is_not_split_has_one_sentence() -> None:
-    cutter = UtteranceCutter(TEXT)
-    silence, sound = np.zeros(0, np.float32), np.ones(10, np.float32)
-    events = [*cutter.push(SessionAudio(silence, (), False)), *cutter.push(SessionAudio(sound, (), True))]
-    events += [*cutter.push(SessionAudio(sound, (), True)), *cutter.finish()]
-    assert [type(event) for event in events] == [SentenceStart, SentenceSound, SentenceSound, SentenceEnd]
-    assert [*UtteranceCutter("").finish()] == []

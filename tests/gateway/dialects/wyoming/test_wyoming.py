@@ -24,8 +24,6 @@ from wyoming.tts import (
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
 from gateway.access.connections import ConnectionLimits, Connections
-from gateway.errors import LLMInterruptedError
-from gateway.voices.profile import VoiceProfile
 from gateway.voices.registry import NamedVoice
 from servicekit.clock import SystemClock
 from tests.gateway.doors.wyoming_door import ANY_PORT, Heard, ask, listen, opened_wyoming
@@ -38,33 +36,23 @@ WHOLE = ["audio-start", "audio-chunk", "audio-stop"]
 ONE, TWO = "This is the first sentence of it.", "And here comes the second one, longer."
 
 
-async def test_describe_lists_the_voices_with_languages_and_streaming(voices: Voices) -> None:
-    async with opened_wyoming(FakeLLM([]), FakeToken2Wav(), voices) as door, door.client() as client:
+@pytest.mark.parametrize(
+    ("languages", "listed"),
+    [((), [["de-DE"], ["en"]]), (("zh", "en"), [["zh", "en"], ["zh", "en"]])],
+    ids=["the voices'", "the operator's"],
+)
+async def test_describe_lists_the_voices_with_languages_and_streaming(
+    voices: Voices, languages: tuple[str, ...], listed: list[list[str]]
+) -> None:
+    settings = replace(ANY_PORT, languages=languages)
+    async with opened_wyoming(FakeLLM([]), FakeToken2Wav(), voices, settings) as door, door.client() as client:
         await ask(client, Describe())
         event = (await listen(client, "info")).events[0]
     (program,) = Info.from_event(event).tts
     assert (program.name, program.installed, program.supports_synthesize_streaming) == ("cosydit", True, True)
-    assert [(voice.name, voice.languages, voice.installed) for voice in program.voices] == [
-        ("anna", ["de-DE"], True),
-        ("default", ["en"], True),
-    ]
-
-
-async def test_the_operators_languages_are_those_of_every_voice(voices: Voices) -> None:
-    settings = replace(ANY_PORT, languages=("zh", "en"))
-    async with opened_wyoming(FakeLLM([]), FakeToken2Wav(), voices, settings) as door, door.client() as client:
-        await ask(client, Describe())
-        (program,) = Info.from_event((await listen(client, "info")).events[0]).tts
-    assert {tuple(voice.languages) for voice in program.voices} == {("zh", "en")}
-
-
-async def test_a_voice_is_listed_as_it_is_described(voices: Voices) -> None:
-    profile = VoiceProfile("A woman, warm and quick.", language="cy")
-    described = NamedVoice("anna", voices[0].audio_path, "I am anna.", profile)
-    async with opened_wyoming(FakeLLM([]), FakeToken2Wav(), [described]) as door, door.client() as client:
-        await ask(client, Describe())
-        ((voice,),) = [each.voices for each in Info.from_event((await listen(client, "info")).events[0]).tts]
-    assert (voice.description, voice.languages) == ("anna: A woman, warm and quick.", ["cy"])
+    assert [(voice.name, voice.installed) for voice in program.voices] == [("anna", True), ("default", True)]
+    assert [voice.languages for voice in program.voices] == listed
+    assert program.voices[0].description == "anna: A woman, warm and quick, German."
 
 
 async def test_a_whole_text_is_spoken_in_the_voice_that_was_named(voices: Voices) -> None:
@@ -183,25 +171,6 @@ async def test_what_was_asked_for_before_a_mistake_is_spoken(voices: Voices) -> 
     async with opened_wyoming(llm, FakeToken2Wav(), voices) as door, door.client() as client:
         heard = await refused(client, Synthesize(ONE).event(), event_of("synthesize-stop"))
     assert heard.kinds == [*WHOLE, "error"] and len(heard.pcm) == PCM_BYTES
-
-
-async def test_speech_that_fails_is_told_and_the_connection_closed(voices: Voices) -> None:
-    llm = FakeLLM([], error=LLMInterruptedError("the LLM went away; try again"))
-    async with opened_wyoming(llm, FakeToken2Wav(), voices) as door, door.client() as client:
-        await ask(client, SynthesizeStart(), SynthesizeChunk(ONE), SynthesizeStop())
-        heard = await listen(client)
-    assert heard.kinds == ["error"]
-    assert (heard.error.code, heard.error.text) == ("llm_interrupted", "the speech LLM was interrupted; try again")
-
-
-async def test_hanging_up_cancels_at_once(voices: Voices) -> None:
-    llm = FakeLLM(speech_deltas(TOKENS), gate=asyncio.Event(), ungated=20)
-    async with opened_wyoming(llm, FakeToken2Wav(), voices) as door:
-        async with door.client() as client:
-            await ask(client, SynthesizeStart(), SynthesizeChunk(f"{ONE} {TWO} "))
-            await listen(client, "audio-chunk")
-            assert (llm.running, door.token2wav.open_streams) == (1, 1)
-        await door.until_idle()
 
 
 async def test_clients_that_leave_at_any_moment_leave_nothing_behind(voices: Voices) -> None:
