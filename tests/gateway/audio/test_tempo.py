@@ -41,13 +41,6 @@ def test_the_pitch_stays_and_nothing_clicks(speed: float) -> None:
     assert loudest_step < 1.15 * np.abs(np.diff(tone(220, 24_000))).max()
 
 
-@pytest.mark.parametrize("speed", SPEEDS)
-def test_a_sine_in_many_chunks_equals_the_same_sine_in_one(speed: float) -> None:
-    sine = tone(220, 24_000)
-
-    np.testing.assert_array_equal(played(cut(sine, [601] * 39), speed), played([sine], speed))
-
-
 @settings(max_examples=25, deadline=None)
 @given(piece_lengths, st.sampled_from(SPEEDS))
 def test_how_the_input_is_cut_does_not_matter(lengths: list[int], speed: float) -> None:

@@ -94,11 +94,6 @@ def test_the_bound_is_reached_and_kept() -> None:
     assert max(hops) == 40 == hops[-2]
 
 
-@pytest.mark.parametrize("first", [4, 10, 30])
-def test_a_first_hop_that_is_given_is_kept(first: int) -> None:
-    assert listen(FAST, DeadlineChunks(first)).hops[0] == first
-
-
 def test_dearer_chunks_make_the_first_hop_longer() -> None:
     costs = [linear(fixed_s, 0.001) for fixed_s in (0.01, 0.1, 0.2)]
     firsts = [listen(w, DeadlineChunks(), learnt(w, DeadlineChunks())).hops[0] for w in (World(100, c) for c in costs)]
@@ -394,12 +389,6 @@ def test_a_token_rate_counts_less_the_longer_ago_it_was_learnt() -> None:
     assert book.token_rate_hz == pytest.approx(180)
     book.record_token_rate(100, 60.0)
     assert book.token_rate_hz == pytest.approx(100)
-
-
-def test_a_burst_is_the_longest_message_of_those_that_come_together() -> None:
-    meter = PaceMeter(PaceBook(), ManualClock())
-    meter.received([1, 5, 2])
-    assert meter.read().burst_tokens == 5
 
 
 def test_tokens_that_are_there_are_not_waited_for() -> None:

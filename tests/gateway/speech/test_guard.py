@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -44,6 +44,8 @@ TEXT = "Please bring the blue folder to the office before nine."
 LENGTH = SpeechLength(shortest=20, usual=90, longest=150)
 SILENT = frozenset({1, 2, 3})
 SETTINGS = GuardSettings(GuardMode.MEND, SILENT)
+REFERENCE = "The quick brown fox jumps over the lazy dog."
+USUAL = Utterance(TEXT, REFERENCE, (0,) * int(1.6 * len(REFERENCE)))
 FREE = first_chunk_tokens(ExponentialChunks())
 GOOD = tuple(range(100, 190))
 LOOPING = (*range(100, 130), *((200, 201, 202, 203, 204, 205, 206) * 20))
@@ -160,16 +162,15 @@ def test_an_answer_that_is_mostly_silence_is_short() -> None:
 
 async def test_speech_that_ends_after_some_words_goes_on_with_the_others() -> None:
     """The prompt has as many silent tokens as others, so the bound of all tokens would let this pass."""
-    reference = "The quick brown fox jumps over the lazy dog."
-    utterance = Utterance(TEXT, reference, (1, 100) * 40)
+    utterance = Utterance(TEXT, REFERENCE, (1, 100) * 40)
     early = (*(1, 2, 3) * 3, *GOOD[:26], *(1, 2, 3) * 4)
-    llm, notes, tokens = ScriptedLLM([(early, "stop"), ((*early[:26], *GOOD), "stop")]), list[GuardNote](), list[int]()
-    ask = SegmentAsk(utterance, Sampling(), 5, stream_tokens=0, free_tokens=FREE)
-    async for delta in guarded(llm, ask, GuardSettings(GuardMode.MEND, SILENT), notes.append):
-        tokens += delta.token_ids
+    llm = ScriptedLLM([(early, "stop"), ((*early[:26], *GOOD), "stop")])
+    heard = await spoken(llm, utterance=utterance)
     (kept, _) = llm.asked[1]
     assert FREE <= len(kept) < len(early) and kept == early[: len(kept)]
-    assert tokens[-len(GOOD) + 20 :] == list(GOOD[20:]) and notes == [GuardNote("short", GuardOutcome.MENDED)]
+    assert heard.tokens[-len(GOOD) + 20 :] == list(GOOD[20:]) and heard.notes == [
+        GuardNote("short", GuardOutcome.MENDED)
+    ]
 
 
 @dataclass
@@ -202,12 +203,17 @@ class Spoken:
     notes: list[GuardNote]
 
 
-async def spoken(llm: ScriptedLLM, mode: GuardMode = GuardMode.MEND, redraws: int = 3) -> Spoken:
-    reference = "The quick brown fox jumps over the lazy dog."
-    utterance = Utterance(TEXT, reference, (0,) * int(1.6 * len(reference)))
+async def spoken(
+    llm: ScriptedLLM,
+    mode: GuardMode = GuardMode.MEND,
+    redraws: int = 3,
+    utterance: Utterance = USUAL,
+    aligner: PlainAligner | None = None,
+) -> Spoken:
     ask = SegmentAsk(utterance, Sampling(), 5, stream_tokens=0, free_tokens=FREE)
+    settings = GuardSettings(mode, SILENT if aligner is None else frozenset(), redraws, aligner)
     heard = Spoken([], None, [])
-    async for delta in guarded(llm, ask, GuardSettings(mode, SILENT, redraws), heard.notes.append):
+    async for delta in guarded(llm, ask, settings, heard.notes.append):
         assert heard.finish_reason is None, "the last delta, and only it, has a finish_reason"
         heard.tokens += delta.token_ids
         heard.finish_reason = delta.finish_reason
@@ -297,32 +303,22 @@ WRONG = SAYING.replace("lllaaasssttt", "eeevvveeennn")
 LACKING = SAYING.replace("___lllaaasssttt", "")
 
 
-async def said(*answers: str, redraws: int = 3) -> Spoken:
-    """Speak with an aligner; tokens of each answer say the letters."""
-    llm, reference = ScriptedLLM([(tuple(tokens_of(answer)), "stop") for answer in answers]), "The quick brown fox."
-    ask = SegmentAsk(Utterance(SAYS, reference, (7,) * int(3 * len(reference))), Sampling(), 5, 0, FREE)
-    heard = Spoken([], None, [])
-    settings = GuardSettings(GuardMode.MEND, frozenset(), redraws, SureAligner())
-    async for delta in guarded(llm, ask, settings, heard.notes.append):
-        heard.tokens += delta.token_ids
-        heard.finish_reason = delta.finish_reason
-    heard.finish_reason = f"{heard.finish_reason} {len(llm.asked)}"
-    return heard
+async def said(*answers: str, redraws: int = 3) -> tuple[Spoken, int]:
+    """Speak with an aligner, where tokens of each answer say the letters; tell how often the LLM was asked."""
+    llm = ScriptedLLM([(tuple(tokens_of(answer)), "stop") for answer in answers])
+    utterance = Utterance(SAYS, "The quick brown fox.", (7,) * 60)
+    return await spoken(llm, redraws=redraws, utterance=utterance, aligner=SureAligner()), len(llm.asked)
 
 
 async def test_a_word_that_is_not_said_is_spoken_again_where_it_was_not_given_out() -> None:
     whole, mended = tokens_of(SAYING), [GuardNote("word", GuardOutcome.MENDED)]
-    assert await said(SAYING) == Spoken(whole, "stop 1", [])
-    assert await said(WRONG, SAYING) == await said(LACKING, SAYING) == Spoken(whole, "stop 2", mended)
+    assert await said(SAYING) == (Spoken(whole, "stop", []), 1)
+    assert await said(WRONG, SAYING) == await said(LACKING, SAYING) == (Spoken(whole, "stop", mended), 2)
     heard = [GuardNote("word", GuardOutcome.HEARD)]
-    assert await said(LACKING, redraws=2) == Spoken(tokens_of(LACKING), "stop 3", heard), "never cut"
+    assert await said(LACKING, redraws=2) == (Spoken(tokens_of(LACKING), "stop", heard), 3), "never cut"
     settings = GuardSettings(GuardMode.MEND, aligner=SureAligner())
     given_out = AnswerGuard(SAYS, SpeechLength(0, 90, 200), settings, tokens_of(WRONG))
     assert given_out.end("stop") is None, "what was given out can't be mended"
-
-
-async def test_off_looks_at_nothing() -> None:
-    assert await spoken(ScriptedLLM([(LOOPING, "stop")]), GuardMode.OFF) == Spoken(list(LOOPING), "stop", [])
 
 
 async def test_a_caller_who_leaves_ends_the_answer() -> None:
@@ -389,8 +385,7 @@ class SpokenLive(Spoken):
 
 
 def spoken_live(llm: InterleavingLLM, mode: GuardMode = GuardMode.MEND, pause_s: float = 5.0) -> SpokenLive:
-    reference = "The quick brown fox jumps over the lazy dog."
-    utterance = Utterance(PIECES[0], reference, (0,) * int(1.6 * len(reference)), coming_text=Writing(pause_s))
+    utterance = replace(USUAL, text=PIECES[0], coming_text=Writing(pause_s))
     ask = SegmentAsk(utterance, Sampling(), 5, stream_tokens=0, free_tokens=FREE)
     heard = SpokenLive([], None, [])
 

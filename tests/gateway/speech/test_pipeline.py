@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
-import numpy as np
 import pytest
 
 from gateway import errors
 from gateway.chunking.policies import DeadlineChunks, FixedChunks
-from gateway.core import AudioChunk, InlineVoice, SessionHold, SpeechTokenDelta
+from gateway.core import AudioChunk, SessionHold, SpeechTokenDelta
 from gateway.speech.request import SpeechRequest, SpeechResult, decode_text
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.text import SpokenSegment
@@ -72,14 +72,6 @@ async def test_the_llm_speaks_while_token2wav_leases_the_stream(voices: list[Nam
     assert_all_is_freed(llm, token2wav)
 
 
-async def test_a_stream_that_can_not_be_leased_ends_the_llms_answer(voices: list[NamedVoice]) -> None:
-    llm = FakeLLM(speech_deltas(60), gate=asyncio.Event())
-    token2wav = FakeToken2Wav(open_failure=errors.Token2WavInterruptedError("it died; try again"))
-    with pytest.raises(errors.Token2WavInterruptedError):
-        await speak(make_pipeline(llm, token2wav, voices), SpeechRequest("Hello there."))
-    assert_all_is_freed(llm, token2wav)
-
-
 async def test_a_segment_cut_short_is_reported_and_not_gone_on_from(voices: list[NamedVoice]) -> None:
     llm, result = FakeLLM(speech_deltas(60, finish_reason="length")), SpeechResult()
     text = "This is a sentence that is long enough to be spoken for itself, as it must be here. " * 4
@@ -110,19 +102,6 @@ async def test_every_token_is_heard_and_the_result_tells_all(voices: list[NamedV
     assert not result.is_truncated
     assert result.ttfa_s is not None and result.total_s is not None
     assert_all_is_freed(llm, token2wav)
-
-
-async def test_the_llm_gets_the_voices_transcript_and_tokens(voices: list[NamedVoice]) -> None:
-    llm = FakeLLM(speech_deltas(5))
-    await speak(make_pipeline(llm, FakeToken2Wav(), voices), SpeechRequest("hello", "anna"))
-    assert (llm.utterances[0].reference_text, llm.utterances[0].reference_tokens) == ("I am anna.", PROMPT_TOKENS)
-
-
-async def test_without_a_transcript_the_llm_gets_no_prompt_tokens(voices: list[NamedVoice]) -> None:
-    llm = FakeLLM(speech_deltas(5))
-    voice = InlineVoice(np.ones(16000, np.float32), " ")
-    await speak(make_pipeline(llm, FakeToken2Wav(), voices), SpeechRequest("hello", voice))
-    assert llm.utterances[0].reference_tokens == ()
 
 
 async def test_a_seed_is_drawn_used_by_both_services_and_reported(voices: list[NamedVoice]) -> None:
@@ -210,14 +189,6 @@ async def test_a_failed_push_is_no_measurement(voices: list[NamedVoice]) -> None
     assert token2wav.open_streams == 0
 
 
-async def test_a_length_finish_is_reported_and_nothing_is_lost(voices: list[NamedVoice]) -> None:
-    result = SpeechResult()
-    llm = FakeLLM(speech_deltas(30, finish_reason="length"))
-    await speak(make_pipeline(llm, FakeToken2Wav(), voices), SpeechRequest("hello"), result)
-    assert result.is_truncated
-    assert result.audio_samples == 30 * 960
-
-
 @pytest.mark.parametrize(
     ("request_", "expected"),
     [
@@ -250,13 +221,6 @@ def test_the_text_limit_is_named() -> None:
 def test_bytes_that_are_not_utf8_are_refused() -> None:
     with pytest.raises(errors.InvalidTextError, match="UTF-8"):
         decode_text("grün".encode("latin-1"))
-
-
-async def test_an_llm_without_a_single_token_is_a_typed_error(voices: list[NamedVoice]) -> None:
-    llm, token2wav = FakeLLM(speech_deltas(0)), FakeToken2Wav()
-    with pytest.raises(errors.EmptySpeechError):
-        await speak(make_pipeline(llm, token2wav, voices), SpeechRequest("hello"))
-    assert_all_is_freed(llm, token2wav)
 
 
 @pytest.mark.parametrize("text", ["🙂 ...", "!?", " - "])
@@ -311,26 +275,24 @@ async def test_an_llm_that_dies_midway_fails_after_the_audio_that_was_ready(voic
     assert_all_is_freed(llm, token2wav)
 
 
-async def test_an_llm_that_is_down_frees_the_stream(voices: list[NamedVoice]) -> None:
-    llm, token2wav = FakeLLM([], errors.LLMUnavailableError("down; start it")), FakeToken2Wav()
-    with pytest.raises(errors.LLMUnavailableError):
-        await speak(make_pipeline(llm, token2wav, voices), SpeechRequest("hello"))
-    assert_all_is_freed(llm, token2wav)
+FAILURES: dict[str, tuple[type[errors.GatewayError], dict[str, Any], dict[str, Any]]] = {
+    "no stream": (errors.StreamLostError, {}, {"open_failure": errors.StreamLostError("it died; try again")}),
+    "no room": (errors.Token2WavBusyError, {}, {"open_failure": errors.Token2WavBusyError("full; retry")}),
+    "token2wav dies midway": (errors.Token2WavInterruptedError, {}, {"fail_at": 1}),
+    "no LLM": (errors.LLMUnavailableError, {"deltas": [], "error": errors.LLMUnavailableError("start it")}, {}),
+    "no token": (errors.EmptySpeechError, {"deltas": speech_deltas(0)}, {}),
+}
 
 
-async def test_a_token2wav_that_dies_midway_stops_the_llm(voices: list[NamedVoice]) -> None:
-    llm = FakeLLM(speech_deltas(400), gate=asyncio.Event(), ungated=100)
-    token2wav = FakeToken2Wav(fail_at=1)
-    with pytest.raises(errors.Token2WavInterruptedError):
-        await speak(make_pipeline(llm, token2wav, voices), SpeechRequest("hello"))
-    assert_all_is_freed(llm, token2wav)
-
-
-async def test_a_token2wav_without_room_stops_the_llm(voices: list[NamedVoice]) -> None:
-    llm, token2wav = FakeLLM(speech_deltas(5)), FakeToken2Wav(open_failure=errors.Token2WavBusyError("full; retry"))
-    with pytest.raises(errors.Token2WavBusyError):
-        await speak(make_pipeline(llm, token2wav, voices), SpeechRequest("hello"))
-    assert_all_is_freed(llm, token2wav)
+@pytest.mark.parametrize(("error", "llm", "token2wav"), FAILURES.values(), ids=FAILURES)
+async def test_a_service_that_fails_frees_the_other(
+    voices: list[NamedVoice], error: type[errors.GatewayError], llm: dict[str, Any], token2wav: dict[str, Any]
+) -> None:
+    speaking = {"deltas": speech_deltas(400), "gate": asyncio.Event(), "ungated": 100}
+    services = FakeLLM(**{**speaking, **llm}), FakeToken2Wav(**token2wav)
+    with pytest.raises(error):
+        await speak(make_pipeline(*services, voices), SpeechRequest("hello"))
+    assert_all_is_freed(*services)
 
 
 @pytest.mark.parametrize("is_held", [True, False], ids=["awaiting audio", "awaiting tokens"])
@@ -343,14 +305,6 @@ async def test_cancelling_frees_both_services(voices: list[NamedVoice], is_held:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert_all_is_freed(llm, token2wav)
-
-
-async def test_a_caller_that_stops_listening_frees_both_services(voices: list[NamedVoice]) -> None:
-    llm, token2wav = FakeLLM(speech_deltas(500)), FakeToken2Wav()
-    async with aclosing(make_pipeline(llm, token2wav, voices).synthesize(SpeechRequest("hello"))) as audio:
-        async for _ in audio:
-            break
     assert_all_is_freed(llm, token2wav)
 
 

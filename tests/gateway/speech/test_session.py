@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 
 import pytest
@@ -41,15 +40,6 @@ async def test_text_in_any_pieces_is_spoken_whole_in_one_stream(voices: list[Nam
     assert len(token2wav.streams) == 1
     assert sum(len(each.samples) for each in audio) == session.samples == 30 * 960 * len(llm.utterances)
     assert [each.is_turn_end for each in audio].count(True) == 1
-
-
-async def test_speech_begins_before_the_text_ends(voices: list[NamedVoice]) -> None:
-    llm, token2wav = FakeLLM(speech_deltas(40)), FakeToken2Wav()
-    session = make_session(voices, llm, token2wav)
-    session.write(ONE + "And")
-    async with aclosing(session.audio()) as audio:
-        assert len((await asyncio.wait_for(anext(audio), 2)).samples)
-        session.end()
 
 
 async def test_a_flush_ends_a_turn_and_the_next_goes_on_from_its_prosody(voices: list[NamedVoice]) -> None:
@@ -117,16 +107,6 @@ async def test_a_lone_surrogate_is_refused_and_the_session_goes_on(voices: list[
     session.write(ONE)
     session.end()
     assert text_of(await hear(session)) == ONE
-
-
-async def test_closing_the_audio_frees_both_services(voices: list[NamedVoice]) -> None:
-    llm, token2wav = FakeLLM(speech_deltas(400)), FakeToken2Wav()
-    session = make_session(voices, llm, token2wav)
-    session.write(ONE + TWO)
-    async with aclosing(session.audio()) as audio:
-        await anext(audio)
-    assert (llm.running, token2wav.open_streams) == (0, 0)
-    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
 async def test_a_service_that_fails_ends_the_audio_with_its_error(voices: list[NamedVoice]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
+import csv
+from pathlib import Path
 
 from hypothesis import strategies as st
 
@@ -13,6 +14,9 @@ from gateway.text.segments.splitter import CutBounds, IncrementalSplitter, Segme
 from gateway.text.tags import InlineTags
 from llm_service.vocab import INLINE_TAGS
 
+HERE = Path(__file__).parent
+WHOLE = SplitSettings(CutBounds(5000, 5000, 5000), CutBounds(5000, 5000, 5000))
+"""No cuts: a table does not hang on the length of segments."""
 SHORT = SplitSettings(first=CutBounds(4, 10, 160), later=CutBounds(20, 60, 160))
 """Cuts often, so that short texts show much."""
 
@@ -87,22 +91,15 @@ texts = st.lists(st.one_of(st.sampled_from([*FRAGMENTS, *INLINE_TAGS]), st.text(
 """Adversarial texts: no lone surrogates, which `st.text` leaves out too."""
 
 
-class CapriciousRules(SentencexRules):
-    """Sentence rules that hang on every character they are shown."""
-
-    def __init__(self) -> None:
-        super().__init__(None, lambda _: None)
-
-    def is_abbreviation(self, before: str) -> bool:
-        return zlib.crc32(before.encode()) % 3 == 0
-
-    def is_sentence_end(self, before: str, after: str) -> bool:
-        return zlib.crc32(f"{before}|{after}".encode()) % 2 == 0
-
-
 def finder(rules: SentencexRules | None = None) -> BreakFinder:
     """Return a break finder, for texts of unknown language unless rules are given."""
     return BreakFinder(rules or SentencexRules(None, lambda _: None), InlineTags())
+
+
+def read_table(name: str) -> list[list[str]]:
+    """Return the rows of a file of this folder, parted by tabs, without those that are comments."""
+    with (HERE / name).open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if not row[0].startswith("# ")]
 
 
 @st.composite

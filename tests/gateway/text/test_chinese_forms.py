@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.text.chinese import ChineseNormalizer, chinese_forms
 from gateway.text.cleaning import cleaned
-from tests.gateway.text.builders import texts
+from tests.gateway.text.builders import read_table, texts
 
-HERE = Path(__file__).parent
 MOST_WRONG = 8
 """Of the public sets' readings."""
 MESS = "0123456789.,:/-–~至到%℃年月日号个点分元$¥万xXkmMV²³^=+()"
 
 
-def rows(path: Path) -> list[list[str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        read = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        return [row for row in read if not row[0].startswith("# ")]
-
-
-CHINESE_FORMS = rows(HERE / "data/chinese_forms.tsv")
-PUBLIC = rows(HERE / "public_sets/zh.tsv")
+CHINESE_FORMS = read_table("data/chinese_forms.tsv")
+PUBLIC = read_table("public_sets/zh.tsv")
 
 
 @pytest.mark.parametrize(("kind", "written", "spoken"), CHINESE_FORMS)

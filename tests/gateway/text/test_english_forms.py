@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,24 +9,17 @@ from hypothesis import strategies as st
 from gateway.text.english.forms import english_forms, is_plain
 from gateway.text.normalization.addresses import spoken_addresses
 from gateway.text.normalization.wetext_normalizer import WeTextNormalizer
-from tests.gateway.text.builders import texts
+from tests.gateway.text.builders import read_table, texts
 
 pytest.importorskip("wetext", reason="the text extra is not installed")
 
 ENGLISH = WeTextNormalizer("en")
-TABLE = Path(__file__).parent / "data/english_forms.tsv"
 
 
-def read_table() -> dict[str, list[tuple[str, str]]]:
-    """Return what is written and how it is read, by kind."""
-    table: dict[str, list[tuple[str, str]]] = {}
-    with TABLE.open(encoding="utf-8", newline="") as file:
-        for kind, written, spoken in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
-            table.setdefault(kind, []).append((written, spoken))
-    return {kind: rows for kind, rows in table.items() if not kind.startswith("#")}
-
-
-FORMS = read_table()
+FORMS: dict[str, list[tuple[str, str]]] = {}
+"""What is written and how it is read, by kind."""
+for kind, written, spoken in read_table("data/english_forms.tsv"):
+    FORMS.setdefault(kind, []).append((written, spoken))
 
 
 def test_no_text_of_the_table_that_is_read_otherwise_than_written_is_taken_for_words_alone() -> None:

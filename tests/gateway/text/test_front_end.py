@@ -157,13 +157,6 @@ def test_a_spoken_text_is_cleaned_and_knows_where_it_was_written() -> None:
     assert text[one.source_position(one.text.index("See"))] == "S"
 
 
-def test_every_last_segment_ends_in_a_mark() -> None:
-    stream = SHOUTING.open(ENGLISH, LIVE_TEXT)
-    for text, end in [("Please bring the blue folder", "folder."), ("Dear John,", "John."), ('"Yes."', 'Yes".')]:
-        (segment,) = stream.push(text) + stream.flush()
-        assert stream.prepare(segment).text.endswith(end)
-
-
 @pytest.mark.parametrize(
     ("segment_letters", "spoken"), [(None, "By then it was late, "), (200, "By then it was late. ")]
 )
@@ -172,11 +165,6 @@ def test_a_cut_within_a_sentence_gives_an_llm_of_whole_texts_a_stop(segment_lett
     stream = front_end.open(ENGLISH, SHORT)
     first, *_ = stream.push("By then it was late, and we went home. Then")
     assert stream.prepare(first).text == spoken
-
-
-def test_a_request_can_switch_normalisation_off() -> None:
-    (spoken,) = speak("the 5", TextOptions(normalization=Normalization.OFF))
-    assert (spoken.text, spoken.language) == ("the 5.", "en")
 
 
 @pytest.mark.parametrize("language", ["xx", "pt", "tlh-Latn"])

@@ -71,24 +71,6 @@ async def test_of_many_texts_one_has_its_turn_at_a_time() -> None:
     assert changes[:3] == [0, 1, 2] and len(changes) >= 6
 
 
-async def test_texts_that_come_at_once_have_their_turns_in_different_passes_of_the_loop() -> None:
-    turns, passes = TextTurns(), [0]
-
-    async def others() -> None:
-        while True:
-            passes.append(0)
-            await asyncio.sleep(0)
-
-    def steps() -> Iterator[str]:
-        passes[-1] += 1
-        yield "segment"
-
-    running = asyncio.create_task(others())
-    await asyncio.gather(*(turns.next_of(steps()) for _ in range(20)))
-    running.cancel()
-    assert sum(passes) == 20 and max(passes) == 1
-
-
 async def test_a_cancelled_wait_loses_no_step() -> None:
     turns, steps = TextTurns(0.0, Counting()), iter([None, None, "segment"])
     waiting = asyncio.create_task(turns.next_of(steps))

@@ -159,11 +159,6 @@ def test_a_text_is_cleaned_alike_however_it_is_divided(text: str, size: int) -> 
     assert cleaned(text, size) == cleaned(text)
 
 
-@given(st.text(alphabet=st.characters(categories=["L", "N", "Zs"]), max_size=60))
-def test_words_alone_stay(text: str) -> None:
-    assert cleaned(text).split() == text.split()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "unit", [*FORMS, "<a ", "[a](b ", '<a b="', "a](", "*a", "![", "<!-", "<a b='c' ", "|-", "- - "]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 
@@ -12,21 +9,14 @@ from gateway.text.segments.breaks import BreakFinder, ended, full_stop
 from gateway.text.segments.sentences import SentencexRules
 from gateway.text.segments.splitter import INTERLEAVED_TEXT, LIVE_TEXT, WHOLE_TEXT, CutBounds, SplitSettings
 from gateway.text.tags import InlineTags
-from tests.gateway.text.builders import split_text, texts
+from tests.gateway.text.builders import read_table, split_text, texts
 
-TABLE = Path(__file__).parents[1] / "data/golden_sentences.tsv"
 EAGER = SplitSettings(first=CutBounds(1, 1000, 1000), later=CutBounds(1, 1000, 1000))
 BAR = "‖"
 LEAST_RIGHT = 44
 
 
-def read_table() -> list[tuple[str, str, bool]]:
-    with TABLE.open(encoding="utf-8", newline="") as file:
-        rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        return [(row[0], row[1], row[2:] == ["wrong"]) for row in rows if not row[0].startswith("#")]
-
-
-GOLDEN = read_table()
+GOLDEN = [(row[0], row[1], row[2:] == ["wrong"]) for row in read_table("data/golden_sentences.tsv")]
 
 
 def finder(language: str) -> BreakFinder:

@@ -21,7 +21,7 @@ from gateway.text.segments.splitter import (
 )
 from gateway.text.tags import InlineTags
 from llm_service.prompt import LengthLimits, generation_bounds
-from tests.gateway.text.builders import CHAPTER, SHORT, CapriciousRules, finder, split_text, texts, texts_in_pieces
+from tests.gateway.text.builders import CHAPTER, SHORT, finder, split_text, texts, texts_in_pieces
 
 EAGER = SplitSettings(first=CutBounds(1, 160, 160), later=CutBounds(1, 160, 160))
 """Cuts after every sentence."""
@@ -188,7 +188,6 @@ def test_capped_bounds_let_sentences_end_segments_sooner_and_never_later() -> No
 
 
 FINDER = finder()
-CAPRICIOUS = finder(CapriciousRules())
 ROOMY = SplitSettings(first=CutBounds(1, 1, 600), later=CutBounds(1, 1, 600))
 TAG = re.compile(InlineTags().pattern)
 any_settings = st.sampled_from([SHORT, LIVE_TEXT])
@@ -206,13 +205,6 @@ def test_any_division_into_pieces_gives_the_segments_of_the_whole_text(
     assert push_all(pieces, settings) == split_text("".join(pieces), FINDER, settings)
 
 
-@given(texts, any_settings)
-def test_letter_by_letter_gives_the_segments_of_the_whole_text_whatever_the_rules(
-    text: str, settings: SplitSettings
-) -> None:
-    assert push_all(list(text), settings, CAPRICIOUS) == split_text(text, CAPRICIOUS, settings)
-
-
 def test_the_chapter_of_hard_cases_gives_the_same_segments_at_every_division_in_two() -> None:
     whole = split_text(CHAPTER, FINDER, SHORT)
     assert len(whole) > 8
@@ -227,17 +219,6 @@ def test_no_character_is_lost_or_doubled_and_positions_are_the_texts_own(text: s
     assert all(segment.text and text[segment.start : segment.end] == segment.text for segment in segments)
 
 
-@given(texts_in_pieces())
-def test_flushes_anywhere_lose_no_character(pieces: list[str]) -> None:
-    splitter = IncrementalSplitter(FINDER, SHORT)
-    segments = []
-    for piece in pieces:
-        segments += [*splitter.push(piece), *splitter.flush()]
-        assert splitter.pending_characters == 0
-    assert "".join(segment.text for segment in segments) == "".join(pieces)
-    assert [segment.start for segment in segments] == [0, *(segment.end for segment in segments)][: len(segments)]
-
-
 @given(texts_in_pieces(), any_settings)
 def test_segments_and_what_is_pending_are_bounded(pieces: list[str], settings: SplitSettings) -> None:
     splitter = IncrementalSplitter(FINDER, settings)
@@ -247,12 +228,6 @@ def test_segments_and_what_is_pending_are_bounded(pieces: list[str], settings: S
         segments += splitter.push(piece)
         assert splitter.pending_characters <= longest + FINDER.longest_chunk
     assert all(spoken_length(segment.text) <= longest for segment in [*segments, *splitter.flush()])
-
-
-@given(texts, any_settings)
-def test_no_tag_is_cut(text: str, settings: SplitSettings) -> None:
-    segments = split_text(text, FINDER, settings)
-    assert [tag for segment in segments for tag in TAG.findall(segment.text)] == TAG.findall(text)
 
 
 @given(texts)
