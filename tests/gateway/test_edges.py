@@ -75,11 +75,6 @@ def test_what_concerns_voices_is_a_setting() -> None:
     assert parse_args(REQUIRED).voices == VoiceSettings(None, VoiceLimits(), VoiceAliases({}, has_openai_names=True))
 
 
-def test_unknown_options_end_the_process() -> None:
-    with pytest.raises(SystemExit):
-        parse_args([*REQUIRED, "--colour", "red"])
-
-
 @pytest.mark.parametrize(
     "option",
     [

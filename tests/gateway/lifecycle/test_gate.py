@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.dialects.answers import error_headers, error_metadata
-from gateway.errors import LLMUnavailableError, NotReadyError, OverloadedError, Token2WavUnavailableError, wire_status
+from gateway.errors import LLMUnavailableError, NotReadyError, OverloadedError, Token2WavUnavailableError
 from gateway.lifecycle.gate import Gate
 from gateway.lifecycle.readiness import Readiness
 from gateway.lifecycle.shutdown import Shutdown
@@ -25,13 +24,6 @@ from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.routing.fakes import QUICK, ScriptedLLM, ScriptedToken2Wav, routed, routed_llm, until
 
 USUAL = 10
-
-
-def test_a_refusal_says_when_to_try_again_on_every_wire() -> None:
-    error = OverloadedError("full", retry_after_s=3.2)
-    assert (wire_status(error).http, wire_status(error).grpc) == (429, "RESOURCE_EXHAUSTED")
-    assert error_headers(error) == {"retry-after": "4", "x-should-retry": "true"}
-    assert dict(error_metadata(error)) == {"retry-after": "4", "grpc-retry-pushback-ms": "3200"}
 
 
 async def test_a_full_fleet_refuses_before_the_voice_or_the_llm_is_asked(tmp_path: Path) -> None:

@@ -26,21 +26,11 @@ def test_a_body_cut_at_any_byte_gives_the_same_events(line_end: str) -> None:
     assert read([raw[at : at + 1] for at in range(len(raw))]) == EVENTS
 
 
-def test_an_event_is_given_as_soon_as_its_line_ends() -> None:
-    lines = EventLines()
-    assert lines.feed(b"data: one") == []
-    assert lines.feed(b"\ndata: two\nda") == [b"data: one", b"data: two"]
-
-
 def test_nothing_counts_after_done() -> None:
     lines = EventLines()
     assert lines.feed(b"data: one\n\ndata:[DONE]\n\n<html>\n") == [b"data: one"]
     assert lines.is_done
     assert lines.feed(b"data: late\n\n") == []
-
-
-def test_the_bodys_end_ends_its_last_line() -> None:
-    assert read([b"data: one\n\ndata: two"]) == ["one", "two"]
 
 
 @pytest.mark.parametrize("line", [b"<html>", b"\xff\xfe\x00garbage", b"data: \xff\xfe", b"{}", b"  "])

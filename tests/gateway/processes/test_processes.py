@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import signal
 import sys
 import time
-import wave
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -189,22 +187,6 @@ def test_the_streams_of_a_key_are_counted_over_both_doors(gateway: Gateway, door
         assert (refused.status_code, "limit is 1" in refused.text) == (429, True)
         assert speak(second[0], key=ANNA) == 200
     until(lambda: speak(second[0], key=BOB) == 200, "the end of the stream")
-
-
-def test_a_voice_created_at_one_door_is_spoken_in_and_deleted_at_the_other(
-    gateway: Gateway, doors: list[list[httpx.Client]]
-) -> None:
-    first, second = doors[0][0], doors[1][0]
-    recording = io.BytesIO()
-    with wave.open(recording, "wb") as file:
-        file.setparams((1, 2, 24_000, 0, "NONE", ""))
-        file.writeframes(b"\x10\x20" * 24_000)
-    form = {"name": "eva", "consent": "Eva, 3 May"}
-    created = first.post("/v1/audio/voices", data=form, files={"audio_sample": ("eva.wav", recording.getvalue())})
-    assert created.status_code == 200, created.text
-    assert [speak(door, voice="eva") for door in (second, first)] == [200, 200]
-    assert second.delete("/v1/audio/voices/eva").status_code == 200
-    assert speak(first, voice="eva") == 404
 
 
 def test_a_killed_process_is_replaced_though_forks_fail_and_takes_nothing_but_its_own_streams(

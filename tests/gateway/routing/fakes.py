@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -208,6 +208,18 @@ class ScriptedToken2Wav:
 
 
 @asynccontextmanager
+async def _running(router: RoutedToken2Wav | RoutedSpeechLM, is_busy: Callable[[], bool]) -> AsyncIterator[None]:
+    """Run a router until the context is left; then nothing may be left of any stream."""
+    router.start()
+    try:
+        await router.is_ready()
+        yield
+        await until(lambda: not is_busy() and not any(status.open_streams for status in router.snapshot()), "the end")
+    finally:
+        await router.close()
+
+
+@asynccontextmanager
 async def routed(
     *replicas: ScriptedToken2Wav,
     settings: RoutingSettings = QUICK,
@@ -220,12 +232,8 @@ async def routed(
     fleet = Fleet(TOKEN2WAV, settings, clock)
     cache = VoiceFileCache(voice_file_bytes)
     router = RoutedToken2Wav(fleet, [StaticReplicas(list(by_address))], by_address.__getitem__, clock, cache)
-    router.start()
-    try:
-        await router.is_ready()
+    async with _running(router, lambda: any(replica.open for replica in replicas)):
         yield router
-    finally:
-        await router.close()
 
 
 @dataclass
@@ -285,12 +293,8 @@ async def routed_llm(
     router = RoutedSpeechLM(
         Fleet(LLM, settings, clock), [StaticReplicas(list(by_address))], by_address.__getitem__, clock
     )
-    router.start()
-    try:
-        await router.is_ready()
+    async with _running(router, lambda: any(llm.running for llm in replicas if isinstance(llm, ScriptedLLM))):
         yield router
-    finally:
-        await router.close()
 
 
 def chunks(count: int, is_ended: bool = True) -> list[TokenChunk]:

@@ -34,27 +34,33 @@ async def until_freed(fake: FakeTriton) -> None:
     raise AssertionError("the server still has an open stream")
 
 
+@asynccontextmanager
+async def client_of(
+    fake: FakeTriton, deadlines: Token2WavDeadlines | None = None, lag: LoopLag | None = None
+) -> AsyncIterator[Token2WavClient]:
+    async with serving(fake) as (url, _):
+        client = Token2WavClient(url, deadlines, lag)
+        yield client
+        await client.close()
+
+
 async def test_a_voice_is_registered_from_samples_and_from_a_file() -> None:
-    async with serving(fake := FakeTriton()) as (url, _):
-        client = Token2WavClient(url)
+    async with client_of(fake := FakeTriton()) as client:
         assert await client.is_ready()
         voice = await client.register_voice(np.zeros(4000, np.float32))
         await client.register_voice(b"RIFF")
-        await client.close()
     assert (voice.voice_id, voice.prompt_speech_tokens) == ("v1", (4, 5))
     assert [sorted(set(r) - {"operation"}) for r in fake.requests] == [["reference_wav"], ["reference_audio"]]
 
 
 async def test_pushes_may_be_pipelined_and_come_back_in_order() -> None:
-    async with serving(fake := FakeTriton()) as (url, _):
-        client = Token2WavClient(url)
+    async with client_of(fake := FakeTriton()) as client:
         async with client.open_stream("v1", seed=2**40, priority=3) as stream:
             pushes = [stream.push(FIRST), stream.push(LAST)]
             chunks = [await push for push in pushes]
         assert stream.stream_id == "s1"
         assert stream.summary == {"status": "finished"}
         await until_freed(fake)
-        await client.close()
     assert [(c.index, len(c.samples), c.is_last) for c in chunks] == [(0, 180, False), (1, 30, True)]
     assert fake.requests[0] == {"operation": "open", "voice_id": "v1", "seed": [2**40], "priority": [3]}
     assert fake.requests[2]["token_ids"] == [15, 16, 17]
@@ -70,13 +76,11 @@ async def test_pushes_may_be_pipelined_and_come_back_in_order() -> None:
     ],
 )
 async def test_samples_that_can_t_be_played_fail_at_once(waveform: npt.NDArray[Any]) -> None:
-    async with serving(fake := FakeTriton(waveform=waveform)) as (url, _):
-        client = Token2WavClient(url)
+    async with client_of(fake := FakeTriton(waveform=waveform)) as client:
         with pytest.raises(errors.Token2WavProtocolError):
             async with client.open_stream("v1", 0) as stream:
                 await asyncio.wait_for(stream.push(FIRST), 5)
         await until_freed(fake)
-        await client.close()
 
 
 @asynccontextmanager
@@ -174,15 +178,13 @@ async def _hung(client: Token2WavClient, hang: Callable[[], None], streams: int)
 
 
 async def test_leaving_early_cancels_the_call() -> None:
-    async with serving(fake := FakeTriton(is_silent=True)) as (url, _):
-        client = Token2WavClient(url)
+    async with client_of(fake := FakeTriton(is_silent=True)) as client:
         with pytest.raises(KeyError):
             async with client.open_stream("v1", 0) as stream:
                 push = stream.push(FIRST)
                 raise KeyError
         assert isinstance(push.exception(), errors.Token2WavInterruptedError)
         await until_freed(fake)
-        await client.close()
 
 
 async def test_cancelling_the_caller_cancels_the_call() -> None:
@@ -190,8 +192,7 @@ async def test_cancelling_the_caller_cancels_the_call() -> None:
         async with client.open_stream("v1", 0) as stream:
             await stream.push(FIRST)
 
-    async with serving(fake := FakeTriton(is_silent=True)) as (url, _):
-        client = Token2WavClient(url)
+    async with client_of(fake := FakeTriton(is_silent=True)) as client:
         task = asyncio.create_task(wait_for_audio(client))
         while len(fake.requests) < 2:
             await asyncio.sleep(0.01)
@@ -199,66 +200,43 @@ async def test_cancelling_the_caller_cancels_the_call() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await until_freed(fake)
-        await client.close()
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"),
+    ("operation", "code", "expected"),
     [
-        (ErrorCode.VOICE_NOT_FOUND, errors.VoiceEvictedError),
-        (ErrorCode.RESOURCE_EXHAUSTED, errors.Token2WavBusyError),
-        (ErrorCode.INVALID_PROMPT, errors.InvalidVoicePromptError),
-        (ErrorCode.INTERNAL, errors.Token2WavFailedError),
-        (ErrorCode.UNAVAILABLE, errors.Token2WavUnavailableError),
+        ("open", ErrorCode.VOICE_NOT_FOUND, errors.VoiceEvictedError),
+        ("open", ErrorCode.RESOURCE_EXHAUSTED, errors.Token2WavBusyError),
+        ("open", ErrorCode.INVALID_PROMPT, errors.InvalidVoicePromptError),
+        ("open", ErrorCode.INTERNAL, errors.Token2WavFailedError),
+        ("open", ErrorCode.UNAVAILABLE, errors.Token2WavUnavailableError),
+        ("register", ErrorCode.INVALID_PROMPT, errors.InvalidVoicePromptError),
+        ("register", ErrorCode.INVALID_REQUEST, errors.InvalidVoicePromptError),
+        ("import", ErrorCode.VOICE_MODEL_MISMATCH, errors.VoiceOutdatedError),
+        ("import", ErrorCode.INVALID_VOICE_FILE, errors.VoiceFileError),
+        ("import", ErrorCode.RESOURCE_EXHAUSTED, errors.Token2WavBusyError),
     ],
 )
-async def test_errors_on_open_are_typed(code: ErrorCode, expected: type[errors.GatewayError]) -> None:
-    async with serving(FakeTriton(open_error=error(code, "the reason"))) as (url, _):
-        client = Token2WavClient(url)
+async def test_errors_are_typed(operation: str, code: ErrorCode, expected: type[errors.GatewayError]) -> None:
+    told = error(code, "the reason")
+    async with client_of(FakeTriton(open_error=told, register_error=told)) as client:
         with pytest.raises(expected, match="the reason"):
-            async with client.open_stream("v1", 0):
-                pass
-        await client.close()
-
-
-@pytest.mark.parametrize("code", [ErrorCode.INVALID_PROMPT, ErrorCode.INVALID_REQUEST])
-async def test_a_prompt_that_is_refused_is_the_callers_mistake(code: ErrorCode) -> None:
-    async with serving(FakeTriton(register_error=error(code, "the prompt is silent"))) as (url, _):
-        client = Token2WavClient(url)
-        with pytest.raises(errors.InvalidVoicePromptError, match="silent"):
-            await client.register_voice(b"x")
-        await client.close()
+            if operation == "open":
+                await client.open_stream("v1", 0).__aenter__()
+            else:
+                await (client.register_voice(b"x") if operation == "register" else client.import_voice(b"x"))
 
 
 async def test_a_voice_is_exported_and_imported_as_bytes() -> None:
-    async with serving(fake := FakeTriton()) as (url, _):
-        client = Token2WavClient(url)
+    async with client_of(fake := FakeTriton()) as client:
         exported = await client.export_voice("v1")
         voice = await client.import_voice(exported)
-        await client.close()
     assert (exported, voice.voice_id, voice.prompt_speech_tokens) == (VOICE_FILE, "v1", (4, 5))
     assert [sorted(set(r) - {"operation"}) for r in fake.requests] == [["voice_id"], ["voice_file"]]
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        (ErrorCode.VOICE_MODEL_MISMATCH, errors.VoiceOutdatedError),
-        (ErrorCode.INVALID_VOICE_FILE, errors.VoiceFileError),
-        (ErrorCode.RESOURCE_EXHAUSTED, errors.Token2WavBusyError),
-    ],
-)
-async def test_errors_on_import_are_typed(code: ErrorCode, expected: type[errors.GatewayError]) -> None:
-    async with serving(FakeTriton(register_error=error(code, "the reason"))) as (url, _):
-        client = Token2WavClient(url)
-        with pytest.raises(expected, match="the reason"):
-            await client.import_voice(b"x")
-        await client.close()
-
-
 async def test_an_error_on_a_push_fails_it_and_all_later_ones() -> None:
-    async with serving(FakeTriton(push_error=error(ErrorCode.INVALID_CHUNK, "token 9999"))) as (url, _):
-        client = Token2WavClient(url)
+    async with client_of(FakeTriton(push_error=error(ErrorCode.INVALID_CHUNK, "token 9999"))) as client:
         with pytest.raises(errors.Token2WavRejectedError, match="token 9999"):
             async with client.open_stream("v1", 0) as stream:
                 first, second = stream.push(FIRST), stream.push(LAST)
@@ -267,25 +245,20 @@ async def test_an_error_on_a_push_fails_it_and_all_later_ones() -> None:
                 with pytest.raises(errors.Token2WavRejectedError):
                     await second
                 await stream.push(LAST)
-        await client.close()
 
 
 async def test_a_foreign_error_text_is_a_failure_inside() -> None:
-    async with serving(FakeTriton(push_error="segfault at 0x0")) as (url, _):
-        client = Token2WavClient(url)
+    async with client_of(FakeTriton(push_error="segfault at 0x0")) as client:
         with pytest.raises(errors.Token2WavFailedError, match="segfault"):
             async with client.open_stream("v1", 0) as stream:
                 await stream.push(FIRST)
-        await client.close()
 
 
 async def test_a_server_that_ends_the_stream_early_is_reported() -> None:
-    async with serving(FakeTriton(ends_early=True)) as (url, _):
-        client = Token2WavClient(url)
+    async with client_of(FakeTriton(ends_early=True)) as client:
         with pytest.raises(errors.Token2WavInterruptedError, match="before its audio"):
             async with client.open_stream("v1", 0) as stream:
                 await stream.push(FIRST)
-        await client.close()
 
 
 async def test_a_server_that_dies_in_mid_stream_is_reported() -> None:
@@ -315,19 +288,16 @@ async def test_a_server_that_is_down_is_unavailable_and_says_what_to_do() -> Non
 
 
 async def test_a_chunk_without_audio_passes_its_deadline() -> None:
-    async with serving(fake := FakeTriton(is_silent=True)) as (url, _):
-        client = Token2WavClient(url, Token2WavDeadlines(push_s=0.05))
+    async with client_of(fake := FakeTriton(is_silent=True), Token2WavDeadlines(push_s=0.05)) as client:
         with pytest.raises(errors.Token2WavDeadlineError, match=r"chunk 0.*stuck") as stuck:
             async with client.open_stream("v1", 0) as stream:
                 await stream.push(FIRST)
         assert not stuck.value.serves_others
         await until_freed(fake)
-        await client.close()
 
 
 async def test_a_chunk_may_be_late_because_others_are_served() -> None:
-    async with serving(FakeTriton(is_silent=True)) as (url, _):
-        client = Token2WavClient(url, Token2WavDeadlines(push_s=0.2))
+    async with client_of(FakeTriton(is_silent=True), Token2WavDeadlines(push_s=0.2)) as client:
         with pytest.raises(errors.Token2WavDeadlineError, match=r"chunk 0.*overloaded") as slow:
             async with client.open_stream("v1", 0) as stream:
                 late = stream.push(FIRST)
@@ -336,41 +306,35 @@ async def test_a_chunk_may_be_late_because_others_are_served() -> None:
                     await asyncio.sleep(0.01)
                 await late
         assert slow.value.serves_others
-        await client.close()
 
 
 async def test_a_stream_has_no_deadline_but_its_windows() -> None:
-    async with serving(fake := FakeTriton()) as (url, _):
-        client = Token2WavClient(url)
+    async with client_of(fake := FakeTriton()) as client:
         async with client.open_stream("v1", 0):
             assert fake.time_left_s is None
         await client.register_voice(b"x")
         assert fake.time_left_s is not None
-        await client.close()
 
 
 async def test_a_voice_without_answer_passes_its_deadline() -> None:
-    async with serving(FakeTriton(is_silent=True)) as (url, _):
-        client = Token2WavClient(url, Token2WavDeadlines(register_s=0.05))
+    async with client_of(FakeTriton(is_silent=True), Token2WavDeadlines(register_s=0.05)) as client:
         with pytest.raises(errors.Token2WavDeadlineError):
             await client.register_voice(b"x")
-        await client.close()
 
 
 async def test_a_stream_waits_for_its_voice_for_as_long_as_a_voice_may_take() -> None:
     limit_s = 0.2
-    async with serving(fake := FakeTriton(opens_slowly=True, makes_voice=True)) as (url, _):
-        client = Token2WavClient(url, Token2WavDeadlines(open_s=limit_s))
+    async with client_of(
+        fake := FakeTriton(opens_slowly=True, makes_voice=True), Token2WavDeadlines(open_s=limit_s)
+    ) as client:
         asyncio.get_running_loop().call_later(3 * limit_s, fake.silence.set)
         async with client.open_stream("v1", 0) as stream:
             assert stream.stream_id == "s1"
-        await client.close()
 
 
 async def test_a_chunk_is_waited_for_while_the_server_makes_audio_for_others() -> None:
     push_s = 0.3
-    async with serving(fake := FakeTriton(silent_tokens=1)) as (url, _):
-        client = Token2WavClient(url, Token2WavDeadlines(push_s=push_s))
+    async with client_of(fake := FakeTriton(silent_tokens=1), Token2WavDeadlines(push_s=push_s)) as client:
         async with client.open_stream("v1", 0) as slow, client.open_stream("v1", 1) as other:
             late = slow.push(TokenChunk(0, 0, (1,), False))
             for index in range(8):
@@ -379,17 +343,14 @@ async def test_a_chunk_is_waited_for_while_the_server_makes_audio_for_others() -
             assert not late.done()
             fake.silence.set()
             assert len((await late).samples)
-        await client.close()
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="before Python 3.11 a limit can't be moved")
 async def test_a_stream_that_our_own_standstill_made_late_is_opened() -> None:
     lag, limit_s = LoopLag(), 0.2
-    async with serving(fake := FakeTriton(opens_slowly=True)) as (url, _):
-        client = Token2WavClient(url, Token2WavDeadlines(open_s=limit_s), lag)
+    async with client_of(fake := FakeTriton(opens_slowly=True), Token2WavDeadlines(open_s=limit_s), lag) as client:
         loop = asyncio.get_running_loop()
         loop.call_later(limit_s / 2, lag.note, 30.0, 0.0)
         loop.call_later(3 * limit_s, fake.silence.set)
         async with client.open_stream("v1", 0) as stream:
             assert stream.stream_id == "s1"
-        await client.close()

@@ -10,7 +10,7 @@ import pytest
 
 from demo_voice.unpack import VOICES
 from gateway.core import FloatArray, InlineVoice, RegisteredVoice
-from gateway.errors import ConfigError, Token2WavFailedError, VoiceNotFoundError
+from gateway.errors import ConfigError, Token2WavFailedError
 from gateway.voices.known import KnownVoices
 from gateway.voices.profile import Gender, VoiceProfile, read_profile
 from gateway.voices.registry import NamedVoice, VoiceRegistry, load_voices
@@ -48,11 +48,6 @@ async def test_the_cache_is_bounded_and_drops_the_least_recently_used() -> None:
     assert len(token2wav.registrations) == 3
     await registry.resolve(InlineVoice(tone(0.2)))
     assert len(token2wav.registrations) == 4
-
-
-async def test_an_unknown_voice_names_the_known_ones(voices: list[NamedVoice]) -> None:
-    with pytest.raises(VoiceNotFoundError, match="'anna', 'default'"):
-        await VoiceRegistry(FakeToken2Wav(), voices).resolve("nobody")
 
 
 def test_a_directory_gives_names_audio_and_transcripts(tmp_path: Path) -> None:
