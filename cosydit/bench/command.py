@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     silence = "longest silence of the server in seconds (default %(default)s)"
     add("--timeout-s", type=_POSITIVE, default=120.0, help=silence)
     group = parser.add_argument_group("what to say (default: bundled English sentences)")
-    add_source_options(group).add_argument("--target-text", help="one text to speak")
+    add_source_options(group, with_text=True)
     add = group.add_argument
     reference = "audio file of the voice for the samples or --target-text (Triton only)"
     add("--reference-audio", type=Path, help=reference)

@@ -136,7 +136,7 @@ _ERRORS = (urllib.error.URLError, OSError, http.client.HTTPException, ValueError
 
 
 @dataclass(frozen=True)
-class Service:
+class WatchedService:
     """One process: where it is read, and what it said; None while it does not tell, and then why."""
 
     address: str
@@ -148,9 +148,9 @@ class Service:
 class Picture:
     """All that is watched."""
 
-    gateways: Sequence[Service]
-    token2wav: Sequence[Service]
-    llm: Sequence[Service]
+    gateways: Sequence[WatchedService]
+    token2wav: Sequence[WatchedService]
+    llm: Sequence[WatchedService]
     title: str = ""
     """Line above all, e.g. the time and the window."""
 
@@ -165,14 +165,14 @@ class Follower:
         self._clock = clock
         self._scrapes: deque[Scrape] = deque()
 
-    def read(self) -> Service:
+    def read(self) -> WatchedService:
         """Read it once; what was kept is forgotten when it does not answer, as it may be another process then."""
         address = self.url.removeprefix("http://").removesuffix("/metrics")
         try:
-            return Service(address, self._keep(_scraped(self.url, TIMEOUT_S, self._clock)))
+            return WatchedService(address, self._keep(_scraped(self.url, TIMEOUT_S, self._clock)))
         except _ERRORS as error:
             self._scrapes.clear()
-            return Service(address, None, _problem(error))
+            return WatchedService(address, None, _problem(error))
 
     def _keep(self, scrape: Scrape) -> Window:
         self._scrapes.append(scrape)

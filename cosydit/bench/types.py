@@ -127,10 +127,12 @@ def pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def add_source_options(group: argparse._ArgumentGroup) -> argparse._MutuallyExclusiveGroup:
-    """Add the options that name a list of texts; whoever has more ways to name one adds them to what is returned.
+def add_source_options(group: argparse._ArgumentGroup, with_text: bool = False) -> None:
+    """Add the options that name a list of texts, which `cosydit.bench.inputs.read_source` reads.
 
-    `cosydit.bench.inputs.read_source` reads them.
+    Args:
+        group: gets them.
+        with_text: whether one text, --target-text, may stand in place of a list; the caller reads it.
     """
     source = group.add_mutually_exclusive_group()
     texts = "list of texts: CSV, JSONL, or one text a line; - is standard input"
@@ -140,5 +142,6 @@ def add_source_options(group: argparse._ArgumentGroup) -> argparse._MutuallyExcl
     source.add_argument("--jsonl-path", type=Path, help=fields)
     dataset = "dataset with id, target_text, prompt_text and prompt_audio: a name, or a local file or directory"
     source.add_argument("--huggingface-dataset", help=dataset)
+    if with_text:
+        source.add_argument("--target-text", help="one text to speak")
     group.add_argument("--split-name", default=DEFAULT_SPLIT, help="split of the dataset (default %(default)s)")
-    return source

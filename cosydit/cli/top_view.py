@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cosydit.bench.scrape import Picture, Service, Window
+from cosydit.bench.scrape import Picture, WatchedService, Window
 
 GATEWAY, TOKEN2WAV = "cosydit_gateway", "cosydit_token2wav"
 Row = Callable[[Window], list[Text]]
@@ -102,7 +102,7 @@ def _llm_row(window: Window) -> list[Text]:
     ]
 
 
-def _replicas(gateways: Sequence[Service]) -> Table | None:
+def _replicas(gateways: Sequence[WatchedService]) -> Table | None:
     """Return the replicas as the gateways see them; None if these have no routers."""
     windows = [gateway.window for gateway in gateways if gateway.window is not None]
     readings = {name: _sums(windows, f"{GATEWAY}_{name}") for name, _ in _REPLICA_COLUMNS}
@@ -131,7 +131,7 @@ def _sums(windows: Sequence[Window], name: str) -> Mapping[str, float]:
     return sums
 
 
-def _table(columns: Sequence[str], title: str, services: Sequence[Service], row: Row) -> Table:
+def _table(columns: Sequence[str], title: str, services: Sequence[WatchedService], row: Row) -> Table:
     table = _new_table(title, columns)
     for service in services:
         if service.window is None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from cosydit.bench.scrape import EMPTY, Scrape, Watch, Window, quantile
 from cosydit.cli.main import main
-from cosydit.cli.top_view import Picture, Service, draw
+from cosydit.cli.top_view import Picture, WatchedService, draw
 from cosydit.stack.run_file import RunRecord, announced, running
 from tests.gateway.fakes import ManualClock
 from tests.workers import free_ports
@@ -65,9 +65,9 @@ def gateway(completed: int = 40, silence: float = 0.0, audio: float = 100.0) -> 
     return GATEWAY % {"completed": completed, "silence": silence, "audio": audio}
 
 
-def service(address: str, after: str, before: str | None = None, apart_s: float = 10.0) -> Service:
+def service(address: str, after: str, before: str | None = None, apart_s: float = 10.0) -> WatchedService:
     earlier = EMPTY if before is None else Scrape.parse(before, 0.0)
-    return Service(address, Window(earlier, Scrape.parse(after, apart_s)))
+    return WatchedService(address, Window(earlier, Scrape.parse(after, apart_s)))
 
 
 def rendered(picture: Picture) -> str:
