@@ -226,6 +226,13 @@ def test_each_scrape_asks_anew_and_the_gone_are_gone() -> None:
     assert not Reading(metrics.registry).above_zero("replica_open_streams")
 
 
+def test_the_first_audio_has_no_slack_and_empty_chunks_none_at_all() -> None:
+    listener = Playback()
+    assert listener.deliver(0.0, 0.4, 0.0) is None
+    assert listener.deliver(0.4, 0.5, 1.0) is None
+    assert listener.deliver(0.5, 0.9, 0.0) is None
+
+
 def test_slack_is_what_is_left_to_play_and_adds_up() -> None:
     listener = Playback()
     listener.deliver(0.0, 0.5, 1.0)

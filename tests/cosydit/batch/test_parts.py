@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from benchmarks.offline_batch import raw_samples
+from benchmarks.offline_batch import RAW_COLUMNS, compute_figures, raw_samples
 from cosydit.batch.ledger import Ledger
 from cosydit.batch.llm import WholeAnswerClient
 from cosydit.batch.pipeline import BatchPipeline, take_alike
@@ -127,6 +127,15 @@ async def test_what_is_no_answer_says_why(checkpoint: Path, response: dict[str, 
     async with _client(checkpoint, lambda body: web.Response(**response)) as client:
         with pytest.raises(error):
             await _complete(client)
+
+
+def test_figures_are_computed_from_the_rows() -> None:
+    rows = {name: [0.0, 0.0] for name in RAW_COLUMNS}
+    rows |= {"audio_s": [8.0, 12.0], "llm_began_s": [0.5, 0.0], "written_s": [1.5, 2.0]}
+    busy = {"llm": 1.0, "token2wav": 1.2, "write": 0.1}
+    computed = compute_figures({"rows": rows, "voices": 2, "voices_s": 9.0, "stage_busy_s": busy})
+    assert (computed["rtf"], computed["times_real_time"], computed["utterances"]) == (0.1, 10.0, 2)
+    assert (computed["voices_s"], computed["token2wav_busy_s"]) == (9.0, 1.2)
 
 
 @pytest.mark.parametrize("change", [{"done_before": 1}, {"done": 0}], ids=["resumed", "nothing spoken"])
