@@ -26,8 +26,7 @@ from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
-from token2wav_service.runtime.cpu.column_hift import ColumnHiFT
-from token2wav_service.runtime.cpu.packed_flow import PackedFlow
+from token2wav_service.runtime.cpu.packed_flow import ColumnHiFT, PackedFlow
 from token2wav_service.runtime.slots.step_shapes import StepShapes, stream_buckets_up_to
 from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER
 from token2wav_service.runtime.torch_runner import ModelRunner
@@ -207,7 +206,7 @@ def _engine_parts(
     from token2wav_service.runtime.tensorrt.load import load_parts
 
     try:
-        parts = load_parts(config, flow, hift, MAX_PROMPT_FRAMES, shapes, only_faster=not is_wanted)
+        parts = load_parts(config, flow, hift, MAX_PROMPT_FRAMES, shapes)
     except EngineUnfitError as err:
         if is_wanted:
             raise

@@ -24,6 +24,11 @@ class NoiseDomain(IntEnum):
     SOURCE = 1
 
 
+def frozen_normal(mel_bins: int, frames: int) -> Tensor:
+    """Return [mel_bins, frames], the buffer of seed 0 that every process of the original draws."""
+    return torch.randn(mel_bins, frames, generator=torch.Generator().manual_seed(0))
+
+
 def counter_normal(seeds: Tensor, starts: Tensor, positions: int, width: int, domain: NoiseDomain) -> Tensor:
     """Draw standard normals.
 

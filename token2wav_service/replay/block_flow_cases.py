@@ -25,10 +25,11 @@ from token2wav_service.models.flow.block_flow import (
     CosyVoice2Flow,
     CosyVoice3Flow,
 )
-from token2wav_service.models.flow.block_stream import BlockStreamFlow, upstream_noise
+from token2wav_service.models.flow.block_stream import NOISE_FRAMES, BlockStreamFlow
 from token2wav_service.models.flow.encoder import EncoderPlans
 from token2wav_service.models.flow.rotary_dit import TIME_FEATURES, rotation_table
 from token2wav_service.models.flow.unet import UNet, time_features
+from token2wav_service.models.noise import frozen_normal
 from token2wav_service.models.streaming import FlowInput
 from token2wav_service.replay.vectors import GoldenCase, Probe, VectorFolder, given, made, probed
 
@@ -217,7 +218,7 @@ def _noise(folder: VectorFolder) -> None:
     """The noise that this service draws for the original's policy has the original's fingerprint."""
     print_ = folder.json("official_noise_fingerprint.json").get("rand_noise")
     if print_ is not None:
-        noise = upstream_noise(print_["shape"][1])
+        noise = frozen_normal(print_["shape"][1], NOISE_FRAMES)
         got = [list(noise.shape), noise[0, :8].tolist(), noise[1, :4].tolist(), noise[-1, -4:].tolist()]
         expected = [print_["shape"][1:], print_["first8"], print_["row1_first4"], print_["last4"]]
         GoldenCase({}, f"{folder.path.name}/official", folder.report).equal("noise", got, expected)

@@ -25,7 +25,8 @@ from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
 from token2wav_service.errors import CheckpointError, InvalidRequestError
 from token2wav_service.models.flow.block_flow import STREAMING, UNMASKED, BlockFlow
-from token2wav_service.models.flow.block_stream import upstream_noise
+from token2wav_service.models.flow.block_stream import NOISE_FRAMES
+from token2wav_service.models.noise import frozen_normal
 from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
@@ -55,7 +56,7 @@ class WholePass:
         """Take the flow, and the voice of requests that bring none; without it they are refused."""
         self.flow, self._policy = flow, config.synthesis
         self._default_voice = default_voice
-        self._noise = upstream_noise(flow.output_size).to(flow.device)
+        self._noise = frozen_normal(flow.output_size, NOISE_FRAMES).to(flow.device)
 
     @torch.inference_mode()
     def run(self, inputs: RequestInputs, offset: int) -> tuple[Tensor, bool]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-import numpy as np
 import pytest
 
 from servicekit.stream_limit import COLD_STREAMS, LEAST_STREAMS, reserved_streams
@@ -20,7 +19,6 @@ from tests.token2wav_service.engine.factory import (
     tokens_of,
 )
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.meter import MAX_KEPT, EngineMeter
 from token2wav_service.engine.stream import PlaybackDeadline, Punctuality
 from token2wav_service.errors import CapacityError
 from token2wav_service.types import AudioChunk, ChunkTiming, StreamOptions, TokenChunk
@@ -164,10 +162,3 @@ def test_slots_and_the_voice_cache_are_in_the_counters() -> None:
     engine.voices.register(make_prompt(1))
     stats = engine.stats()
     assert (stats.slots, stats.voice_hits, stats.voice_misses, stats.voice_evictions) == (5, 1, 1, 0)
-
-
-def test_what_nobody_takes_does_not_pile_up() -> None:
-    meter = EngineMeter()
-    for value in np.arange(MAX_KEPT + 10):
-        meter.step(1, float(value), 0)
-    assert len(meter.take().step_s) == MAX_KEPT

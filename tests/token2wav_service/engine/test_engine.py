@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from tests.token2wav_service.engine.factory import (
-    POISON,
-    ManualClock,
     audio_of,
     drain,
     make_engine,
@@ -16,15 +14,12 @@ from tests.token2wav_service.engine.factory import (
     push_all,
     tokens_of,
 )
-from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
+from token2wav_service.contract import SAMPLES_PER_TOKEN
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.stream import FIRST_AUDIO_DUE_S
 from token2wav_service.errors import (
     CapacityError,
     InvalidChunkError,
     InvalidRequestError,
-    StreamNotFoundError,
-    Token2WavError,
     VoiceNotCachedError,
 )
 from token2wav_service.replay.vectors import WAVE_SNR_DB, snr_db
@@ -114,30 +109,6 @@ def test_a_refused_chunk_changes_nothing(chunk: tuple[tuple[int, ...], int, bool
     np.testing.assert_array_equal(audio_of(drain(engine), stream), _alone(1, 40, 15))
 
 
-def test_chunks_after_the_last_or_for_an_ended_stream_are_refused() -> None:
-    engine = make_engine()
-    stream = open_stream(engine)
-    engine.add_chunk(TokenChunk(stream, 0, tokens_of(9, 0), True))
-    with pytest.raises(InvalidChunkError, match="last chunk was sent already"):
-        engine.add_chunk(TokenChunk(stream, 1, tokens_of(9, 0), True))
-    drain(engine)
-    with pytest.raises(StreamNotFoundError, match="has ended"):
-        engine.add_chunk(TokenChunk(stream, 1, tokens_of(9, 0), True))
-
-
-def test_a_failing_stream_pays_alone() -> None:
-    engine = make_engine()
-    good, bad = open_stream(engine, 1), open_stream(engine, 2)
-    push_all(engine, good, tokens_of(40, 1), 15)
-    engine.add_chunk(TokenChunk(bad, 0, (POISON, 1, 2, 3, 4), False))
-    results = drain(engine)
-    (failure,) = [result.outcome for result in results if result.stream_id == bad]
-    assert isinstance(failure, Token2WavError) and "poisoned" in str(failure)
-    heard, expected = audio_of(results, good), _alone(1, 40, 15)
-    assert snr_db(torch.from_numpy(heard), torch.from_numpy(expected)) >= WAVE_SNR_DB
-    _assert_empty(engine)
-
-
 def test_open_refuses_unknown_voices_full_engines_and_bad_options() -> None:
     engine = make_engine(max_streams=1)
     with pytest.raises(VoiceNotCachedError, match="register its prompt again"):
@@ -150,28 +121,3 @@ def test_open_refuses_unknown_voices_full_engines_and_bad_options() -> None:
         with pytest.raises(InvalidRequestError, match=r"got (seed|priority)"):
             engine.open_stream("any", options)
     _assert_empty(engine)
-
-
-def test_a_voice_in_use_survives_a_full_cache() -> None:
-    engine = make_engine()
-    stream = open_stream(engine, 0)
-    voice_bytes = engine.stats().voice_bytes
-    small = make_engine(voice_cache_bytes=int(1.5 * voice_bytes))
-    stream = open_stream(small, 0)
-    with pytest.raises(CapacityError, match="voices in use"):
-        open_stream(small, 1)
-    push_all(small, stream, tokens_of(20, 0), 15)
-    assert len(audio_of(drain(small), stream)) == 20 * SAMPLES_PER_TOKEN
-    open_stream(small, 1)
-
-
-def test_a_listener_about_to_run_dry_comes_before_a_new_stream() -> None:
-    clock = ManualClock()
-    engine = make_engine(clock, max_batch_size=1)
-    first = open_stream(engine, 0)
-    push_all(engine, first, tokens_of(120, 0), 15)
-    heard_s = sum(len(audio_of([result], first)) for result in engine.step()) / SAMPLE_RATE_HZ
-    clock.time_s = heard_s - 0.5 * FIRST_AUDIO_DUE_S
-    second = open_stream(engine, 1)
-    push_all(engine, second, tokens_of(20, 1), 15)
-    assert [result.stream_id for result in (*engine.step(), *engine.step())] == [first, second]

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.token2wav_service.engine.factory import POISON, ManualClock, make_engine, make_prompt, tokens_of
@@ -310,17 +309,6 @@ def test_a_callback_that_raises_harms_nobody(loop: ServingLoop) -> None:
     second.push(0, 18, True)
     assert isinstance(second.results.get(timeout=WAIT_S), AudioChunk)
     assert first.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
-
-
-def test_a_voice_file_gives_the_same_audio_as_the_prompt_it_was_made_from(loop: ServingLoop) -> None:
-    made = loop.register_voice(make_prompt()).result(WAIT_S)
-    imported = loop.import_voice(loop.export_voice(made.voice_id).result(WAIT_S)).result(WAIT_S)
-    assert imported.voice_id != made.voice_id
-    first, second = Listener(loop, made.voice_id), Listener(loop, imported.voice_id)
-    for listener in (first, second):
-        listener.push(0, 18, True)
-    audio = [listener.results.get(timeout=WAIT_S) for listener in (first, second)]
-    np.testing.assert_array_equal(audio[0].samples, audio[1].samples)
 
 
 def test_a_bad_prompt_fails_its_future_only(loop: ServingLoop) -> None:

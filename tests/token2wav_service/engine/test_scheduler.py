@@ -74,10 +74,6 @@ def test_a_step_holds_one_bucket_the_most_urgent_streams() -> None:
     assert names([stream("long", 1, tokens=50), stream("short", 2), stream("long too", 3, tokens=50)]) == ["long"]
 
 
-def test_the_batch_size_bounds_a_step() -> None:
-    assert names([stream(str(due), due) for due in range(3)], max_batch_size=2) == ["0", "1"]
-
-
 def test_where_two_steps_wait_the_most_urgent_chunk_runs_in_a_larger_program() -> None:
     assert taken(waiting((4, 10), (14, 20))) == ("20", 8), "4/16 and 14/8 of a step"
     assert taken(waiting((4, 10), (13, 20))) == ("10", 4)

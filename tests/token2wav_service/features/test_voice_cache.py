@@ -110,12 +110,3 @@ def test_failed_computation_reaches_the_caller_and_is_not_kept() -> None:
         cache.get_or_compute("a", fail, len)
 
     assert cache.get_or_compute("a", lambda: "A", len) == "A"
-
-
-def test_voice_larger_than_the_budget_is_refused() -> None:
-    cache: VoiceCache[str] = VoiceCache(budget_bytes=100)
-
-    with pytest.raises(CapacityError, match="voice_cache_bytes"):
-        cache.get_or_compute("a", lambda: "A", lambda value: 101)
-
-    assert cache.stats().voices == 0

@@ -20,7 +20,6 @@ from token2wav_service.runtime.kernels.attention_ops import KeyPlaces, Pieces
 from token2wav_service.runtime.kernels.product_ops import FEW_ROWS
 from token2wav_service.runtime.slots.chunk_solver import SolverPool
 from token2wav_service.runtime.slots.dit_solver import DiTSolver
-from token2wav_service.runtime.slots.pool import SlotPool
 
 STEPS, LAYERS, HEADS, HIDDEN, WINDOW = 2, 2, 2, 48, 10
 
@@ -128,15 +127,6 @@ def test_few_rows_have_kernels_of_their_own_where_the_gpu_has_what_they_need(
     monkeypatch.setattr(product_ops, "starts_early", lambda: overlaps)
     monkeypatch.setattr(product_ops, "_shared_bytes", lambda _: shared)
     assert product_ops.suits(torch.device("cuda"), dtype) is expected
-
-
-def test_slots_are_handed_out_once_and_come_back() -> None:
-    slots = SlotPool(3)
-    taken = [slots.allocate() for _ in range(3)]
-    assert sorted(taken) == [1, 2, 3]
-    slots.free(taken[1])
-    assert slots.allocate() == taken[1]
-    slots.check_integrity()
 
 
 def _upstream_tails(tails: torch.Tensor) -> torch.Tensor:

@@ -20,8 +20,7 @@ from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput
 from token2wav_service.models.vocoder.hift import fold_weight_norm
 from token2wav_service.replay.vectors import FLOW_TOLERANCE
-from token2wav_service.runtime.cpu.column_hift import ColumnHiFT
-from token2wav_service.runtime.cpu.packed_flow import PackedFlow, PackedState
+from token2wav_service.runtime.cpu.packed_flow import ColumnHiFT, PackedFlow, PackedState
 
 HOPS = [[1, 2, 15, 4], [15, 25, 50], [5, 7, 11, 13] * 3, [40, 40], [60]]
 TOTALS = [30, 120, 90, 85, 4]

@@ -41,7 +41,7 @@ from token2wav_service.runtime.kernels import ops, vocoder_ops
 from token2wav_service.runtime.slots import slot_vocoder
 from token2wav_service.runtime.slots.bucket_program import BucketProgram
 from token2wav_service.runtime.slots.pool import PoolSizes, SlotBatch, pool_tensors
-from token2wav_service.runtime.slots.slot_runner import SlotRunner, token_buckets_of
+from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.slots.slot_vocoder import VocoderProgress
 from token2wav_service.runtime.slots.step_shapes import StepShapes
 from token2wav_service.runtime.torch_runner import ModelRunner
@@ -246,10 +246,6 @@ def test_a_step_that_no_graph_holds_is_named_with_its_cause() -> None:
     runner = slot_runner(Family.COSYVOICE3)
     with pytest.raises(ProgramCaptureError, match=r"2 streams and 8 tokens.*CUDA graph: .*runner=torch"):
         BucketProgram(runner.flow, runner.vocoder, runner.device, streams=2, tokens=5, prompt_size=0, is_captured=True)
-
-
-def test_programs_are_planned_for_whole_blocks_and_for_last_chunks() -> None:
-    assert token_buckets_of(make_block_flow(Family.COSYVOICE3)) == (10, 13, 20, 43, 53)
 
 
 @pytest.mark.parametrize(

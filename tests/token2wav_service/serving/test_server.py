@@ -54,32 +54,11 @@ def broken_repository(folder: Path) -> Path:
     return folder
 
 
-def test_the_command_carries_every_port_and_the_host() -> None:
-    given = ServerOptions(Path("/repo"), "0.0.0.0", 1, 2, 3)
-    command = server_command(find_installation(), given, Path("/backends"), "prefix")
-    expected = {"--http-port=1", "--grpc-port=2", "--metrics-port=3", "--grpc-address=0.0.0.0"}
-    expected |= {"--model-repository=/repo", "--backend-directory=/backends", "--exit-on-error=true"}
-    assert expected <= set(command)
-
-
-def test_the_environment_puts_this_interpreter_first(tmp_path: Path) -> None:
-    env = server_environment(find_installation())
-    assert shutil.which("python3", path=env["PATH"]) == str(Path(sys.executable).parent / "python3")
-
-
 def test_blas_has_one_thread_unless_somebody_wants_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     assert server_environment(find_installation())["OPENBLAS_NUM_THREADS"] == "1"
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
     assert server_environment(find_installation())["OPENBLAS_NUM_THREADS"] == "3"
-
-
-def test_the_backend_folder_holds_the_stub_of_this_python(tmp_path: Path) -> None:
-    found = find_installation()
-    backends = lay_out_backends(found, tmp_path)
-    assert backends is not None and found.stub is not None
-    assert (backends / "python" / "triton_python_backend_stub").resolve() == found.stub.resolve()
-    assert (backends / "python" / "libtriton_python.so").exists()
 
 
 def test_a_missing_libpython_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,11 +177,6 @@ def test_what_is_not_a_servers_or_is_in_use_is_left_alone(tmp_path: Path, monkey
         "cosydit-triton-alive",
         "cosydit-triton-unlocked",
     ]
-
-
-def test_the_command_line_prints_the_command_on_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model-repository", str(tmp_path), "--grpc-port", "1234", "--dry-run"]) == 0
-    assert "--grpc-port=1234" in capsys.readouterr().out
 
 
 def test_the_command_line_refuses_a_missing_repository(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,19 +21,17 @@ from typing import Any
 import pytest
 
 from tests import ROOT
-from tests.token2wav_service.serving.client import StreamClient, connected, text, wait_until
+from tests.token2wav_service.serving.client import StreamClient, text, wait_until
 from tests.token2wav_service.serving.conftest import FAKE_ENGINE_MODEL
 from tests.token2wav_service.serving.fakes import FakeEngineLoop, FakePbUtils, FakeRequest
 from tests.token2wav_service.serving.test_token2wav_model import WAIT_S, decode_audio
 from tests.token2wav_service.serving.test_token2wav_model import text as text_tensor
 from tests.workers import free_ports
 from token2wav_service.contract import ErrorCode, ServerStatus, decode_error
-from token2wav_service.python_backend.server_process import DRAIN_FLAG_VARIABLE, read_drain_flag
 from token2wav_service.serving.assemble import TEMPLATES
 from token2wav_service.serving.process import health
 from token2wav_service.serving.process.health import drain, open_streams
 from token2wav_service.serving.process.installation import ServerOptions
-from token2wav_service.serving.process.server import TritonProcess
 from token2wav_service.serving.token2wav_model import Token2WavModel
 
 DRAINING_MODEL = (
@@ -70,29 +68,6 @@ def test_the_status_of_a_failed_engine_is_draining() -> None:
     answer = _ask(model, "status").sender.sent[0].named()["status"]
     assert ServerStatus.from_json(answer[0].decode()).is_draining
     model.finalize()
-
-
-def test_a_draining_server_refuses_new_streams() -> None:
-    model = _model(is_draining=True)
-    error = _ask(model, "open", voice_id=text_tensor("any")).sender.error()
-    assert decode_error(error)[0] is ErrorCode.UNAVAILABLE
-    model.finalize()
-
-
-def test_the_flag_is_a_file_that_the_environment_names(tmp_path: Path) -> None:
-    assert not read_drain_flag({})()
-    is_draining = read_drain_flag({DRAIN_FLAG_VARIABLE: str(tmp_path / "flag")})
-    assert not is_draining()
-    (tmp_path / "flag").touch()
-    assert is_draining()
-
-
-@pytest.mark.servers
-def test_a_real_server_answers_its_status(fake_engine_server: TritonProcess) -> None:
-    with connected(fake_engine_server) as client:
-        (answer,) = client.ask("status")
-    assert answer.is_final
-    assert ServerStatus.from_json(answer.tensors["status"][0].decode()).max_streams == 4
 
 
 @contextmanager

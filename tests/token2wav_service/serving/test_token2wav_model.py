@@ -16,7 +16,7 @@ from tests.token2wav_service.serving.fakes import FakeEngineLoop, FakePbUtils, F
 from token2wav_service.engine.loop import ServingLoop
 from token2wav_service.errors import CapacityError, InvalidPromptError
 from token2wav_service.python_backend.inputs import Responder
-from token2wav_service.serving.token2wav_model import LEASE_POLLS_PER_S, Token2WavModel, lease_poll_wait_s
+from token2wav_service.serving.token2wav_model import Token2WavModel
 from token2wav_service.types import FloatArray, VoiceFeatures
 
 WAIT_S = 10.0
@@ -161,11 +161,6 @@ def test_a_cancelled_lease_aborts_the_stream_and_frees_it(harness: Harness) -> N
     assert harness.engine.streams == {}
 
 
-def test_many_callers_are_asked_less_often_each() -> None:
-    assert lease_poll_wait_s(0.05, 0) == lease_poll_wait_s(0.05, 10) == 0.05
-    assert lease_poll_wait_s(0.05, 2 * LEASE_POLLS_PER_S) == 2.0
-
-
 def test_audio_that_can_not_be_sent_is_an_error_and_ends_its_stream(harness: Harness) -> None:
     lease, stream_id = harness.open()
     push = FakeRequest({"operation": text("push"), **harness.push_tensors(stream_id)})
@@ -267,12 +262,6 @@ def test_a_request_cancelled_before_it_is_served_changes_nothing(harness: Harnes
     harness.model.execute([request])
     assert request.sender.error().startswith("CANCELLED: ")
     assert harness.engine.streams == {}
-
-
-def test_a_failing_chunk_is_an_error_with_final(harness: Harness) -> None:
-    _, stream_id = harness.open()
-    answer = harness.ask("push", **harness.push_tensors(stream_id, first=FakeEngineLoop.FAILING_TOKEN))
-    assert answer.sender.error().startswith("INTERNAL: ")
 
 
 def test_finalize_ends_open_leases(harness: Harness) -> None:
@@ -382,20 +371,3 @@ def test_a_bug_in_the_engine_is_an_internal_error_and_not_a_crash(
 
     monkeypatch.setattr(harness.engine, "abort", explode)
     assert harness.ask("abort", stream_id=text("x")).sender.error().startswith("INTERNAL: RuntimeError: bug")
-
-
-def test_concurrent_streams_each_get_their_own_audio(harness: Harness) -> None:
-    levels = range(10, 18)
-    results: dict[int, float] = {}
-
-    def speak(level: int) -> None:
-        _, stream_id = harness.open()
-        answer = harness.ask("push", **harness.push_tensors(stream_id, is_last=True, first=level))
-        results[level] = float(answer.sender.sent[0].named()["waveform"][0])
-
-    threads = [threading.Thread(target=speak, args=(level,)) for level in levels]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert results == {level: pytest.approx(level / 10_000) for level in levels}

@@ -80,12 +80,6 @@ def test_four_frames_and_four_samples_are_held_back(vocoder: CausalStreamVocoder
     assert [len(samples) for samples in made] == [0, SAMPLES - HELD, 10 * SAMPLES, 9 * SAMPLES + HELD]
 
 
-def test_a_state_s_size_does_not_grow(vocoder: CausalStreamVocoder) -> None:
-    _, early = in_pieces(vocoder, speech_like_mel(10, 1), [5, 5])
-    _, late = in_pieces(vocoder, speech_like_mel(60, 1), [20, 20, 20])
-    assert early.num_bytes == late.num_bytes
-
-
 def test_a_batch_of_different_streams_equals_each_alone(vocoder: CausalStreamVocoder) -> None:
     rows = []
     for index, (before, frames, is_last) in enumerate([(0, 12, False), (20, 7, True), (9, 30, False), (0, 3, False)]):

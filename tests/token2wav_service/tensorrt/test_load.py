@@ -100,9 +100,9 @@ class Checkpoint:
     def load(self, plan: bytes) -> ModuleEngine:
         return self.engines[plan.decode()]
 
-    def parts(self, host: GpuHost = HOST, *, only_faster: bool = False, **changes: Any) -> EngineParts:
-        config = replace(self.config, **changes)
-        finder = EngineFinder(config, host, lambda _: self, only_faster=only_faster)  # type: ignore[arg-type,return-value]
+    def parts(self, host: GpuHost = HOST, runner: RunnerKind = RunnerKind.TENSORRT, **changes: Any) -> EngineParts:
+        config = replace(self.config, runner=runner, **changes)
+        finder = EngineFinder(config, host, lambda _: self)  # type: ignore[arg-type,return-value]
         return assemble_parts(finder, self.flow, self.hift, SIZES.max_prompt_frames, SHAPES)
 
     @property
@@ -206,25 +206,25 @@ def test_auto_takes_engines_that_were_timed_to_be_faster_here(
     checkpoint.add(engine.spec, engine, checkpoint.flow_files, speed)
     assert checkpoint.parts().solver, "runner=tensorrt takes what fits"
     if reason is None:
-        assert checkpoint.parts(only_faster=True).solver
+        assert checkpoint.parts(runner=RunnerKind.AUTO).solver
     else:
         with pytest.raises(EngineUnfitError, match=reason):
-            checkpoint.parts(only_faster=True)
+            checkpoint.parts(runner=RunnerKind.AUTO)
 
 
 def test_auto_goes_on_with_slots_and_says_why_and_tensorrt_does_not(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def unfit(*_: object, only_faster: bool) -> EngineParts:
-        raise EngineUnfitError(f"only_faster={only_faster}")
+    def unfit(*_: object) -> EngineParts:
+        raise EngineUnfitError("it does not fit")
 
     monkeypatch.setattr(load, "load_parts", unfit)
     runners = {kind: replace(checkpoint.config, device="cuda", runner=kind) for kind in RunnerKind}
     arguments = (checkpoint.flow, checkpoint.hift, SHAPES)
     assert build._engine_parts(runners[RunnerKind.AUTO], *arguments) == {}
-    assert "runner=auto takes slots" in caplog.text and "only_faster=True" in caplog.text
+    assert "runner=auto takes slots" in caplog.text and "it does not fit" in caplog.text
     assert build._engine_parts(runners[RunnerKind.SLOTS], *arguments) == {}
-    with pytest.raises(EngineUnfitError, match="only_faster=False"):
+    with pytest.raises(EngineUnfitError, match="it does not fit"):
         build._engine_parts(runners[RunnerKind.TENSORRT], *arguments)
 
 

@@ -19,14 +19,13 @@ from torch.nn import functional
 from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
 from token2wav_service.contract import CHUNK_SIZES_TOKENS
 from token2wav_service.models.flow.block_flow import BlockFlow, Caches, Past
-from token2wav_service.models.noise import NoiseDomain, counter_normal
+from token2wav_service.models.noise import NoiseDomain, counter_normal, frozen_normal
 from token2wav_service.models.streaming import CacheSpec, FlowInput
 
 PROMPT_SEED = 0
 """Seed of a prompt's noise, the same for every stream, so that its blocks can be shared."""
 NOISE_FRAMES = 15_000
 """Columns (300 s with the prompt) of the original's noise buffer."""
-NOISE_SEED = 0
 EXACT_TOKENS = 750
 """Tokens of prompt and audio (30 s) up to which history policy `auto` keeps every block."""
 MAX_STARTS = 2
@@ -79,8 +78,8 @@ Row = FlowInput[BlockState]
 
 
 @dataclass(frozen=True)
-class _Span:
-    """What one row computes: absolute positions in tokens."""
+class ChunkSpan:
+    """What one row computes, in tokens from the prompt's start."""
 
     first: int
     """A: the first token that is computed."""
@@ -112,7 +111,7 @@ class BlockStreamFlow:
         self.specs = flow.state_specs(policy.ode_steps)
         self.noise_buffer = noise_buffer
         if policy.noise is NoiseSource.UPSTREAM and noise_buffer is None:
-            self.noise_buffer = upstream_noise(flow.output_size)
+            self.noise_buffer = frozen_normal(flow.output_size, NOISE_FRAMES)
 
     @property
     def vocab_size(self) -> int:
@@ -221,12 +220,12 @@ class BlockStreamFlow:
             states.append(self._advance(row.state, span, ids, own))
         return mels, states
 
-    def _span(self, row: Row) -> _Span:
+    def _span(self, row: Row) -> ChunkSpan:
         state, block = row.state, self.flow.block_tokens
         end = state.end_token + len(row.token_ids) - (0 if row.is_last else self.lookahead)
-        return _Span(state.first_token, state.end_token, end, max(state.first_token, end // block * block))
+        return ChunkSpan(state.first_token, state.end_token, end, max(state.first_token, end // block * block))
 
-    def _check_limit(self, spans: Sequence[_Span]) -> None:
+    def _check_limit(self, spans: Sequence[ChunkSpan]) -> None:
         if self.policy.noise is not NoiseSource.UPSTREAM or self.noise_buffer is None:
             return
         frames, limit = max(span.end for span in spans) * self.stride, self.noise_buffer.shape[1]
@@ -236,7 +235,7 @@ class BlockStreamFlow:
                 f"{limit / 50:.0f} s; use `counter` for longer streams"
             )
 
-    def _advance(self, state: BlockState, span: _Span, ids: Tensor, own: Caches) -> BlockState:
+    def _advance(self, state: BlockState, span: ChunkSpan, ids: Tensor, own: Caches) -> BlockState:
         """Return the state after a chunk: complete blocks join the caches, the rest of the tokens waits."""
         added = span.committed - span.first
         kept = self._kept_tokens(state.prompt_tokens, span, _held_tokens(state, self.specs) + added)
@@ -257,7 +256,7 @@ class BlockStreamFlow:
             caches=caches,
         )
 
-    def _kept_tokens(self, prompt: int, span: _Span, held: int) -> tuple[int, int] | None:
+    def _kept_tokens(self, prompt: int, span: ChunkSpan, held: int) -> tuple[int, int] | None:
         """Return how many tokens of the caches' begin and end the history policy keeps; None is all."""
         policy, block = self.policy, self.flow.block_tokens
         if policy.history is HistoryPolicy.UPSTREAM:
@@ -303,12 +302,6 @@ class BlockStreamFlow:
         )
         in_prompt = start[:, None] + torch.arange(count, device=self.device) < prompts[:, None]
         return torch.where(in_prompt[:, :, None], shared, own).transpose(1, 2)
-
-
-def upstream_noise(mel_bins: int) -> Tensor:
-    """Return [mel_bins, 15000], the buffer that every process of the original draws for official sizes."""
-    generator = torch.Generator().manual_seed(NOISE_SEED)
-    return torch.randn(1, mel_bins, NOISE_FRAMES, generator=generator)[0]
 
 
 def _held_tokens(state: BlockState, specs: Sequence[CacheSpec]) -> int:

@@ -13,13 +13,12 @@ from torch import Tensor
 from token2wav_service.config import NoiseSource, SynthesisPolicy
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_state import FlowState, advance, before_chunk, collate, prompt_state, rules_for
-from token2wav_service.models.noise import NoiseDomain, counter_normal
+from token2wav_service.models.noise import NoiseDomain, counter_normal, frozen_normal
 from token2wav_service.models.streaming import FlowInput
 
 PROMPT_SEED = 0
 """Seed of a prompt's noise, the same for every stream, so that its state can be shared."""
 UPSTREAM_NOISE_FRAMES = 30_000
-UPSTREAM_NOISE_SEED = 0
 
 
 class StreamFlow:
@@ -40,8 +39,7 @@ class StreamFlow:
         self.hop_multiple = 1
         self.noise_buffer = noise_buffer
         if policy.noise is NoiseSource.UPSTREAM and noise_buffer is None:
-            generator = torch.Generator().manual_seed(UPSTREAM_NOISE_SEED)
-            self.noise_buffer = torch.randn(flow.config.output_size, UPSTREAM_NOISE_FRAMES, generator=generator)
+            self.noise_buffer = frozen_normal(flow.config.output_size, UPSTREAM_NOISE_FRAMES)
 
     @property
     def vocab_size(self) -> int:

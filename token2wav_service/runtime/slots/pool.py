@@ -58,11 +58,6 @@ class SlotPool:
             self._held.remove(slot)
             self._free.append(slot)
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError if slots were lost or doubled; for tests and idle moments."""
-        with self._lock:
-            assert sorted([*self._free, *self._held]) == list(range(1, self._count + 1))
-
 
 @dataclass(frozen=True)
 class PoolSizes:

@@ -20,7 +20,7 @@ from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.errors import InvalidPromptError, Token2WavError
 from token2wav_service.models.flow.block_flow import BlockFlow
-from token2wav_service.models.flow.block_stream import BlockState, BlockStreamFlow, BlockVoice
+from token2wav_service.models.flow.block_stream import BlockState, BlockStreamFlow, BlockVoice, ChunkSpan
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_state import FlowState
 from token2wav_service.models.flow.flow_stream import StreamFlow
@@ -86,18 +86,6 @@ class StreamSlot:
     vocoder: VocoderProgress = field(default_factory=VocoderProgress)
     is_broken: bool = False
     """True while a step changes the slot, and for ever if that step failed."""
-
-
-@dataclass(frozen=True)
-class _Span:
-    """What one row computes, in tokens from the prompt's start."""
-
-    first: int
-    start: int
-    """The first token whose mel is given out."""
-    end: int
-    committed: int
-    """End of the last complete block."""
 
 
 class SlotRunner:
@@ -326,10 +314,10 @@ class SlotRunner:
             "has_speech": int(state.vocoder.has_speech),
         }
 
-    def _span(self, work: ChunkWork) -> _Span:
+    def _span(self, work: ChunkWork) -> ChunkSpan:
         state, block = work.state, self.facts.hop_multiple
         end = state.end_token + self.facts.new_tokens(len(work.token_ids), work.is_last)
-        return _Span(state.first_token, state.end_token, end, max(state.first_token, end // block * block))
+        return ChunkSpan(state.first_token, state.end_token, end, max(state.first_token, end // block * block))
 
     def _advance(self, work: ChunkWork, speech: FloatArray) -> FloatArray:
         """Move the host's half of a state on, and cut the row's samples to deliver."""

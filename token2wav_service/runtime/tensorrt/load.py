@@ -15,7 +15,7 @@ from torch import Tensor
 
 from servicekit.file_sums import sha256_of_file
 from token2wav_service.checkpoint import loader
-from token2wav_service.config import Token2WavConfig
+from token2wav_service.config import RunnerKind, Token2WavConfig
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER, describe_graphs
 from token2wav_service.graphs.spec import GraphSpec, Precision
@@ -61,8 +61,6 @@ def load_parts(
     hift: HiFT | CausalHiFT,
     max_prompt_frames: int,
     shapes: StepShapes,
-    *,
-    only_faster: bool = False,
 ) -> EngineParts:
     """Return the parts of the runner's programs that run in engines on the configured GPU.
 
@@ -71,7 +69,6 @@ def load_parts(
         hift: on the GPU, float32, weight norms folded.
         max_prompt_frames: longest prompt that is accepted.
         shapes: programs that the runner prepares.
-        only_faster: take engines only that were measured to be faster than the fused kernels on this kind of GPU.
 
     Raises:
         EngineUnfitError: no GPU, no TensorRT, or no engine of the flow that fits; it names the command to run.
@@ -82,15 +79,15 @@ def load_parts(
     architecture = architecture_name(*torch.cuda.get_device_capability(device))
     host = GpuHost(architecture, torch.cuda.get_device_name(device), installed_libraries())
     with torch.cuda.device(device):
-        finder = EngineFinder(config, host, load_tensorrt, only_faster=only_faster)
+        finder = EngineFinder(config, host, load_tensorrt)
         return assemble_parts(finder, flow, hift, max_prompt_frames, shapes)
 
 
 class EngineFinder:
-    """Opens the engines of one checkpoint that fit a machine."""
+    """Opens a checkpoint's engines that fit a machine; under `runner=auto`, only those timed to be faster there."""
 
-    def __init__(self, config: Token2WavConfig, host: GpuHost, load: Load, *, only_faster: bool = False) -> None:
-        self.config, self._host, self._load, self._only_faster = config, host, load, only_faster
+    def __init__(self, config: Token2WavConfig, host: GpuHost, load: Load) -> None:
+        self.config, self._host, self._load = config, host, load
 
     def open(
         self, spec: GraphSpec, sources: Sequence[Path], planned: Sequence[S], device: torch.device
@@ -104,7 +101,7 @@ class EngineFinder:
         directory = config.engines_dir or config.model_dir / ENGINES_FOLDER
         hashes = {path.name: sha256_of_file(path) for path in sources}
         manifest = find_engine(directory, config.model_dir, spec.name, spec.precision.value, hashes, host)
-        if self._only_faster:
+        if config.runner is RunnerKind.AUTO:
             self._check_speed(manifest)
         tensorrt = self._load(manifest.key.library)
         engine = tensorrt.load(manifest.engine_path(directory).read_bytes())
