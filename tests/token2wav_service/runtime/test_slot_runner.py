@@ -245,7 +245,7 @@ def test_what_the_runner_does_not_have_is_refused(family: Family) -> None:
 def test_a_step_that_no_graph_holds_is_named_with_its_cause() -> None:
     runner = slot_runner(Family.COSYVOICE3)
     with pytest.raises(ProgramCaptureError, match=r"2 streams and 8 tokens.*CUDA graph: .*runner=torch"):
-        BucketProgram(runner.flow, runner.vocoder, runner.device, streams=2, tokens=5, prompt_size=0, is_captured=True)
+        BucketProgram(runner.flow, runner.vocoder, runner.device, streams=2, tokens=5, prompt_size=0).capture()
 
 
 def test_programs_are_planned_for_whole_blocks_and_for_last_chunks() -> None:
