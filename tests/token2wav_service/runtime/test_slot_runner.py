@@ -250,7 +250,12 @@ def test_while_kernels_compile_a_chunk_takes_one_solver_step_and_all_of_them_lat
     runner = slot_runner(family)
     solver: Any = runner.flow.solver
     taken: list[int] = []
-    monkeypatch.setattr(solver, "advance", lambda step, x, velocity: taken.append(step) or (x, x.to(solver.dtype)))
+
+    def advance(step: int, x: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
+        taken.append(step)
+        return x, x.to(solver.dtype)
+
+    monkeypatch.setattr(solver, "advance", advance)
     program = runner.program(1, BLOCK)
     with solver.only_first_step():
         program._compute()

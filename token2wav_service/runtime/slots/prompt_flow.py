@@ -81,6 +81,7 @@ class PromptFlow:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Run the program of every length once, so that everything is compiled and loaded."""
+        assert self._stream is not None
         for program in self._programs.values():
             warm_up(program.run, self._stream)
 
