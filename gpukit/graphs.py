@@ -1,4 +1,4 @@
-"""CUDA graphs: launches run twice, so that everything is compiled and tuned, and are captured then.
+"""CUDA graphs: launches run once, so that everything is compiled and loaded, and are captured then.
 
 Graphs that run one after another share one pool of memory. Where there is no CUDA there is no stream and no pool; the
 caller then runs its launches at once.
@@ -6,12 +6,15 @@ caller then runs its launches at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 
-WARM_UP_RUNS = 2
+LOAD_S = 0.03
+"""Seconds that a launch waits for its kernel: longer than one takes that was compiled before and lies on the disk."""
 
 ErrorMode = Literal["global", "thread_local", "relaxed"]
 """Which threads' CUDA calls break a capture: those of all threads, or of the capturing one alone. CUDA's own names."""
@@ -28,7 +31,7 @@ def graph_memory(device: torch.device) -> Any:
 
 
 def warm_up(run: Callable[[], object], stream: torch.cuda.Stream) -> None:
-    """Run twice on a stream, behind what the current stream does now.
+    """Run once on a stream, behind what the current stream does now.
 
     Args:
         run: makes the launches that will be captured.
@@ -36,8 +39,40 @@ def warm_up(run: Callable[[], object], stream: torch.cuda.Stream) -> None:
     """
     stream.wait_stream(torch.cuda.current_stream(stream.device))
     with torch.cuda.stream(stream):
-        for _ in range(WARM_UP_RUNS):
-            run()
+        run()
+
+
+@contextmanager
+def compiling_side_by_side() -> Iterator[None]:
+    """Have the kernels of all launches inside compile in threads; all are compiled and loaded when the context is left.
+
+    A launch whose kernel is not ready yet is left out, so what is computed inside means nothing. A kernel that can't be
+    compiled raises at its next launch.
+    """
+    from triton import knobs  # there are hosts without it
+
+    compiling: dict[tuple[Any, str], Future[None]] = {}
+    with ThreadPoolExecutor(initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),)) as pool:
+
+        def leave_out(*, fn: Any, key: str, compile: Any, is_manual_warmup: bool, **_: Any) -> bool:
+            if is_manual_warmup:  # a thread of ours asks
+                return False
+            kernel = fn.jit_function
+            if (kernel, key) not in compiling:
+                compiling[kernel, key] = pool.submit(_compile_and_load, kernel, compile["specialization_data"])
+                wait([compiling[kernel, key]], LOAD_S)
+            return True
+
+        earlier, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, leave_out
+        try:
+            yield
+            wait(compiling.values())
+        finally:
+            knobs.runtime.jit_cache_hook = earlier
+
+
+def _compile_and_load(kernel: Any, specialization: str) -> None:
+    kernel.preload(specialization).run  # noqa: B018  a property that loads
 
 
 def capture(

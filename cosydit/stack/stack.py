@@ -188,12 +188,9 @@ class LocalStack:
         self._check_ports()
         assemble_repository(self.options)
         with contextlib.ExitStack() as stack:
-            for service in self._backends:
+            for service in self.services:
                 stack.enter_context(service)
             for service in self.services:
-                if service not in self._backends:
-                    # The gateway warms both services up, so it comes after they are ready.
-                    stack.enter_context(service)
                 service.wait_ready(self.options.ready_timeout_s)
                 logger.info("%s is ready (pid %d)", service.spec.name, service.pid)
             stack.pop_all()

@@ -22,7 +22,7 @@ from gateway.speech.speaker import Speaker
 logger = logging.getLogger(__name__)
 
 WARM_UP_TEXT = "Hello."
-DEFAULT_RETRY_S = 2.0
+DEFAULT_RETRY_S = 0.5
 """Pause between warm-up attempts while a service is still starting."""
 
 
@@ -88,8 +88,10 @@ class Readiness:
                     self._together.note_warm()
                 return
             except GatewayError as error:
-                self._reason = f"the warm-up synthesis failed: {public_text(error)}"
-                logger.warning("warm-up synthesis failed, next try in %.1f s: %s", self._retry_s, error)
+                reason = f"the warm-up synthesis failed: {public_text(error)}"
+                if reason != self._reason:  # services take their time to start
+                    logger.warning("%s; tried again every %.1f s", reason, self._retry_s)
+                self._reason = reason
             except Exception:
                 self._reason = "the warm-up synthesis failed: internal error; see the server's log"
                 logger.exception("warm-up synthesis failed, next try in %.1f s", self._retry_s)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpukit.graphs import capture, graph_memory, own_stream, warm_up
+from gpukit.graphs import capture, compiling_side_by_side, graph_memory, own_stream, warm_up
 from llm_service.embedded.steps import AnswerStart, Ints, PromptPiece, RunnerLimits
 from llm_service.gpu.decoder import DecodeInputs, PromptInputs, SlotDecoder
 from llm_service.gpu.ops import BeginInputs
@@ -132,10 +132,17 @@ class StepRunner:
             self._prompt[rows] = self._prompt_bucket(rows)
         for rows in reversed(self.sizes.decode_rows):
             self._decode[rows] = self._decode_bucket(rows)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            graphs = len(self._prompt) + len(self._decode)
-            logger.info("captured %d graphs: decode rows %s, prompt rows %s", graphs, *_bounds(self.sizes))
+        if self._stream is None:
+            return
+        buckets = [*self._prompt.values(), *self._decode.values()]
+        with compiling_side_by_side():
+            for bucket in buckets:
+                warm_up(bucket.launch, self._stream)
+        self._stream.synchronize()
+        for bucket in buckets:
+            bucket.launch = capture(bucket.launch, self._pool, self._stream).replay
+        torch.cuda.synchronize(self._device)
+        logger.info("captured %d graphs: decode rows %s, prompt rows %s", len(buckets), *_bounds(self.sizes))
 
     @torch.inference_mode()
     def decode(self, slots: Ints) -> LaunchedStep:
@@ -220,7 +227,7 @@ class StepRunner:
         slots.device.fill_(self._spare)
         tokens = _Mirror((rows,), torch.int32, self._device)
         inputs = DecodeInputs(slots.device)
-        return _DecodeBucket(slots, tokens, self._captured(lambda: self._decoder.decode(inputs, tokens.device)))
+        return _DecodeBucket(slots, tokens, lambda: self._decoder.decode(inputs, tokens.device))
 
     def _prompt_bucket(self, rows: int) -> _PromptBucket:
         state, draws = self._decoder.state.sizes, self.sizes.draws_of(rows)
@@ -236,16 +243,9 @@ class StepRunner:
             *(on_device.tokens, on_device.slots, on_device.positions, on_device.drawn_slots, on_device.drawn_rows),
             begin,
         )
-        launch = self._captured(lambda: self._decoder.prompt(inputs, tokens.device))
-        return _PromptBucket(rows, draws, ints, numbers, flags, tokens, launch)
-
-    def _captured(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Return what replays `run`; on a CPU, `run` itself."""
-        if self._stream is None:
-            return run
-        warm_up(run, self._stream)
-        self._stream.synchronize()
-        return capture(run, self._pool, self._stream).replay
+        return _PromptBucket(
+            rows, draws, ints, numbers, flags, tokens, lambda: self._decoder.prompt(inputs, tokens.device)
+        )
 
 
 class _IntViews:

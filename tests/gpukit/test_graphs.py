@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from triton import knobs
 
 from gpukit import overlap
-from gpukit.graphs import WARM_UP_RUNS, capture, graph_memory, own_stream, warm_up
+from gpukit.graphs import capture, compiling_side_by_side, graph_memory, own_stream, warm_up
 
 
 class _Stream:
@@ -53,8 +54,40 @@ def test_a_device_without_cuda_has_neither_a_stream_nor_memory_for_graphs() -> N
 
 def test_a_warm_up_runs_on_its_stream_behind_the_current_one(calls: list[str]) -> None:
     warm_up(lambda: calls.append("run"), _Stream(calls))  # type: ignore[arg-type]
-    runs = ["run"] * WARM_UP_RUNS
-    assert calls == ["wait for the current stream", "on the stream", *runs, "off the stream"]
+    assert calls == ["wait for the current stream", "on the stream", "run", "off the stream"]
+
+
+class _Kernel:
+    """Stands in for a kernel of Triton's and for what it compiles to."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails, self.asked, self.loads = fails, list[str](), 0
+
+    def preload(self, specialization: str) -> _Kernel:
+        assert not knobs.runtime.jit_cache_hook(fn=None, key="", compile={}, is_manual_warmup=True)
+        self.asked.append(specialization)
+        if self.fails:
+            raise RuntimeError("the compiler found an error")
+        return self
+
+    @property
+    def run(self) -> None:
+        self.loads += 1
+
+
+def test_kernels_that_launches_lack_compile_in_threads_once_and_the_launches_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    good, bad = _Kernel(), _Kernel(fails=True)
+    with compiling_side_by_side():
+        for kernel, key in ((good, "a"), (good, "b"), (good, "a"), (bad, "a")):
+            fn, given = SimpleNamespace(jit_function=kernel), {"specialization_data": key}
+            assert knobs.runtime.jit_cache_hook(fn=fn, key=key, compile=given, is_manual_warmup=False)
+    assert sorted(good.asked) == ["a", "b"] and good.loads == 2
+    assert bad.asked == ["a"] and bad.loads == 0
+    assert knobs.runtime.jit_cache_hook is None
 
 
 def test_a_capture_runs_once_and_gives_its_graph(calls: list[str]) -> None:

@@ -82,8 +82,9 @@ def format_rows(rows: Sequence[Row]) -> str:
 
 def snr_db(got: Tensor, expected: Tensor) -> float:
     """Return 10 log10(|expected|^2 / |got - expected|^2); infinite when equal."""
-    noise = (got.cpu().double() - expected.double()).pow(2).sum().item()
-    signal = expected.double().pow(2).sum().item()
+    wanted = expected.cpu().double()
+    noise = (got.cpu().double() - wanted).pow(2).sum().item()
+    signal = wanted.pow(2).sum().item()
     if noise == 0:
         return math.inf
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf

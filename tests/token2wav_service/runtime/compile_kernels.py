@@ -60,7 +60,6 @@ def main() -> None:
         runner.program(streams, 6, runner.flow.solver.prompt_sizes[0])._compute()
     assert isinstance(runner.flow.solver, DiTSolver)
     prompts = PromptFlow(flow, runner.flow.solver, SIZES.max_prompt_frames)
-    prompts.warm_up()
     for program in prompts._programs.values():
         program.run()
     print(*sorted(set(names)), sep="\n")  # noqa: T201

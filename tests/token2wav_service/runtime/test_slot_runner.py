@@ -242,10 +242,31 @@ def test_what_the_runner_does_not_have_is_refused(family: Family) -> None:
         open_stream(engine_of(family, slot_runner(family)), 1, 40)
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("family", list(Family))
+def test_while_kernels_compile_a_chunk_takes_one_solver_step_and_all_of_them_later(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = slot_runner(family)
+    solver: Any = runner.flow.solver
+    taken: list[int] = []
+
+    def advance(step: int, x: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
+        taken.append(step)
+        return x, x.to(solver.dtype)
+
+    monkeypatch.setattr(solver, "advance", advance)
+    program = runner.program(1, BLOCK)
+    with solver.only_first_step():
+        program._compute()
+    program._compute()
+    assert taken == [0, *range(solver.steps)]
+
+
 def test_a_step_that_no_graph_holds_is_named_with_its_cause() -> None:
     runner = slot_runner(Family.COSYVOICE3)
     with pytest.raises(ProgramCaptureError, match=r"2 streams and 8 tokens.*CUDA graph: .*runner=torch"):
-        BucketProgram(runner.flow, runner.vocoder, runner.device, streams=2, tokens=5, prompt_size=0, is_captured=True)
+        BucketProgram(runner.flow, runner.vocoder, runner.device, streams=2, tokens=5, prompt_size=0).capture()
 
 
 @pytest.mark.parametrize(

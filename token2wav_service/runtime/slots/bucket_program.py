@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -55,9 +55,8 @@ class BucketProgram:
         tokens: int,
         prompt_size: int,
         graph_memory: Any = None,
-        is_captured: bool = False,
     ) -> None:
-        """Make the inputs, and capture the graph if there is to be one.
+        """Make the inputs.
 
         Args:
             flow: tokens to mel.
@@ -67,7 +66,6 @@ class BucketProgram:
             tokens: of each stream in a run, look-ahead not counted.
             prompt_size: frames of the prompt that attention reads.
             graph_memory: the pool that all graphs share; None where there is no CUDA.
-            is_captured: whether runs replay a CUDA graph.
         """
         self.streams = streams
         self.prompt_size = prompt_size
@@ -84,8 +82,6 @@ class BucketProgram:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._speech: Tensor | None = None
         self._host: Tensor | None = None
-        if is_captured:
-            self._capture()
 
     def run(self, fields: np.ndarray, tokens: np.ndarray) -> FloatArray:  # type: ignore[type-arg]
         """Run with these inputs; returns samples [B, N] on the host, valid until the next run."""
@@ -112,20 +108,31 @@ class BucketProgram:
         self._speech = self._compute()
         return self._speech
 
-    def _capture(self) -> None:
-        """Run twice on a side stream, so that everything is compiled and tuned, then capture.
+    def warm_up(self) -> None:
+        """Run once on a side stream, so that everything is compiled and loaded.
+
+        Raises:
+            ProgramCaptureError: the step can't run.
+        """
+        with self._naming_failures():
+            side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            warm_up(self._compute, side)
+            torch.cuda.current_stream().wait_stream(side)
+
+    def capture(self) -> None:
+        """Have runs replay a CUDA graph; `warm_up` comes before.
 
         Raises:
             ProgramCaptureError: the step does something that a graph can't.
         """
-        streams, tokens = self._tokens.shape
-        with naming_failures(f"{streams} streams and {tokens} tokens (look-ahead included)"):
-            side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            warm_up(self._compute, side)
-            torch.cuda.current_stream().wait_stream(side)
+        with self._naming_failures():
             self._graph = capture(self._compute_to_keep, self._graph_memory, error_mode="thread_local")
             assert self._speech is not None
             self._host = torch.empty(self._speech.shape, pin_memory=True)
+
+    def _naming_failures(self) -> AbstractContextManager[None]:
+        streams, tokens = self._tokens.shape
+        return naming_failures(f"{streams} streams and {tokens} tokens (look-ahead included)")
 
 
 class ProgramTable:
@@ -137,23 +144,33 @@ class ProgramTable:
         self._graph_memory = graph_memory(device)
         self._programs: dict[tuple[int, int, int], BucketProgram] = {}
 
-    def prepare(self) -> None:
-        """Compile every kernel and capture every bucket, so that nothing compiles under load."""
+    def warm_up(self) -> None:
+        """Make and run the program of every bucket."""
         for streams, tokens in self.shapes.programs():
             for prompt_size in self.flow.solver.prompt_sizes:
-                self.get(streams, tokens, prompt_size)
+                program = self._programs[streams, tokens, prompt_size] = self._make(streams, tokens, prompt_size)
+                program.warm_up()
+
+    def capture(self) -> None:
+        """Capture the programs that `warm_up` made."""
+        for program in self._programs.values():
+            program.capture()
 
     def get(self, streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
         """Return the program of a bucket, making it at first use; one of any other size is not kept."""
         if tokens not in self.shapes.token_buckets or prompt_size not in self.flow.solver.prompt_sizes:
-            return self._make(streams, tokens, prompt_size, is_captured=False)
+            return self._make(streams, tokens, prompt_size)
         key = (streams, tokens, prompt_size)
         if key not in self._programs:
             logger.info("preparing a program for %d streams of %d tokens", streams, tokens)
-            self._programs[key] = self._make(streams, tokens, prompt_size, is_captured=self.device.type == "cuda")
+            program = self._make(streams, tokens, prompt_size)
+            if self.device.type == "cuda":
+                program.warm_up()
+                program.capture()
+            self._programs[key] = program
         return self._programs[key]
 
-    def _make(self, streams: int, tokens: int, prompt_size: int, *, is_captured: bool) -> BucketProgram:
+    def _make(self, streams: int, tokens: int, prompt_size: int) -> BucketProgram:
         return BucketProgram(
             self.flow,
             self.vocoder,
@@ -162,5 +179,4 @@ class ProgramTable:
             tokens=tokens,
             prompt_size=prompt_size,
             graph_memory=self._graph_memory,
-            is_captured=is_captured,
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,10 @@ class ChunkSolver(ABC):
         """
         return 0
 
+    def only_first_step(self) -> AbstractContextManager[None]:
+        """Have chunks be solved by one step meanwhile: all kernels are launched, and the mel means nothing."""
+        return nullcontext()
+
     @abstractmethod
     def allocate(self, slots: int, ring: int) -> SolverPool:
         """Allocate the history of so many slots, zeroed, with rings of `ring` frames."""
@@ -97,6 +102,17 @@ class FusedSolver(ChunkSolver):
         self.times = grid[:-1].to(self.device)
         """[n] time at the beginning of each step."""
         self.deltas = (grid[1:] - grid[:-1]).tolist()
+        self.run_steps = range(steps)
+        """Those that a chunk takes."""
+
+    @contextmanager
+    def only_first_step(self) -> Iterator[None]:
+        """See `ChunkSolver`."""
+        self.run_steps, all_steps = range(1), self.run_steps
+        try:
+            yield
+        finally:
+            self.run_steps = all_steps
 
     @abstractmethod
     def plain_tails(self, tails: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ class DiTSolver(FusedSolver):
         tails = noise.new_empty(streams, *pool.tails.shape[1:], dtype=self.dtype)
         constant = self._constant(mu, speaker, cond)
         x, half = noise, noise.to(self.dtype)
-        for step in range(self.steps):
+        for step in self.run_steps:
             hidden = (constant + functional.linear(half, self.x_weight)).flatten(0, 2)
             velocity = self._estimate(step, hidden, work, own, tails, places, pool, frames)
             x, half = self.advance(step, x, velocity)

@@ -7,7 +7,6 @@ once. Programs run on a stream of their own, beside the steps of streams.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,8 +28,6 @@ from token2wav_service.runtime.slots.bucket_program import naming_failures
 from token2wav_service.runtime.slots.dit_solver import DiTSolver
 from token2wav_service.runtime.slots.fused_encoder import EncoderTails, FusedEncoder
 from token2wav_service.runtime.slots.slot_flow import embed_tokens, project
-
-logger = logging.getLogger(__name__)
 
 SHORTEST_TOKENS = 64
 GROWTH = 1.3
@@ -78,19 +75,26 @@ class PromptFlow:
         # A stream of its own for capturing, too: cuBLAS has its working memory by stream, and steps run meanwhile.
         self._stream = own_stream(self.device)
         self._graph_memory = graph_memory(self.device)
-        self._programs: dict[int, _PromptProgram] = {}
+        self._programs = {tokens: _PromptProgram(self, tokens) for tokens in self.buckets}
         self._lock = threading.Lock()
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compile every kernel and capture every length, so that nothing compiles under load.
+        """Run the program of every length once, so that everything is compiled and loaded."""
+        assert self._stream is not None
+        for program in self._programs.values():
+            warm_up(program.run, self._stream)
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Have every length's program replay a CUDA graph; `warm_up` comes before.
 
         Raises:
             ProgramCaptureError: a program does something that a graph can't.
         """
-        for tokens in self.buckets:
-            with self._lock, self._on_stream():
-                self._program(tokens)
+        with self._on_stream():
+            for program in self._programs.values():
+                program.capture(self._stream, self._graph_memory)
 
     @torch.inference_mode()
     def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> FlowState:
@@ -108,7 +112,7 @@ class PromptFlow:
         window = torch.cat([tokens[:count], tokens[: self.lookahead]])
         size = next(bucket for bucket in self.buckets if bucket >= count)
         with self._lock, self._on_stream():
-            program = self._program(size)
+            program = self._programs[size]
             program.tokens[0, : len(window)] = window.to(self.device)
             program.cond[0, : count * self.stride] = mel[: count * self.stride].to(self.device, self.dtype)
             program.lengths.fill_(count)
@@ -125,15 +129,6 @@ class PromptFlow:
         with torch.cuda.stream(self._stream):
             yield
             self._stream.synchronize()
-
-    def _program(self, tokens: int) -> _PromptProgram:
-        if tokens not in self._programs:
-            logger.info("preparing a program for prompts of %d tokens", tokens)
-            program = _PromptProgram(self, tokens)
-            if self._stream is not None:
-                program.capture(self._stream, self._graph_memory)
-            self._programs[tokens] = program
-        return self._programs[tokens]
 
     def compute(self, program: _PromptProgram) -> Tensor:
         """Run a program's inputs; keys and values go to the buffers. Returns the solver's tails."""
@@ -207,12 +202,10 @@ class _PromptProgram:
             self._graph.replay()
 
     def capture(self, stream: Any, memory: Any) -> None:
-        """Run twice, so that everything is compiled and tuned, then capture.
+        """Have runs replay a CUDA graph.
 
         Raises:
             ProgramCaptureError: the program does something that a graph can't.
         """
         with naming_failures(f"prompts of {self.size} tokens"):
-            warm_up(self.run, stream)
-            stream.synchronize()
             self._graph = capture(self.run, memory, stream, error_mode="thread_local")

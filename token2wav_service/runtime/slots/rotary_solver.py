@@ -79,7 +79,7 @@ class RotarySolver(FusedSolver):
         constant = self._constant(mu, speaker, cond)
         angles = rotation_table(batch.first_frames, frames, c.head_dim, like=noise).contiguous()
         x, half = noise, noise.to(self.dtype)
-        for step in range(self.steps):
+        for step in self.run_steps:
             embedded = constant + functional.linear(half, self.x_weight)
             hidden = self._mix_neighbours(step, embedded.flatten(0, 1), batch, pool)
             velocity = self._estimate(step, hidden.flatten(0, 1), rows, angles, batch, pool, frames)

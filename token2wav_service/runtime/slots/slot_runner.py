@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gpukit.graphs import compiling_side_by_side
 from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.errors import InvalidPromptError, Token2WavError
@@ -147,9 +148,14 @@ class SlotRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compile every kernel and capture every bucket, so that nothing compiles under load."""
-        self._programs.prepare()
+        tables: list[ProgramTable | PromptFlow] = [self._programs]
         if self._prompts is not None:
-            self._prompts.warm_up()
+            tables.append(self._prompts)
+        with compiling_side_by_side(), self.flow.solver.only_first_step():
+            for table in tables:
+                table.warm_up()
+        for table in tables:
+            table.capture()
 
     @torch.inference_mode()
     def prepare_voice(self, features: VoiceFeatures) -> SlotVoice:

@@ -82,7 +82,7 @@ class UNetSolver(FusedSolver):
         constants = torch.cat([mu, speaker[:, None].expand(-1, frames, -1), cond], -1).to(self.dtype)
         inputs = self._inputs(constants, mel)
         x, half = noise, noise.to(self.dtype)
-        for step in range(self.steps):
+        for step in self.run_steps:
             inputs[..., :mel] = half
             tails = self._tails(step, batch, pool, new_tails)
             velocity = _Pass(self, step, rows, tails, batch, pool, frames).run(inputs.flatten(0, 2))
