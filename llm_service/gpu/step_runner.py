@@ -134,7 +134,7 @@ class StepRunner:
             self._decode[rows] = self._decode_bucket(rows)
         if self._stream is None:
             return
-        buckets = [*self._prompt.values(), *self._decode.values()]
+        buckets: list[_DecodeBucket | _PromptBucket] = [*self._prompt.values(), *self._decode.values()]
         with compiling_side_by_side():
             for bucket in buckets:
                 warm_up(bucket.launch, self._stream)
