@@ -15,7 +15,7 @@ from gateway.dialects.speech_ws.sentence_audio import (
 from gateway.speech.request import SpeechResult, SpokenSpan
 from gateway.speech.session import SessionAudio
 from gateway.text import Segment, TextOptions, plain_front_end
-from gateway.text.segments.splitter import SplitSettings
+from gateway.text.segments.splitter import WHOLE_TEXT
 from token2wav_service.contract import SAMPLES_PER_TOKEN
 
 TEXT = "Hi. "
@@ -27,7 +27,7 @@ def spoken(turns: list[list[int]]) -> list[SpeechResult]:
     for tokens in turns:
         spans, first_token = [], 0
         for count in tokens:
-            segment = plain_front_end().open(TextOptions(), SplitSettings()).prepare(Segment(TEXT, start))
+            segment = plain_front_end().open(TextOptions(), WHOLE_TEXT).prepare(Segment(TEXT, start))
             spans.append(SpokenSpan(segment, first_token, count, is_complete=True))
             first_token += count
             start += len(TEXT)
