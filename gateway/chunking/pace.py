@@ -295,7 +295,8 @@ class PaceMeter:
         if not count:
             return
         self._tokens += count
-        self._burst = max(messages)
+        if self._first is not None:  # a head start comes in one message, however small the others will be
+            self._burst = max(messages)
         self._arrivals.append((now_s, self._tokens))
         while len(self._arrivals) > 2 and self._arrivals[0][0] < now_s - _RATE_WINDOW_S:
             self._arrivals.popleft()

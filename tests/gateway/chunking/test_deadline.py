@@ -19,12 +19,14 @@ from gateway.chunking.policies import (
     DeadlineChunks,
     ExponentialChunks,
     FixedChunks,
+    awaited_tokens,
 )
 from gateway.config import parse_args
 from gateway.errors import ConfigError
 from gateway.speech.speaker import PipelineSettings
 from tests.gateway.chunking.virtual_time import CostOf, World, learnt, linear, listen
 from tests.gateway.fakes import ManualClock
+from token2wav_service.contract import LOOKAHEAD_TOKENS
 from token2wav_service.serving.settings import SETTINGS
 
 FIXED_SCHEDULES: list[ChunkPolicy] = [
@@ -379,6 +381,21 @@ def test_the_meter_knows_the_llms_rate_and_tells_the_next_stream() -> None:
     assert meter.read().token_rate_hz == pytest.approx(200, rel=0.1)
     assert meter.read().burst_tokens == 4
     assert PaceMeter(book, clock).read().token_rate_hz == pytest.approx(200)
+
+
+@given(st.floats(150, 1000), st.floats(0.004, 0.05))
+def test_a_head_start_is_spoken_as_soon_as_it_is_here(token_rate_hz: float, cost_s: float) -> None:
+    """A policy that then wanted one token more would wait for the next message."""
+    clock, book, policy = ManualClock(), PaceBook(), DeadlineChunks()
+    for step in range(60):
+        clock.seconds = step * 0.1
+        book.record_token_rate(token_rate_hz, clock.seconds)
+        book.record_cost(15, cost_s, clock.seconds)
+    meter = PaceMeter(book, clock)
+    meter.opened()
+    asked = awaited_tokens(policy, meter.read())
+    meter.received([asked])
+    assert policy.next_hop(ChunkProgress(0, 0, asked, 0.0, pace=meter.read())) + LOOKAHEAD_TOKENS <= asked
 
 
 def test_a_token_rate_counts_less_the_longer_ago_it_was_learnt() -> None:
