@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -62,4 +63,8 @@ async def opened_door(
             )
 
     async with served_door(build_app(open_host), llm, token2wav) as door:
+        for _ in range(10):  # so that what the LLM is asked last is what the test asks
+            if (await door.http.get("/readyz")).is_success:
+                break
+            await asyncio.sleep(0.005)
         yield door

@@ -61,7 +61,13 @@ class StreamClient:
         """Register a voice, open a stream and return its stream_id tensor; the lease's request id is `lease`."""
         voice = self.ask("register_voice", reference_wav=np.ones(16000, np.float32))[0].tensors["voice_id"]
         self.send("open", "lease", voice_id=text(voice[0].decode()))
-        return text(self.next().tensors["stream_id"][0].decode())
+        return self.opened()
+
+    def opened(self) -> Any:
+        """Wait for the answer to an open, which says first that its voice is still being made."""
+        while "stream_id" not in (answer := self.next()).tensors:
+            assert "voice_id" in answer.tensors, answer
+        return text(answer.tensors["stream_id"][0].decode())
 
     def push(self, stream_id: Any, index: int, first: int, is_last: bool = False) -> None:
         self.send(

@@ -46,7 +46,7 @@ def test_a_lost_gpu_answers_the_callers_and_ends_the_server_with_an_error(tmp_pa
         client = StreamClient(address)
         voice = client.ask("register_voice", reference_wav=make_prompt().samples)[0].tensors["voice_id"]
         client.send("open", "lease", voice_id=text(voice[0].decode()))
-        stream_id = text(client.next().tensors["stream_id"][0].decode())
+        stream_id = client.opened()
         client.push(stream_id, 0, first=POISON)
         answers = [client.next(), client.next()]
         (error,) = [answer.error for answer in answers if answer.error]
