@@ -26,7 +26,7 @@ from cosydit.bench.metrics import percentile
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
 from lab.attack.table import DOORS, FULL_KINDS, KINDS, Kind, counts, go_behind, run
-from lab.attack.target import QUIET, STALLS, Target, children, foreign_addresses, started
+from lab.attack.target import QUIET, STALLS, Target, look, started
 from lab.load import storm_doors
 
 CAPACITY, FULL_CAPACITY = 200.0, 8.0
@@ -156,12 +156,6 @@ class Campaign:
         for _ in range(QUIET_REQUESTS):
             await honest.once()
         return honest
-
-
-def look(target: Target) -> tuple[float, set[str]]:
-    """Return a gateway's memory in MiB, and the other machines that it has sockets to."""
-    pid = target.ports.pid
-    return target.memory_mib(), foreign_addresses([pid, *children(pid)])
 
 
 def _rounded(values: Iterable[float]) -> list[float]:

@@ -136,3 +136,9 @@ def _has_socket(pid: int, inode: str) -> bool:
             if os.readlink(descriptor) == f"socket:[{inode}]":
                 return True
     return False
+
+
+def look(target: Target) -> tuple[float, set[str]]:
+    """Return a gateway's memory in MiB, and the other machines that it has sockets to."""
+    pid = target.ports.pid
+    return target.memory_mib(), foreign_addresses([pid, *children(pid)])
