@@ -91,10 +91,6 @@ class RecordingLM:
         finally:
             self.answers.append(SpokenSegment(utterance.text, seed, tuple(token_ids), finish_reason))
 
-    async def is_ready(self) -> bool:
-        """See `SpeechLM.is_ready`."""
-        return await self.inner.is_ready()
-
 
 @dataclass
 class ReplayingLM:

@@ -16,7 +16,8 @@ from gateway.lexicons import LexiconBook
 from gateway.voices.registry import NamedVoice
 from gateway.voices.store import VoiceLimits
 from servicekit.checkpoint_file import CheckpointDeclaration
-from tests.gateway.doors.http_door import Door, opened_door
+from tests.gateway.dialects.socket_door import Door
+from tests.gateway.doors.http_door import opened_door
 from tests.gateway.fakes import FakeLLM
 from tests.gateway.voices.fakes import FakeVoiceMaker, make_store
 

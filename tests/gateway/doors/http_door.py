@@ -40,7 +40,7 @@ async def opened_door(
 ) -> AsyncIterator[Door]:
     """Start the door and stop it again; with a declaration, texts are normalised and their languages told."""
     if front_end is None and declaration is not None:
-        front_end = load_text_front_end(None, declaration, lexicons and lexicons.lexicons_for)
+        front_end = load_text_front_end(None, declaration, None if lexicons is None else lexicons.lexicons_for)
 
     @asynccontextmanager
     async def open_host() -> AsyncIterator[Host]:
