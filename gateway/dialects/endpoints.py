@@ -92,12 +92,8 @@ class Endpoint(Route):
         refusals = {"default": "An error."}
         if speaks:
             refusals = {str(status): f"code: {', '.join(codes)}" for status, codes in known_statuses().items()}
-        self.shown = APIRoute(
-            *(path, takes),
-            methods=[method],
-            operation_id=_operation_id(method, path),
-            tags=[door],
-            summary=summary,
+        self.shown = _shown(
+            *(path, takes, method, door, summary),
             response_description="The answer.",
             response_class=JSONResponse if JSON in media_types else Response,
             responses={
@@ -120,12 +116,8 @@ class Socket(WebSocketRoute):
     ) -> None:
         """Make both routes; see `Endpoint`."""
         super().__init__(path, handler)
-        self.shown = APIRoute(
-            *(path, takes),
-            methods=["GET"],
-            operation_id=_operation_id("websocket", path),
-            tags=[door],
-            summary=summary,
+        self.shown = _shown(
+            *(path, takes, "GET", door, summary),
             status_code=_SWITCHING_PROTOCOLS,
             response_description="The socket is open.",
             responses={"default": {"description": "An error."}},
@@ -140,6 +132,16 @@ def shown_of(routes: list[BaseRoute]) -> list[APIRoute]:
 def method_of(shown: APIRoute) -> str:
     """Return the method that a description is of; `WEBSOCKET` for a socket."""
     return "WEBSOCKET" if shown.status_code == _SWITCHING_PROTOCOLS else next(iter(shown.methods or ()))
+
+
+def _shown(path: str, takes: Callable[..., None], method: str, door: Door, summary: str, **answers: Any) -> APIRoute:
+    named = "websocket" if answers.get("status_code") == _SWITCHING_PROTOCOLS else method
+    tags: list[str | Enum] = [door]
+    shown = APIRoute(
+        path, takes, methods=[method], operation_id=_operation_id(named, path), tags=tags, summary=summary, **answers
+    )
+    shown.description = ""  # FastAPI's is the docstring of `takes`, which speaks to its readers alone
+    return shown
 
 
 def _operation_id(method: str, path: str) -> str:

@@ -69,6 +69,7 @@ def test_the_document_is_sound() -> None:
     for _, path, each in operations(api):
         declared = [one["name"] for one in each.get("parameters", ()) if one["in"] == "path"]
         assert declared == re.findall(r"\{([^}]+)\}", path)
+        assert "description" not in each, "no docstring of ours"
         assert each["summary"] and set(each["tags"]) <= {tag["name"] for tag in api["tags"]}
 
 
