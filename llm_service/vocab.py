@@ -18,7 +18,6 @@ The module's constants are CosyVoice2's, the family of the demo voice.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -161,7 +160,6 @@ speech_id_from_llm_id = COSYVOICE2.speech_id
 is_speech_llm_id = COSYVOICE2.is_speech
 
 _CLOSING = sorted({token for each in VOCABULARIES for token in each.closing_tokens if "s_" not in token})
-_PROTECTED = re.compile("|".join([r"<\|s_\d+\|>", *(re.escape(token) for token in CONTROL_TOKENS)]))
 # A whole token at the start of the text, or blank space between tokens (some servers put it there).
 _TOKEN = re.compile(r"<\|s_(0|[1-9][0-9]{0,4})\|>|\s+|" + "|".join(re.escape(token) for token in _CLOSING))
 _PARTIAL = re.compile(r"<(\|([a-z](?:[a-z_0-9]{0,12}\|?)?)?)?")
@@ -201,16 +199,6 @@ def speech_token_text(speech_id: int) -> str:
         VocabularyError: the id is out of range.
     """
     return f"<|s_{COSYVOICE2.llm_id(speech_id) - COSYVOICE2.first_id}|>"
-
-
-def format_speech_tokens(speech_ids: Iterable[int]) -> str:
-    """Return `<|s_a|><|s_b|>...` for speech ids 0..6560."""
-    return "".join(speech_token_text(speech_id) for speech_id in speech_ids)
-
-
-def contains_protected_token(text: str) -> bool:
-    """Tell whether a text spells a control or speech token, which must never come from a user."""
-    return _PROTECTED.search(text) is not None
 
 
 class SpeechTokenTextParser:

@@ -31,7 +31,7 @@ from llm_service.vocab import (
     SPEECH_HEAD_ROWS,
     SPEECH_TOKEN_OFFSET,
     TASK_ID,
-    format_speech_tokens,
+    speech_token_text,
 )
 from servicekit.clock import SystemClock
 from tests.gateway.fakes import ManualClock
@@ -109,7 +109,8 @@ def test_text_is_the_tokens_as_text_and_outputs_are_packed(model: SpeechLanguage
     engine.add_request(make_request("b", ignore_eos=True, head_start_tokens=12))
     assert [len(output.token_ids) for output in run_all(engine)["b"]] == [12, 8, 8, 2], "a head start is one output"
     for output in outputs:
-        assert output.text == format_speech_tokens(token - SPEECH_TOKEN_OFFSET for token in output.token_ids)
+        spoken = (speech_token_text(token - SPEECH_TOKEN_OFFSET) for token in output.token_ids)
+        assert output.text == "".join(spoken)
 
 
 def test_a_paced_answer_rests_between_its_tokens_and_is_the_same(model: SpeechLanguageModel) -> None:
