@@ -57,9 +57,9 @@ class Door(Behind):
         body = {"model": "cosydit", "input": "hello", "voice": "default", **changes}
         return await self.http.post("/v1/audio/speech", json=body)
 
-    async def until_ready(self) -> None:
+    async def until_ready(self, looks: int = 500) -> None:
         """Return when the warm-up synthesis is over."""
-        for _ in range(500):
+        for _ in range(looks):
             if (await self.http.get("/readyz")).status_code == 200:
                 return
             await asyncio.sleep(0.01)
