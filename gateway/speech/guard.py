@@ -13,6 +13,7 @@ held back, and how long the speech may be is judged, once the text is whole.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -40,6 +41,8 @@ MOST_HELD_TOKENS = 75
 """3 s: below the 5 s that our own LLM engine runs ahead of a listener."""
 _HELD_DIVISOR = 3
 """An LLM a third faster than speech is far enough ahead after n tokens to have n / 3 of them held back."""
+_TOKENS_A_PASS = 25
+"""1 s: judging its words keeps the event loop for about 6 ms. A message of more tokens lets others in between."""
 _SEED_STEP = 0x9E3779B97F4A7C15
 """Far from the seeds of the segments behind, which follow each other."""
 # A word, or a character of a script that is written without blanks.
@@ -255,7 +258,7 @@ class _Mending:
             seed = redraw_seed(self._ask.seed, redraw)
             async with aclosing(self._llm.generate(self._asked(), self._ask.sampling, seed)) as deltas:
                 async for delta in deltas:
-                    if given := self._take(delta, redraw):
+                    if given := await self._take(delta, redraw):
                         yield SpeechTokenDelta(given)
                     if self._verdict is not None:
                         break
@@ -267,14 +270,16 @@ class _Mending:
             on_note(GuardNote(first.trouble.value, outcome))
         yield last
 
-    def _take(self, delta: SpeechTokenDelta, redraw: int) -> tuple[int, ...]:
+    async def _take(self, delta: SpeechTokenDelta, redraw: int) -> tuple[int, ...]:
         """Look at what came, up to the first trouble; return what may be spoken now."""
         guard = self._watching()
         since = guard.given
         if guard.length is None:
             guard.grow(*self._text())
         self._fills += [len(guard.tokens) + place for place in delta.fills]
-        for token_id in delta.token_ids:
+        for place, token_id in enumerate(delta.token_ids, 1):
+            if place % _TOKENS_A_PASS == 0:
+                await asyncio.sleep(0)
             if self._judge(guard.push(token_id), redraw):
                 break
             guard.given = max(guard.given, self._ask.free_of(len(guard.tokens), guard.length))

@@ -180,14 +180,16 @@ class ScriptedLLM:
     answers: list[tuple[tuple[int, ...], str]]
     asked: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
     running: int = 0
+    message_tokens: int = 1
 
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
         tokens, finish_reason = self.answers[min(len(self.asked), len(self.answers) - 1)]
         self.asked.append((utterance.spoken_tokens, seed))
         self.running += 1
         try:
-            for token_id in tokens[len(utterance.spoken_tokens) :]:
-                yield SpeechTokenDelta((token_id,))
+            left = tokens[len(utterance.spoken_tokens) :]
+            for begin in range(0, len(left), self.message_tokens):
+                yield SpeechTokenDelta(left[begin : begin + self.message_tokens])
             yield SpeechTokenDelta((), finish_reason)
         finally:
             self.running -= 1
@@ -319,6 +321,21 @@ async def test_a_word_that_is_not_said_is_spoken_again_where_it_was_not_given_ou
     settings = GuardSettings(GuardMode.MEND, aligner=SureAligner())
     given_out = AnswerGuard(SAYS, SpeechLength(0, 90, 200), settings, tokens_of(WRONG))
     assert given_out.end("stop") is None, "what was given out can't be mended"
+
+
+async def test_others_have_turns_while_the_tokens_of_a_long_message_are_judged() -> None:
+    turns = 0
+
+    async def another() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(another())
+    heard = await spoken(ScriptedLLM([(GOOD, "stop")], message_tokens=len(GOOD)))
+    beside.cancel()
+    assert heard.tokens == list(GOOD) and turns >= len(GOOD) // 25
 
 
 async def test_a_caller_who_leaves_ends_the_answer() -> None:
