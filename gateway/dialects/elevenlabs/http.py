@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -184,9 +185,9 @@ def _speaking(make: Make, media_type: str | None = None) -> Callable[[Request], 
 
     async def speak(request: Request) -> Response | StreamedAnswer:
         host: Host = request.app.state.host
-        raw = await read_body(request, host.limits.max_body_bytes, "text")
+        parse = partial(read_speech, query=request.query_params, voice=request.path_params["voice"])
         try:
-            wanted = read_speech(raw, request.query_params, request.path_params["voice"])
+            wanted = await read_body(request, host.limits.max_body_bytes, "text", parse)
         except ValidationError as error:
             return _unprocessable(error)
         speech, name = wanted.speech, wanted.speech.request_id

@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Path
@@ -71,9 +72,8 @@ async def speak(request: Request) -> StreamedAnswer:
     host: Host = request.app.state.host
     given = request.headers.get("x-request-id", "")
     request_id = request.scope["request_id"] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-    wanted = read_request(
-        await read_body(request, host.limits.max_body_bytes, "input"), host.default_format, request_id
-    )
+    parse = partial(read_request, default=host.default_format, request_id=request_id)
+    wanted = await read_body(request, host.limits.max_body_bytes, "input", parse)
     make = audio_events if wanted.stream_format is StreamFormat.SSE else bare_audio
     result = SpeechResult()
     return StreamedAnswer(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import FrameType
@@ -17,10 +18,11 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from pydantic import BaseModel, ValidationError
 from riva.proto import riva_tts_pb2
+from starlette.requests import Request
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
 from gateway.audio import AudioFormat
-from gateway.dialects.answers import MAX_VALUES
+from gateway.dialects.answers import MAX_VALUES, read_body
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import wire as elevenlabs_wire
 from gateway.dialects.grpc import errors as grpc_errors
@@ -105,6 +107,17 @@ JSON_DOORS: dict[str, tuple[type[BaseModel], Callable[[str], object], dict[str, 
         {"type": "session.config"},
     ),
 }
+
+
+async def test_only_a_large_body_is_parsed_beside_the_event_loop() -> None:
+    async def parsed_here(size: int) -> bool:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": bytes(size)}
+
+        request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+        return await read_body(request, MAX_BYTES, "input", lambda raw: threading.get_ident()) == threading.get_ident()
+
+    assert await parsed_here(1000) and not await parsed_here(MAX_BYTES)
 
 
 @pytest.mark.parametrize("door", JSON_DOORS)
