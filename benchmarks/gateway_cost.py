@@ -24,6 +24,7 @@ from cosydit.bench.metrics import percentile
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout, resolve_checkpoint
 from cosydit.stack.process import ServiceProcess, ServiceSpec
+from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
 from servicekit.clock import SystemClock
 from servicekit.process import exempt_startup_objects
 from token2wav_service.serving.process.server import free_ports
@@ -63,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="gateway-cost-") as made:
         checkpoint = resolve_checkpoint(args.checkpoint, Path(made))
+        if args.checkpoint is None:  # the stand-in's tokens say no text; else each answer would be asked for again
+            write_speech_bounds(checkpoint.llm_dir, SpeechBounds(follows_text=False))
         plans = [open_run(rate, args.seconds, [VOICE]) for rate in args.rates]
         costs = _measure(checkpoint, Path(made), plans, args.llm, args.processes)
     rows = [["requests/s", "requests", "loop ms a request", "other threads", "parent", "ttfa p50 ms", "p99", "worst"]]
