@@ -190,7 +190,7 @@ class StreamedAnswer:
         self._late_headers = late_headers
         self._name = name
         self._send_timeout_s = send_timeout_s
-        self._is_started = False
+        self._is_started = self._is_over = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the body ends, it fails, or the client leaves.
@@ -210,6 +210,7 @@ class StreamedAnswer:
             if self._is_started:
                 logger.warning("request %s failed: %s: %s", self._name, error.code, error)
             raise
+        self._is_over = True
         await self._send(send, b"", is_last=True)
 
     async def _send(self, send: Send, piece: bytes, is_last: bool = False) -> None:
@@ -225,4 +226,5 @@ class StreamedAnswer:
     async def _until_left(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        logger.info("request %s: the client left", self._name)
+        if not self._is_over:  # uvicorn says so too where all was sent
+            logger.info("request %s: the client left", self._name)

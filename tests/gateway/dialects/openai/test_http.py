@@ -144,7 +144,10 @@ async def test_a_failure_in_mid_stream_breaks_the_connection_and_is_one_line_of_
 
 
 @pytest.mark.parametrize("is_held", [False, True], ids=["after the first audio", "before the first audio"])
-async def test_a_client_that_leaves_frees_both_services(voices: Voices, is_held: bool) -> None:
+async def test_a_client_that_leaves_frees_both_services(
+    voices: Voices, is_held: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gateway.dialects.answers")
     llm = FakeLLM(speech_deltas(60), gate=asyncio.Event(), ungated=30)
     token2wav = FakeToken2Wav(is_held=is_held)
     async with opened_door(llm, token2wav, voices) as door:
@@ -158,6 +161,17 @@ async def test_a_client_that_leaves_frees_both_services(voices: Voices, is_held:
         while token2wav.open_streams == busy:
             await asyncio.sleep(0.01)
         assert llm.running == token2wav.open_streams == 1, "only the warm-up is left"
+    assert caplog.text.count("the client left") == 1
+
+
+async def test_a_client_that_has_its_whole_answer_has_not_left(
+    voices: Voices, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gateway.dialects.answers")
+    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
+        assert (await door.speak()).status_code == 200
+        await door.until_idle()
+    assert "the client left" not in caplog.text
 
 
 async def _read_some(http: httpx.AsyncClient) -> None:
