@@ -32,12 +32,6 @@ AUTO = "auto"
 GPU_DEVICE = "cuda"
 TRTLLM_SERVE, VLLM = "trtllm-serve", "vllm"
 TENSORRT = "tensorrt"
-TOKEN_ID_FLAGS = {
-    LLMBackend.EMBEDDED: {"return_token_ids": True},
-    LLMBackend.VLLM: {"return_token_ids": True},
-    LLMBackend.TRTLLM: {"detokenize": False},
-}
-"""Request fields that make /v1/completions answer with token_ids."""
 GRAPH_TOKENS = 512
 """Tokens of vLLM's largest step that runs as CUDA graphs. A step that a prompt enters has about 200. Beyond vLLM's own
 bound, twice the batch, kernels are launched one by one: such a step takes five times as long, for everybody in it."""

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from servicekit.files import write_text
 from servicekit.gpu_host import CPU
+from servicekit.logs import PlainError
 
 T = TypeVar("T")
 TEXTS = (
@@ -50,7 +51,7 @@ class NotRunError(Exception):
     """Something that the check needs is not here; the message says what to install or to give."""
 
 
-class CheckFailedError(Exception):
+class CheckFailedError(PlainError):
     """What was found can't be said in figures; the message says what is wrong."""
 
 

@@ -1,6 +1,7 @@
 """Checks of the LLM behind each backend, asked with the gateway's own request.
 
-The model's float32 computation on the CPU is what greedy answers are compared with, as in `cosydit convert-llm test`.
+Greedy answers are compared with the model's float32 computation on the CPU, as in `cosydit convert-llm test`. That
+finds a head without its bias, weights in a wrong order, or ranks put together wrongly.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import numpy.typing as npt
 
 from cosydit.certify.check import TEXTS, CheckContext, CheckFailedError, Findings, NotRunError
 from cosydit.certify.run import LLM_PROGRAMS
@@ -26,13 +29,23 @@ from gateway.core import Sampling, Utterance
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.wire import LLMWire
 from llm_service.config import LLMBackend
-from llm_service.export.check_server import Expectation, Question, gap_below_best, source_questions
+from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import SPEECH_TOKEN_COUNT, SPEECH_TOKENS_PER_SECOND, SpeechVocabulary
 
 START_TIMEOUT_S, REQUEST_TIMEOUT_S = 600.0, 120.0
-CLOSE = Expectation(tokens_per_text=12)
+QUESTIONS_PER_TEXT = 12
+TOLERANCE, LEAST_EQUAL = 1.0, 0.75
+"""Logits by which a choice may lie below the source's best, and share of the choices that must be the source's own."""
 EXACT_TOKENS, AT_ONCE = 40, 64
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt, and what the source would answer."""
+
+    prompt: tuple[int, ...]  # LLM ids
+    logits: npt.NDArray[np.float32]  # [rows of the head] after the prompt, the source's
 
 
 @dataclass(frozen=True)
@@ -51,17 +64,41 @@ class Server:
     def ids(self, body: dict[str, Any]) -> tuple[list[int], str]:
         """Ask for an answer in one piece; return its LLM ids, end tokens left out, and why it ended."""
         url, whole = f"{self.url}/v1/completions", {**body, "stream": False}
-        response = httpx.post(url, json=whole, timeout=REQUEST_TIMEOUT_S, trust_env=False)
+        try:
+            response = httpx.post(url, json=whole, timeout=REQUEST_TIMEOUT_S, trust_env=False)
+        except httpx.HTTPError as error:
+            raise CheckFailedError(f"{url}: {error}") from error
         if response.status_code != httpx.codes.OK:
             raise CheckFailedError(f"the server answered {response.status_code}: {response.text[:300]}")
-        choice = response.json()["choices"][0]
         ends = set(self.vocabulary.end_ids)
-        return [int(each) for each in choice["token_ids"] if each not in ends], str(choice["finish_reason"])
+        try:
+            choice = response.json()["choices"][0]
+            return [int(each) for each in choice["token_ids"] if each not in ends], str(choice["finish_reason"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise CheckFailedError(f"{url} answered what no LLM server does: {response.text[:300]}") from error
 
     def draw(self, question: Question, count: int = 1, **fields: Any) -> list[int]:
         """Return the ids that the server finds likeliest after a prompt."""
         one = {"temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": count, "min_tokens": count - 1, **fields}
         return self.ids(self.body(TEXTS[0], **one) | {"prompt": list(question.prompt)})[0]
+
+    def prompts(self) -> list[list[int]]:
+        """Return the gateway's prompts for the texts, as LLM ids."""
+        return [self.body(text)["prompt"] for text in TEXTS]
+
+    def choices(self, questions: Sequence[Question]) -> tuple[list[list[int]], list[float]]:
+        """Return the likeliest ids after each prompt, and how far below the source's best they lie."""
+        chosen = [self.draw(question) for question in questions]
+        gaps = [gap_below_best(each, ids, self.vocabulary) for each, ids in zip(questions, chosen, strict=True)]
+        return chosen, gaps
+
+
+def server_at(url: str, backend: LLMBackend, tokenizer_dir: Path) -> Server:
+    """Return a server that is ready, with how to ask it."""
+    encoder = load_text_encoder(tokenizer_dir)
+    return Server(
+        url, LLMWire(encoder, backend), encoder.vocabulary, str(read_json(f"{url}/v1/models")["data"][0]["id"])
+    )
 
 
 def server(context: CheckContext, backend: str) -> Server:
@@ -96,14 +133,13 @@ def check_token_offset(context: CheckContext, found: Findings, backend: str) -> 
     """Greedy answers are the float32 model's; where they are not, says whether all ids are shifted."""
     asked = server(context, backend)
     questions = _questions(context, asked)
-    choices = [asked.draw(question) for question in questions]
-    gaps = [gap_below_best(q, ids, asked.vocabulary) for q, ids in zip(questions, choices, strict=True)]
+    choices, gaps = asked.choices(questions)
     found.tell("questions", len(questions))
-    found.tell("share of the float32 model's own choices", gaps.count(0.0) / len(gaps), least=CLOSE.least_equal)
-    found.tell("worst choice below its best", max(gaps), "logits", most=CLOSE.tolerance)
+    found.tell("share of the float32 model's own choices", gaps.count(0.0) / len(gaps), least=LEAST_EQUAL)
+    found.tell("worst choice below its best", max(gaps), "logits", most=TOLERANCE)
     best = [int(question.logits.argmax()) + asked.vocabulary.first_id for question in questions]
     shifts = Counter(ids[0] - own for ids, own in zip(choices, best, strict=True) if ids).most_common(1)
-    if shifts and shifts[0][0] and shifts[0][1] > CLOSE.least_equal * len(questions):
+    if shifts and shifts[0][0] and shifts[0][1] > LEAST_EQUAL * len(questions):
         raise CheckFailedError(f"every id is off by {shifts[0][0]:+d}: wrong token offset in the server or tokenizer")
 
 
@@ -157,9 +193,7 @@ def _serving(context: CheckContext, backend: LLMBackend) -> Iterator[Server]:
     log = context.log_dir / f"llm_{backend.value}.log"
     log.unlink(missing_ok=True)
     with serving_llm(backend.value, served, log, START_TIMEOUT_S, **options) as url:
-        encoder = load_text_encoder(llm_dir)
-        model = str(read_json(f"{url}/v1/models")["data"][0]["id"])
-        yield Server(url, LLMWire(encoder, backend), encoder.vocabulary, model)
+        yield server_at(url, backend, llm_dir)
 
 
 def _ask(asked: Server, texts: Sequence[str], seed: int) -> list[tuple[list[int], str, float]]:
@@ -185,8 +219,31 @@ def _ask(asked: Server, texts: Sequence[str], seed: int) -> list[tuple[list[int]
 
 
 def _questions(context: CheckContext, asked: Server) -> list[Question]:
-    """Return the gateway's prompts with the float32 model's logits, after each of its own next tokens too."""
-
-    prompts = [asked.body(text)["prompt"] for text in TEXTS]
-    asked_once = source_questions(context.checkpoint.llm_dir, prompts, CLOSE.tokens_per_text)
+    asked_once = source_questions(context.checkpoint.llm_dir, asked.prompts())
     return context.shared("llm/questions", lambda: nullcontext(list(asked_once)))
+
+
+def source_questions(source_dir: Path, prompts: Sequence[Sequence[int]]) -> Iterator[Question]:
+    """Yield the float32 model's logits after each prompt, and after some of its own next tokens."""
+    model = SpeechLanguageModel.load(source_dir, "cpu", "float32")
+    longest = max(len(prompt) for prompt in prompts) + QUESTIONS_PER_TEXT
+    model.allocate_cache(model.cache_shape(1, longest), rows_per_forward=1)
+    for prompt in prompts:
+        ids = list(prompt)
+        logits = model.prefill(0, ids)
+        for _ in range(QUESTIONS_PER_TEXT):
+            yield Question(tuple(ids), logits)
+            row = int(logits.argmax())
+            ids.append(model.vocabulary.first_id + row)
+            if row >= SPEECH_TOKEN_COUNT:
+                break
+            logits = model.decode([DecodeRow(0, ids[-1], len(ids) - 1)])[0]
+
+
+def gap_below_best(question: Question, choice: Sequence[int], vocabulary: SpeechVocabulary) -> float:
+    """Return how far below the source's best a choice lies; infinity for a foreign one. No id is an end token."""
+    ends = range(SPEECH_TOKEN_COUNT, vocabulary.head_rows)
+    rows = [token_id - vocabulary.first_id for token_id in choice[:1]] or list(ends)
+    if not all(0 <= row < vocabulary.head_rows for row in rows):
+        return float("inf")
+    return float(question.logits.max() - question.logits[rows].max())

@@ -13,9 +13,9 @@ import pytest
 
 from cosydit.certify import llm
 from cosydit.certify.check import Findings, Result
+from cosydit.certify.llm import Question, Server
 from cosydit.certify.recognition import FloatArray
 from cosydit.certify.run import all_checks, run_here, selected
-from llm_service.export.check_server import Question
 from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
 from tests.cosydit.certify.plans import context_in, plan_in
 
@@ -52,6 +52,8 @@ class FakeServer:
             possible = [row for row in allowed if not (self.is_aware and row in drawn)]
             drawn.append(max(possible, key=lambda each: float(scores[each])))
         return [FIRST + row + self.shift for row in drawn if row < SPEECH_TOKEN_COUNT]
+
+    choices = Server.choices
 
 
 def asked(name: str, server: FakeServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Findings:

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from cosydit.cli.main import main
 from llm_service.huggingface_layout import has_speech_form
-from tests.llm_service.export.serving import embedded_server
+from tests.llm_service.export.serving import embedded_server, running
 
 pytestmark = pytest.mark.slow
 
@@ -47,17 +50,35 @@ def test_a_source_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert str(tmp_path / "none") in capsys.readouterr().err
 
 
-def test_a_running_server_is_certified(
-    stock_dir: Path, converted_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def without_bias(converted_dir: Path, directory: Path) -> Path:
+    """Return a copy whose head lost its bias."""
+    shutil.copytree(converted_dir, directory)
+    tensors = load_file(directory / "model.safetensors")
+    tensors["lm_head.bias"] = torch.zeros_like(tensors["lm_head.bias"])
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_running_server_passes_unless_its_head_lost_its_bias(
+    stock_dir: Path, converted_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], has_bias: bool
 ) -> None:
     certificate = tmp_path / "certificate.json"
-    with embedded_server(converted_dir) as url:
+    with embedded_server(converted_dir if has_bias else without_bias(converted_dir, tmp_path / "lost")) as url:
         arguments = ["test", "--backend", "embedded", "--model-dir", converted_dir, "--source-dir", stock_dir]
-        assert run_command(*arguments, "--url", url, "--certificate", certificate) == 0
-    assert capsys.readouterr().out.startswith("ok: 32 of 32 choices are the source's own")
+        assert run_command(*arguments, "--url", url, "--certificate", certificate) == 1 - has_bias
+    assert capsys.readouterr().out.startswith("ok: 48 of 48 choices are the source's own" if has_bias else "FAIL: ")
     record = json.loads(certificate.read_text("utf-8"))
-    assert record["passed"]
-    assert (record["backend"], record["tolerance"]) == ("embedded", 1.0)
+    assert (record["passed"], record["backend"], record["tolerance"]) == (has_bias, "embedded", 1.0)
+    assert record["spoken_tokens"] > 0 and record["foreign_ids"] == []
+
+
+def test_what_is_no_llm_server_is_named(stock_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = JSONResponse({"data": [{"id": "voice"}]})
+    routes = [Route("/v1/models", lambda _: models), Route("/v1/completions", lambda _: models, methods=["POST"])]
+    with running(Starlette(routes=routes)) as url:
+        assert run_command("test", "--backend", "vllm", "--model-dir", stock_dir, "--url", url) == 1
+    assert "/v1/completions answered what no LLM server does" in capsys.readouterr().err
 
 
 def test_a_server_that_can_not_start_fails(
