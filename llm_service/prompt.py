@@ -159,19 +159,13 @@ def instruction_ids(encode: Encode, vocabulary: SpeechVocabulary, instruction: s
     Source of the form: the specification of the flows, section 10: CosyVoice3's own instruction, a blank and the
     caller's, then `<|endofprompt|>`.
     """
-    whole = _whole_instruction(vocabulary, instruction)
+    whole = " ".join(part for part in (vocabulary.instruction, _as_spoken(instruction)) if part)
     return (*_checked(encode(whole), vocabulary), vocabulary.endofprompt_id) if whole else ()
 
 
 def target_text_tokens(encode: Encode, target_text: str, vocabulary: SpeechVocabulary = COSYVOICE2) -> int:
     """Count the target text's tokens in the input that `build_prompt` builds, which raises the same."""
     return len(_encode_target(encode, target_text, vocabulary))
-
-
-def chat_prefix(vocabulary: SpeechVocabulary, instruction: str = "") -> str:
-    """Return what `instruction_ids` gives, as text for servers that encode it themselves."""
-    whole = _whole_instruction(vocabulary, instruction)
-    return f"{whole}<|endofprompt|>" if whole else ""
 
 
 def generation_bounds(target_text_tokens: int, limits: LengthLimits | None = None) -> GenerationBounds:
@@ -193,10 +187,6 @@ def generation_bounds(target_text_tokens: int, limits: LengthLimits | None = Non
         )
     max_tokens = min(target_text_tokens * limits.max_speech_per_text_token, limits.max_speech_tokens)
     return GenerationBounds(min_tokens, max(max_tokens, 1))
-
-
-def _whole_instruction(vocabulary: SpeechVocabulary, instruction: str) -> str:
-    return " ".join(part for part in (vocabulary.instruction, _as_spoken(instruction)) if part)
 
 
 def _encode_target(encode: Encode, target_text: str, vocabulary: SpeechVocabulary) -> list[int]:

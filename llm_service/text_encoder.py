@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -88,20 +88,8 @@ class TextEncoder:
         Raises:
             UnsafeTextError: the text is not valid Unicode, or a protected id came out all the same.
         """
-        return self._checked_ids(lambda: self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def encode_apart(self, text: str) -> list[int]:
-        """Return what `encode` does, and let the process's other threads run meanwhile; for long texts.
-
-        Raises:
-            UnsafeTextError: see `encode`.
-        """
-        # NOTE: of the library's calls only those on batches release the interpreter's lock.
-        return self._checked_ids(lambda: self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
-
-    def _checked_ids(self, encode: Callable[[], list[int]]) -> list[int]:
         try:
-            ids = encode()
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeError) as err:
             raise UnsafeTextError("got a text with lone surrogates; expected valid Unicode") from err
         for token_id in ids:

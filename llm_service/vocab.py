@@ -1,4 +1,4 @@
-"""Speech tokens inside the LLM's vocabulary: ids, text form, and a parser of that text.
+"""Speech tokens inside the LLM's vocabulary: ids and text form.
 
 The only home of the numbering. A *speech id* is 0..6560 (what token2wav takes); an *LLM id* is its place in the LLM's
 table, which differs between families (`SpeechVocabulary`). Knows nothing of tokenizers, prompts or models, and imports
@@ -17,7 +17,6 @@ The module's constants are CosyVoice2's, the family of the demo voice.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -127,10 +126,6 @@ class SpeechVocabulary:
         """Tell whether an LLM id is a speech token's."""
         return 0 <= llm_id - self.first_id < SPEECH_TOKEN_COUNT
 
-    def row_text(self, row: int) -> str:
-        """Return the text form of a head row: a speech token's, or a closing token's."""
-        return speech_token_text(row) if row < SPEECH_TOKEN_COUNT else self.closing_tokens[row - SPEECH_TOKEN_COUNT]
-
 
 ENDOFTEXT_ID = 151643
 """LLM id of the first special token of the text tokenizer, in every family."""
@@ -158,11 +153,6 @@ PADDED_VOCABULARY_SIZE = COSYVOICE2.table_rows
 llm_id_from_speech_id = COSYVOICE2.llm_id
 speech_id_from_llm_id = COSYVOICE2.speech_id
 is_speech_llm_id = COSYVOICE2.is_speech
-
-_CLOSING = sorted({token for each in VOCABULARIES for token in each.closing_tokens if "s_" not in token})
-# A whole token at the start of the text, or blank space between tokens (some servers put it there).
-_TOKEN = re.compile(r"<\|s_(0|[1-9][0-9]{0,4})\|>|\s+|" + "|".join(re.escape(token) for token in _CLOSING))
-_PARTIAL = re.compile(r"<(\|([a-z](?:[a-z_0-9]{0,12}\|?)?)?)?")
 
 
 def vocabulary_of_table(rows: int) -> SpeechVocabulary:
@@ -199,48 +189,3 @@ def speech_token_text(speech_id: int) -> str:
         VocabularyError: the id is out of range.
     """
     return f"<|s_{COSYVOICE2.llm_id(speech_id) - COSYVOICE2.first_id}|>"
-
-
-class SpeechTokenTextParser:
-    """Turns text deltas into speech ids; a token's text may be split anywhere between deltas.
-
-    Closing tokens are skipped (the server says why it ended); anything else is an error.
-    """
-
-    def __init__(self, vocabulary: SpeechVocabulary = COSYVOICE2) -> None:
-        self._vocabulary = vocabulary
-        self._pending = ""
-
-    def feed(self, text: str) -> list[int]:
-        """Take the next delta and return the speech ids (0..6560) completed by it, in order.
-
-        Raises:
-            VocabularyError: the text is not speech tokens. The parser is then spent.
-        """
-        self._pending += text
-        speech_ids: list[int] = []
-        position = 0
-        while match := _TOKEN.match(self._pending, position):
-            if match[0] not in self._vocabulary.closing_tokens and not match[0].isspace():
-                speech_ids.append(_checked_speech_id(match[0], match[1]))
-            position = match.end()
-        self._pending = self._pending[position:]
-        if self._pending and not _PARTIAL.fullmatch(self._pending):
-            raise VocabularyError(f"got text {self._pending[:40]!r}; expected only speech tokens such as '<|s_0|>'")
-        return speech_ids
-
-    def close(self) -> None:
-        """Say that the text has ended.
-
-        Raises:
-            VocabularyError: it ended inside a token.
-        """
-        if self._pending:
-            raise VocabularyError(f"text ended inside a token: {self._pending!r}")
-
-
-def _checked_speech_id(text: str, digits: str | None) -> int:
-    speech_id = SPEECH_TOKEN_COUNT if digits is None else int(digits)
-    if speech_id >= SPEECH_TOKEN_COUNT:
-        raise VocabularyError(f"got {text}; speech tokens are <|s_0|>..<|s_{SPEECH_TOKEN_COUNT - 1}|>")
-    return speech_id

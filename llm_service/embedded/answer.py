@@ -186,9 +186,8 @@ class Answer:
         """Hand out what is pending."""
         rows, self.pending = self.pending, []
         first_id = self._vocabulary.first_id
-        text = "".join(map(self._vocabulary.row_text, rows)) if self.request.wants_text else ""
         ids = tuple([row + first_id for row in rows])
-        return GenerationOutput(self.request.request_id, ids, text, reason, stop_reason)
+        return GenerationOutput(self.request.request_id, ids, reason, stop_reason)
 
     def accept_closely(self, row: int) -> GenerationOutput:
         """Take a row that may end the answer, or one whose text is to come; return what may be handed out."""

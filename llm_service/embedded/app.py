@@ -1,16 +1,14 @@
-"""The embedded server's HTTP face: OpenAI's completions and chat completions, /v1/models, /health and /metrics.
+"""The embedded server's HTTP face: OpenAI's completions by token ids, /v1/models, /health and /metrics.
 
 Knows nothing of models or batching; the engine loop is passed in.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import secrets
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any
 
@@ -25,12 +23,8 @@ from llm_service.embedded.interleaving import InterleavedPrompt
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.responses import CONTENT_TYPE, DONE_EVENT, AnswerShape, error_body, metrics_text, sse_event
 from llm_service.embedded.schema import (
-    ChatCompletionRequest,
     CompletionRequest,
-    GenerationFields,
-    InterleavedFields,
     MoreText,
-    PromptReader,
     RequestRefused,
     parse_request,
 )
@@ -43,8 +37,7 @@ logger = logging.getLogger(__name__)
 FIXED_BODY_BYTES = 64 * 1024
 """Most bytes of a request beside the prompt."""
 BODY_BYTES_PER_TOKEN = 32
-"""Bytes for each token of the longest prompt: an id takes 8, a spelled speech token 10, a word with escapes up to
-24."""
+"""Bytes for each token of the longest prompt: an id takes 8 with its comma and blank."""
 SEED_BITS = 63
 HTTP_CLIENT_CLOSED_REQUEST = 499
 
@@ -55,7 +48,6 @@ class SpeechLMServer:
     def __init__(
         self,
         loop: EngineLoop,
-        prompts: PromptReader,
         model_name: str,
         wall_clock: Callable[[], float],
         tracer: Tracer = NULL_TRACER,
@@ -64,23 +56,18 @@ class SpeechLMServer:
         self.tracer = tracer
         self.loop = loop
         self.model_name = model_name
-        self._prompts = prompts
         self._wall_clock = wall_clock
         self._max_body_bytes = FIXED_BODY_BYTES + BODY_BYTES_PER_TOKEN * loop.max_sequence_tokens
-        # One thread: long texts must not take the cores from the model.
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="prompt-reader")
 
     def close(self) -> None:
-        """Stop the engine loop and the reading of prompts."""
+        """Stop the engine loop."""
         self.loop.stop()
-        self._reader.shutdown(cancel_futures=True)
         self.tracer.close()
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
         fields = parse_request(CompletionRequest, await _read_body(request, self._max_body_bytes))
-        prompt_ids = await self._read(self._prompts.from_completion, fields.prompt, fields.add_special_tokens)
-        return await self._answer(request, fields, prompt_ids, is_chat=False, interleaved=fields.interleaved)
+        return await self._answer(request, fields)
 
     async def more_text(self, request: Request) -> Response:
         """POST /v1/completions/text."""
@@ -90,51 +77,30 @@ class SpeechLMServer:
             raise RequestRefused(message, param="id", code="answer_not_found", status=404)
         return JSONResponse({"id": more.id, "object": "text_completion.text"})
 
-    async def chat(self, request: Request) -> Response:
-        """POST /v1/chat/completions."""
-        fields = parse_request(ChatCompletionRequest, await _read_body(request, self._max_body_bytes))
-        prompt_ids = await self._read(self._prompts.from_chat, fields.messages)
-        return await self._answer(request, fields, prompt_ids, is_chat=True)
-
     def models(self) -> dict[str, Any]:
         """GET /v1/models."""
         model = {"id": self.model_name, "object": "model", "created": self._now(), "owned_by": "llm_service"}
         return {"object": "list", "data": [model]}
 
-    async def _read(self, read: Callable[..., tuple[int, ...]], *given: object) -> tuple[int, ...]:
-        """Read a prompt in a thread, as the event loop serves the tokens of all requests."""
-        return await asyncio.get_running_loop().run_in_executor(self._reader, read, *given)
-
-    async def _answer(
-        self,
-        request: Request,
-        fields: GenerationFields,
-        prompt_ids: tuple[int, ...],
-        is_chat: bool,
-        interleaved: InterleavedFields | None = None,
-    ) -> Response:
+    async def _answer(self, request: Request, fields: CompletionRequest) -> Response:
         if fields.model is not None and fields.model != self.model_name:
             message = f"model {fields.model!r} is not served here; {self.model_name!r} is"
             raise RequestRefused(message, param="model", code="model_not_found", status=404)
-        request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+        prompt_ids, request_id = tuple(fields.prompt), f"cmpl-{secrets.token_hex(12)}"
         layout: InterleavedPrompt | None = None
-        if interleaved is not None:
-            request_id = _interleaved_id(interleaved.id)
-            layout = InterleavedPrompt(interleaved.begin_tokens, interleaved.transcript_tokens)
-        shape = AnswerShape(
-            request_id, self.model_name, self._now(), is_chat, fields.detokenize, fields.wants_token_ids, prompt_ids
-        )
+        if fields.interleaved is not None:
+            request_id = _interleaved_id(fields.interleaved.id)
+            layout = InterleavedPrompt(fields.interleaved.begin_tokens, fields.interleaved.transcript_tokens)
+        shape = AnswerShape(request_id, self.model_name, self._now(), len(prompt_ids))
         params = _sampling_params(fields, self.loop.max_sequence_tokens - len(prompt_ids))
         span = self.tracer.begin(f"POST {request.url.path}", request.headers.get(TRACEPARENT))
         span.note(request_id=request_id)
-        trace_id = span.trace_id
         asked = GenerationRequest(
             request_id,
             prompt_ids,
             params,
-            trace_id,
+            span.trace_id,
             continued_tokens=fields.continued_tokens,
-            wants_text=fields.detokenize,
             interleaved=layout,
         )
         generation = Generation(self.loop, asked, span)
@@ -178,12 +144,10 @@ class AnswerStream(Response):
 
     async def _events(self) -> AsyncIterator[bytes]:
         count = 0
-        is_first = True
         try:
             async for output in self._generation.outputs():
                 count += len(output.token_ids)
-                yield sse_event(self._shape.chunk(output, is_first))
-                is_first = False
+                yield sse_event(self._shape.chunk(output))
         except EngineError as err:
             yield sse_event(error_body(str(err), err.kind))
         else:
@@ -212,7 +176,6 @@ def create_app(server: SpeechLMServer, door: Door = nullcontext) -> FastAPI:
     app = FastAPI(title="Speech-token LLM", lifespan=lifespan, openapi_url=None)
     app.add_api_route("/v1/completions", server.complete, methods=["POST"], response_model=None)
     app.add_api_route("/v1/completions/text", server.more_text, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/chat/completions", server.chat, methods=["POST"], response_model=None)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -275,7 +238,7 @@ def _interleaved_id(name: str) -> str:
     return f"cmpl-interleaved-{name}"
 
 
-def _sampling_params(fields: GenerationFields, room_tokens: int) -> SamplingParams:
+def _sampling_params(fields: CompletionRequest, room_tokens: int) -> SamplingParams:
     """Fill in defaults; without max_tokens an answer may take all the room there is.
 
     Raises:

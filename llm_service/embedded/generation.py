@@ -118,7 +118,6 @@ class Generation:
         return GenerationOutput(
             self._request.request_id,
             tuple(token_id for part in parts for token_id in part.token_ids),
-            "".join(part.text for part in parts),
             parts[-1].finish_reason,
             parts[-1].stop_reason,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,68 +23,43 @@ class AnswerShape:
     answer_id: str
     model: str
     created: int  # seconds since 1970
-    is_chat: bool
-    with_text: bool
-    with_token_ids: bool
-    prompt_ids: Sequence[int]
+    prompt_tokens: int
 
-    def chunk(self, output: GenerationOutput, is_first: bool) -> dict[str, Any]:
+    def chunk(self, output: GenerationOutput) -> dict[str, Any]:
         """Return one streamed chunk."""
-        choice = self._choice(output)
-        text = output.text if self.with_text else ""
-        if self.is_chat:
-            choice["delta"] = {"role": "assistant", "content": text} if is_first else {"content": text}
-        else:
-            choice["text"] = text
-        if is_first and self.with_token_ids:
-            choice["prompt_token_ids"] = list(self.prompt_ids)
-        return self._envelope(is_chunk=True) | {"choices": [choice]}
+        return self._envelope() | {"choices": [self._choice(output)]}
 
     def whole(self, output: GenerationOutput) -> dict[str, Any]:
         """Return the unstreamed answer; `output` holds all of it."""
-        choice = self._choice(output)
-        text = output.text if self.with_text else ""
-        if self.is_chat:
-            choice["message"] = {"role": "assistant", "content": text}
-        else:
-            choice["text"] = text
-        if self.with_token_ids:
-            choice["prompt_token_ids"] = list(self.prompt_ids)
-        usage = self.usage(len(output.token_ids))
-        return self._envelope(is_chunk=False) | {"choices": [choice], "usage": usage}
+        return self.chunk(output) | {"usage": self.usage(len(output.token_ids))}
 
     def usage_chunk(self, completion_tokens: int) -> dict[str, Any]:
         """Return the last chunk of a stream that asked for usage."""
-        return self._envelope(is_chunk=True) | {"choices": [], "usage": self.usage(completion_tokens)}
+        return self._envelope() | {"choices": [], "usage": self.usage(completion_tokens)}
 
     def usage(self, completion_tokens: int) -> dict[str, int]:
         """Return token counts."""
-        prompt_tokens = len(self.prompt_ids)
         return {
-            "prompt_tokens": prompt_tokens,
+            "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
         }
 
     def _choice(self, output: GenerationOutput) -> dict[str, Any]:
-        reason = output.finish_reason.value if output.finish_reason is not None else None
         choice: dict[str, Any] = {
             "index": 0,
+            "text": "",
+            "token_ids": list(output.token_ids),
             "logprobs": None,
-            "finish_reason": reason,
+            "finish_reason": output.finish_reason.value if output.finish_reason is not None else None,
             "stop_reason": output.stop_reason,
         }
-        if self.with_token_ids:
-            choice["token_ids"] = list(output.token_ids)
         if output.fills:
             choice["fills"] = list(output.fills)
         return choice
 
-    def _envelope(self, is_chunk: bool) -> dict[str, Any]:
-        kind = "text_completion"
-        if self.is_chat:
-            kind = "chat.completion.chunk" if is_chunk else "chat.completion"
-        return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
+    def _envelope(self) -> dict[str, Any]:
+        return {"id": self.answer_id, "object": "text_completion", "created": self.created, "model": self.model}
 
 
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:

@@ -22,10 +22,10 @@ from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.embedded.schema import PromptReader
 from llm_service.embedded.token_stream import SpeechTokenServicer, serving_tokens
 from llm_service.embedded.types import GenerationOutput, GenerationRequest, SamplingParams
 from llm_service.errors import BackendUnavailableError, CheckpointError, LLMConfigError, LLMStoppedError
+from llm_service.text_encoder import load_text_encoder
 from servicekit.clock import Clock, SystemClock
 from servicekit.process import StartFailure, exempt_startup_objects, failing_plainly, take_turns_often
 from servicekit.tracing import Tracer, TracingUnavailableError, endpoint_of, open_tracer
@@ -76,12 +76,12 @@ def build_app(config: ServerConfig, clock: Clock) -> FastAPI:
     tracer = _open_tracer()
     loop = build_loop(config, clock)
     try:
-        prompts = PromptReader(config.tokenizer_dir)
+        load_text_encoder(config.tokenizer_dir)  # refuses a tokenizer whose ids are not those of the model
         warm_up(loop)
     except BaseException:
         loop.stop()
         raise
-    server = SpeechLMServer(loop, prompts, config.served_model_name, time.time, tracer)
+    server = SpeechLMServer(loop, config.served_model_name, time.time, tracer)
     if config.grpc_port is None:
         return create_app(server)
     servicer = SpeechTokenServicer(loop, tracer)

@@ -148,7 +148,6 @@ class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):
             trace_id,
             priority=request.priority or DEFAULT_PRIORITY,
             continued_tokens=request.continued_tokens,
-            wants_text=False,
             interleaved=_interleaved(request.interleaved) if request.HasField("interleaved") else None,
             tokens_per_s=request.tokens_per_s,
             head_start_tokens=request.head_start_tokens,

@@ -74,7 +74,7 @@ class SamplingParams:
     repetition_penalty: float = 1.1  # 1 is none
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False  # end tokens are impossible
-    include_end_token: bool = False  # hand out the end token too, as id and as text
+    include_end_token: bool = False  # hand out the end token too
     banned_token_ids: frozenset[int] = frozenset()  # never drawn
     allowed_token_ids: frozenset[int] | None = None  # nothing else is drawn; None: no such limit
 
@@ -93,7 +93,6 @@ class GenerationRequest:
     trace_id: str | None = None  # for the log
     priority: int = DEFAULT_PRIORITY  # who begins earlier
     continued_tokens: int = 0  # at the prompt's end: tokens of this very answer, drawn by a server that was lost
-    wants_text: bool = True  # False: outputs carry ids only
     tokens_per_s: float = 0.0  # needed behind the head start; 0: as fast as can be. The eager engine does not rest
     head_start_tokens: int = 0  # tokens that it needs at once
     interleaved: InterleavedPrompt | None = None  # the text comes by `feed` while speech is drawn; None: all is there
@@ -110,7 +109,6 @@ class GenerationOutput:
 
     request_id: str
     token_ids: tuple[int, ...] = ()  # LLM ids
-    text: str = ""  # the same tokens as text
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None  # the LLM id that ended it
     error: EngineError | None = None

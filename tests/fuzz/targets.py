@@ -38,7 +38,7 @@ from gateway.text.ssml import check_ssml
 from gateway.text.tags import InlineTags
 from gateway.voices import decoder
 from gateway.voices.recordings import container_of
-from llm_service.embedded.schema import ChatCompletionRequest, CompletionRequest, RequestRefused, parse_request
+from llm_service.embedded.schema import CompletionRequest, RequestRefused, parse_request
 from llm_service.vocab import COSYVOICE2
 from servicekit.checkpoint_file import CheckpointFileError, read_declaration
 from token2wav_service.checkpoint.family import read_description
@@ -254,10 +254,10 @@ def _requests() -> Mapping[str, Target]:
         "max_tokens": 5,
         "stream": True,
         "stop": ["<|eos1|>"],
+        "return_token_ids": True,
         "seed": 1,
         "top_p": 0.5,
     }
-    chat = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 5, "temperature": 0.1}
     query = b"model_id=m&output_format=pcm_16000&inactivity_timeout=20&sync_alignment=true"
     wyoming = b'{"type": "synthesize", "data_length": 15, "payload_length": 0}\n{"text": "Hi."}'
     refused = (RequestRefused,)
@@ -273,7 +273,6 @@ def _requests() -> Mapping[str, Target]:
         ),
         "wyoming": Target(_wyoming, _GATEWAY, (wyoming,)),
         "llm_completions": Target(lambda data: parse_request(CompletionRequest, data), refused, (_json(completion),)),
-        "llm_chat": Target(lambda data: parse_request(ChatCompletionRequest, data), refused, (_json(chat),)),
     }
 
 

@@ -33,7 +33,7 @@ def request(prompt_tokens: int = 165, max_tokens: int = 500, seed: int = 1) -> G
     """Make a request with a random text."""
     text = _random.integers(0, 151_000, prompt_tokens - 2).tolist()
     params = replace(SAMPLING, max_tokens=max_tokens, seed=seed)
-    return GenerationRequest(f"r{next(_names)}", (SOS_ID, *text, TASK_ID), params, wants_text=False)
+    return GenerationRequest(f"r{next(_names)}", (SOS_ID, *text, TASK_ID), params)
 
 
 def tokens_per_s(engine: SpeechLMEngine, rows: int, tokens: int = 200, prompt_tokens: int = 300) -> dict[str, Any]:

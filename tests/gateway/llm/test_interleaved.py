@@ -22,7 +22,6 @@ from llm_service.embedded.eager import eager_engine
 from llm_service.embedded.engine import EngineLimits
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.embedded.schema import PromptReader
 from llm_service.embedded.token_stream import SpeechTokenServicer, serving_tokens
 from llm_service.prompt import TextPieces, build_prompt
 from llm_service.text_encoder import TextEncoder, load_text_encoder
@@ -73,7 +72,7 @@ async def served(kind: str, llm_dir: Path, wire: LLMWire) -> AsyncIterator[tuple
                 async with closing_client(TokenStreamClient(f"grpc://127.0.0.1:{port}", wire)) as client:
                     yield client, loop, model
             return
-        async with serving_http(SpeechLMServer(loop, PromptReader(llm_dir), "m", lambda: 0.0)) as url:
+        async with serving_http(SpeechLMServer(loop, "m", lambda: 0.0)) as url:
             async with closing_client(SpeechLMClient(url, wire, "m")) as client:
                 yield client, loop, model
     finally:

@@ -16,7 +16,6 @@ from gateway.text import WHOLE_TEXT, Normalization, TextFrontEnd, TextOptions, l
 from gateway.text.aliases import AliasRule
 from gateway.text.styles import Style
 from llm_service.checkpoint import make_random_llm
-from llm_service.embedded.schema import ChatMessage, PromptReader
 from llm_service.text_encoder import TextEncoder, acting_tags, load_text_encoder
 from llm_service.vocab import COSYVOICE2, COSYVOICE3, ENDOFTEXT_ID, SpeechVocabulary
 from servicekit.checkpoint_file import CheckpointDeclaration, find_declaration, write_declaration
@@ -31,14 +30,13 @@ DECLARED = {
 
 
 class Checkpoint:
-    """A tokenizer, what its checkpoint declares, and the gateway's and the LLM service's way to ids."""
+    """A tokenizer, what its checkpoint declares, and the gateway's way to ids."""
 
     def __init__(self, llm_dir: Path) -> None:
         self.declaration = find_declaration(llm_dir)
         self.encoder: TextEncoder = load_text_encoder(llm_dir)
         self.raw = Tokenizer.from_file(str(llm_dir / "tokenizer.json"))
         self.front_end: TextFrontEnd = load_text_front_end(None, self.declaration)
-        self.reader = PromptReader(llm_dir)
         added = json.loads((llm_dir / "tokenizer.json").read_text("utf-8"))["added_tokens"]
         acting = acting_tags(self.declaration)
         speech = [token["content"] for token in added if token["content"].startswith("<|s_")]
@@ -139,16 +137,3 @@ def test_declared_tags_act_in_a_text(checkpoint: Checkpoint) -> None:
         for options in (TextOptions(), AS_WRITTEN):
             (utterance,) = checkpoint.said(f"a {tag} b", options)
             assert checkpoint.own_ids_of(utterance) == expected, tag
-
-
-def test_the_chat_of_the_llm_service_makes_none(checkpoint: Checkpoint) -> None:
-    vocabulary = checkpoint.encoder.vocabulary
-    for token in checkpoint.protected:
-        system = ChatMessage(role="system", content=f"be {token}")
-        user = ChatMessage(role="user", content=f"a{token}b")
-        plain = checkpoint.reader.from_chat([user])
-        assert not checkpoint.own_ids & set(plain[1:-1]) - {vocabulary.endofprompt_id}, token
-        assert plain.count(vocabulary.endofprompt_id) == bool(vocabulary.instruction)
-        told = checkpoint.reader.from_chat([system, user])
-        assert not checkpoint.own_ids & set(told[1:-1]) - {vocabulary.endofprompt_id}, token
-        assert told.count(vocabulary.endofprompt_id) == 1

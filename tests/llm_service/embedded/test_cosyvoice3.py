@@ -14,7 +14,6 @@ from gateway.llm.wire import LLMWire
 from llm_service.checkpoint import make_random_llm
 from llm_service.embedded.engine import EngineLimits
 from llm_service.embedded.model import SpeechLanguageModel
-from llm_service.embedded.schema import ChatMessage, PromptReader
 from llm_service.embedded.types import GenerationRequest, SamplingParams
 from llm_service.errors import VocabularyError
 from llm_service.export.huggingface import read_huggingface, write_huggingface
@@ -26,7 +25,6 @@ from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import (
     COSYVOICE2,
     COSYVOICE3,
-    SpeechTokenTextParser,
     SpeechVocabulary,
     vocabulary_of_ids,
     vocabulary_of_table,
@@ -81,9 +79,6 @@ def test_an_instruction_stands_before_every_text(llm_dir: Path) -> None:
     ]
     assert list(prompt.token_ids) == expected
     assert prompt.target_text_tokens == len(encoder.encode("there"))
-    user = ChatMessage(role="user", content=f"{INSTRUCTION}<|endofprompt|>Hi.there")
-    messages = [user, ChatMessage(role="assistant", content="<|s_5|>")]
-    assert list(PromptReader(llm_dir).from_chat(messages)) == expected
 
 
 @pytest.mark.parametrize("vocabulary", [COSYVOICE2, COSYVOICE3], ids=lambda each: each.name)
@@ -96,9 +91,6 @@ def test_an_instruction_of_the_caller_s_stands_behind_the_family_s(
     expected = (vocabulary.sos_id, *spoken, vocabulary.task_id, vocabulary.first_id + 5)
     utterance = Utterance("Hi. ", "", (5,), instruction=" Be kind.")
     assert LLMWire(encoder).token_prompt(utterance).token_ids == expected
-    chat = (("system", "Be kind."), ("user", "Hi."), ("assistant", "<|s_5|>"))
-    messages = [ChatMessage(role=role, content=content) for role, content in chat]
-    assert PromptReader(tmp_path).from_chat(messages) == expected
 
 
 def test_the_bound_of_an_instructed_answer_knows_no_pace(llm_dir: Path) -> None:
@@ -140,12 +132,6 @@ def test_the_gateway_speaks_the_numbering_of_its_tokenizer(llm_dir: Path) -> Non
     assert (delta.token_ids, delta.finish_reason) == ((0, 6560), "stop")
     with pytest.raises(LLMProtocolError, match="151663"):
         wire.read(json.dumps({"choices": [{"token_ids": [151663]}]}))
-
-
-def test_unused_rows_end_an_answer_in_text_too() -> None:
-    assert SpeechTokenTextParser(COSYVOICE3).feed("<|s_1|><|s_6600|>") == [1]
-    with pytest.raises(VocabularyError, match="6600"):
-        SpeechTokenTextParser(COSYVOICE2).feed("<|s_1|><|s_6600|>")
 
 
 def test_the_converted_form_keeps_the_head_s_rows(llm_dir: Path, tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from llm_service.vocab import (
     SPEECH_HEAD_ROWS,
     SPEECH_TOKEN_OFFSET,
     TASK_ID,
-    speech_token_text,
 )
 from servicekit.clock import SystemClock
 from tests.gateway.fakes import ManualClock
@@ -101,16 +100,13 @@ def test_admission_is_by_memory(model: SpeechLanguageModel) -> None:
     assert set(run_all(engine)) == {"0", "1", "2"}
 
 
-def test_text_is_the_tokens_as_text_and_outputs_are_packed(model: SpeechLanguageModel) -> None:
+def test_outputs_are_packed_and_a_head_start_is_one(model: SpeechLanguageModel) -> None:
     engine = make_engine(model, packing=EventPacking(single_tokens=3, most_tokens=8, longest_wait_s=1e9))
     engine.add_request(make_request("a", ignore_eos=True))
     outputs = run_all(engine)["a"]
     assert [len(output.token_ids) for output in outputs] == [1, 1, 1, 8, 8, 8, 3]
     engine.add_request(make_request("b", ignore_eos=True, head_start_tokens=12))
-    assert [len(output.token_ids) for output in run_all(engine)["b"]] == [12, 8, 8, 2], "a head start is one output"
-    for output in outputs:
-        spoken = (speech_token_text(token - SPEECH_TOKEN_OFFSET) for token in output.token_ids)
-        assert output.text == "".join(spoken)
+    assert [len(output.token_ids) for output in run_all(engine)["b"]] == [12, 8, 8, 2]
 
 
 def test_a_paced_answer_rests_between_its_tokens_and_is_the_same(model: SpeechLanguageModel) -> None:

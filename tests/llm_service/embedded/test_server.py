@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
@@ -17,10 +16,7 @@ from llm_service.embedded.app import BODY_BYTES_PER_TOKEN, FIXED_BODY_BYTES, Spe
 from llm_service.embedded.engine import SpeechLMEngine
 from llm_service.embedded.loop import LONGEST_TURN_S, EngineLoop
 from llm_service.embedded.types import GenerationOutput
-from llm_service.prompt import build_prompt
-from llm_service.text_encoder import load_text_encoder
-from llm_service.vocab import END_IDS, SpeechTokenTextParser, speech_id_from_llm_id
-from servicekit.clock import SystemClock
+from llm_service.vocab import END_IDS
 from tests.llm_service.embedded.engines import make_engine
 from tests.workers import wait_until
 
@@ -73,45 +69,14 @@ def test_a_stream_gives_the_tokens_of_the_whole_answer(client: httpx.Client) -> 
     *chunks, usage = stream(client, "/v1/completions", body)
     choices = [chunk["choices"][0] for chunk in chunks]
     assert [token for choice in choices for token in choice["token_ids"]] == whole["token_ids"]
-    assert "".join(choice["text"] for choice in choices) == whole["text"]
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + [whole["finish_reason"]]
-    assert choices[0]["prompt_token_ids"] == PROMPT
     assert usage["usage"]["completion_tokens"] == len(whole["token_ids"]) and usage["choices"] == []
 
 
-def test_detokenize_false_gives_ids_instead_of_text(client: httpx.Client) -> None:
+def test_an_answer_is_token_ids_whichever_way_they_are_asked_for(client: httpx.Client) -> None:
     choice = complete(client, return_token_ids=False, detokenize=False)["choices"][0]
-    assert choice["text"] == "" and len(choice["token_ids"]) >= 6
-    assert "token_ids" not in complete(client, return_token_ids=False)["choices"][0]
-
-
-@pytest.mark.slow
-def test_the_chat_form_equals_the_completions_form(client: httpx.Client, llm_dir: Any) -> None:
-    prompt = build_prompt(load_text_encoder(llm_dir).encode, "Hi ", "there", [37, 38])
-    expected = complete(client, prompt=list(prompt.token_ids))["choices"][0]["token_ids"]
-    spoken = {"role": "assistant", "content": "<|s_37|><|s_38|>"}
-    body = {"messages": [{"role": "user", "content": "Hithere"}, spoken], **SAMPLING}
-    parser = SpeechTokenTextParser()
-    chunks = stream(client, "/v1/chat/completions", body)
-    found = [token for chunk in chunks for token in parser.feed(chunk["choices"][0]["delta"]["content"])]
-    assert found == [speech_id_from_llm_id(token) for token in expected]
-    whole = client.post("/v1/chat/completions", json=body).json()
-    assert SpeechTokenTextParser().feed(whole["choices"][0]["message"]["content"]) == found
-
-
-@pytest.mark.slow
-def test_a_string_prompt_equals_its_ids(client: httpx.Client) -> None:
-    by_text = complete(client, prompt="<|sos|>Hi<|task_id|><|s_37|><|s_38|>")["choices"][0]
-    assert by_text["prompt_token_ids"] == [158227, 39, 72, 158228, 151700, 151701]
-    assert by_text["token_ids"] == complete(client)["choices"][0]["token_ids"]
-
-
-def test_user_text_in_a_chat_can_not_inject_tokens(client: httpx.Client) -> None:
-    messages = [{"role": "user", "content": "a<|task_id|><|s_5|><|eos1|>"}]
-    body = {"messages": messages, "return_token_ids": True, "max_tokens": 3}
-    ids = client.post("/v1/chat/completions", json=body).json()["choices"][0]["prompt_token_ids"]
-    assert (ids[0], ids[-1]) == (158227, 158228)
-    assert max(ids[1:-1]) < 256
+    assert choice == complete(client)["choices"][0] and choice["text"] == "" and len(choice["token_ids"]) >= 6
+    assert "ask for them with return_token_ids=true" in refusal(client, {"prompt": PROMPT})["message"]
 
 
 def test_a_temperature_too_small_to_divide_by_draws_the_likeliest_token(client: httpx.Client) -> None:
@@ -122,7 +87,6 @@ def test_a_temperature_too_small_to_divide_by_draws_the_likeliest_token(client: 
 def test_the_end_token_shows_when_special_tokens_are_not_skipped(client: httpx.Client) -> None:
     choice = complete(client, skip_special_tokens=False, max_tokens=2000)["choices"][0]
     assert choice["finish_reason"] == "stop" and choice["token_ids"][-1] == choice["stop_reason"] == END_IDS[0]
-    assert choice["text"].endswith("<|eos1|>")
 
 
 def test_stop_tokens_and_ignore_eos_work_and_the_original_s_stop_words_change_nothing(client: httpx.Client) -> None:
@@ -146,6 +110,7 @@ def test_stop_tokens_and_ignore_eos_work_and_the_original_s_stop_words_change_no
         pytest.param({"prompt": PROMPT, "repetition_penalty": 5e-324}, 400, "repetition_penalty", id="penalty"),
         pytest.param({"prompt": PROMPT, "max_tokens": "5"}, 400, "max_tokens", id="type"),
         pytest.param({"prompt": [PROMPT]}, 400, "prompt", id="several prompts"),
+        pytest.param({"prompt": "Hi."}, 400, "prompt", id="a text"),
         pytest.param({"prompt": PROMPT, "stop_token_ids": [158720]}, 400, "stop_token_ids", id="stop id"),
         pytest.param({"prompt": PROMPT, "stop": ["<|eos|>", "<|s_5|>"]}, 400, "stop", id="a stop that ends nothing"),
         pytest.param({}, 400, "prompt", id="no prompt"),
@@ -164,27 +129,12 @@ def test_stop_tokens_and_ignore_eos_work_and_the_original_s_stop_words_change_no
 def test_bad_completions_are_refused(
     client: httpx.Client, body: dict[str, Any], status: int, param: str | None
 ) -> None:
-    error = refusal(client, body)
+    error = refusal(client, {"return_token_ids": True, **body})
     assert (error["status"], error["param"], error["type"]) == (status, param, "invalid_request_error")
     assert param is None or param in error["message"]
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        pytest.param([], id="none"),
-        pytest.param([{"role": "system", "content": "a"}], id="system"),
-        pytest.param([{"role": "assistant", "content": "<|s_1|>"}], id="assistant first"),
-        pytest.param([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], id="no speech tokens"),
-        pytest.param([{"role": "user", "content": "a"}, {"role": "assistant", "content": "<|s_1"}], id="half a token"),
-        pytest.param([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], id="two users"),
-    ],
-)
-def test_bad_chats_are_refused(client: httpx.Client, messages: list[dict[str, str]]) -> None:
-    assert refusal(client, {"messages": messages}, "/v1/chat/completions")["status"] == 400
-
-
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[]", b'{"prompt": "\\ud800"}'])
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[]", b'{"model": "\\ud800"}'])
 def test_bodies_that_are_no_request_are_refused(client: httpx.Client, body: bytes) -> None:
     response = client.post("/v1/completions", content=body)
     assert response.status_code == 400 and response.json()["error"]["message"]
@@ -195,46 +145,9 @@ def test_a_huge_body_and_an_unknown_path_are_refused(client: httpx.Client) -> No
     limit = FIXED_BODY_BYTES + 4096 * BODY_BYTES_PER_TOKEN
     assert refusal(client, {"prompt": "a" * limit})["status"] == 413
     assert limit < 256 * 1024
-    spelled = {"prompt": "<|s_6560|>" * 4095, "max_tokens": 1}
-    assert client.post("/v1/completions", json=spelled).status_code == 200
+    longest = {"prompt": [158223] * 4095, "max_tokens": 1, "return_token_ids": True}
+    assert client.post("/v1/completions", json=longest).status_code == 200
     assert refusal(client, {}, "/v1/embeddings")["status"] == 404
-
-
-class HeldPrompts:
-    """Reads prompts when told to."""
-
-    def __init__(self) -> None:
-        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
-        self.most_at_once = self._now = 0
-
-    def from_completion(self, prompt: str, add_special_tokens: bool) -> tuple[int, ...]:
-        self._now += 1
-        self.most_at_once = max(self.most_at_once, self._now)
-        self.has_begun.set()
-        assert self.may_go_on.wait(WAIT_S)
-        self._now -= 1
-        return ()
-
-
-def test_prompts_are_read_one_at_a_time_and_hold_nobody_up() -> None:
-    prompts = HeldPrompts()
-    loop = EngineLoop(make_engine(None), 8, SystemClock())  # type: ignore[arg-type]
-    loop.start()
-    server = SpeechLMServer(loop, prompts, MODEL_NAME, lambda: 0.0)  # type: ignore[arg-type]
-
-    async def use() -> list[int]:
-        transport = httpx.ASGITransport(create_app(server))
-        async with httpx.AsyncClient(transport=transport, base_url="http://llm") as client:
-            reading = [asyncio.create_task(client.post("/v1/completions", json={"prompt": "a"})) for _ in range(3)]
-            while not prompts.has_begun.is_set():
-                await asyncio.sleep(0.01)
-            health = await asyncio.wait_for(client.get("/health"), WAIT_S)
-            prompts.may_go_on.set()
-            return [health.status_code, *[(await each).status_code for each in reading]]
-
-    assert asyncio.run(use()) == [200, 400, 400, 400]
-    assert prompts.most_at_once == 1
-    server.close()
 
 
 def test_an_engine_that_hangs_in_a_step_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +166,7 @@ def test_an_engine_that_hangs_in_a_step_is_not_healthy(monkeypatch: pytest.Monke
     monkeypatch.setattr(SpeechLMEngine, "idle_s", lambda _: 0.0)
     monkeypatch.setattr(SpeechLMEngine, "step", hang)
     loop = EngineLoop(make_engine(None), 8, clock)  # type: ignore[arg-type]
-    server = SpeechLMServer(loop, HeldPrompts(), MODEL_NAME, lambda: 0.0)  # type: ignore[arg-type]
+    server = SpeechLMServer(loop, MODEL_NAME, lambda: 0.0)
     loop.start()
     assert is_hanging.wait(WAIT_S)
     client = TestClient(create_app(server))
@@ -283,7 +196,7 @@ def test_concurrent_requests_advance_together_and_equal_single_ones(client: http
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_a_disconnect_stops_the_work_and_frees_the_slot(server_url: str, client: httpx.Client, is_stream: bool) -> None:
     aborted = read_metrics(client)["requests_aborted_total"]
-    body = {"prompt": PROMPT, "ignore_eos": True, "max_tokens": 4000, "stream": is_stream}
+    body = {"prompt": PROMPT, "ignore_eos": True, "max_tokens": 4000, "stream": is_stream, "detokenize": False}
     content = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: {len(content)}\r\n\r\n"
     url = httpx.URL(server_url)
@@ -301,7 +214,7 @@ def test_a_disconnect_stops_the_work_and_frees_the_slot(server_url: str, client:
 @pytest.mark.slow
 def test_more_requests_than_fit_get_429_and_the_others_finish(client: httpx.Client) -> None:
     def post(seed: int) -> int:
-        body = {"prompt": PROMPT, "ignore_eos": True, "max_tokens": 150, "seed": seed}
+        body = {"prompt": PROMPT, "ignore_eos": True, "max_tokens": 150, "seed": seed, "detokenize": False}
         return client.post("/v1/completions", json=body).status_code
 
     with ThreadPoolExecutor(12) as pool:

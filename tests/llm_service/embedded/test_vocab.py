@@ -1,20 +1,15 @@
-"""Numbering of speech tokens, the parser of their text, a checkpoint's bounds, and counts in buckets."""
+"""Numbering of speech tokens, a checkpoint's bounds, and counts in buckets."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from llm_service import vocab
 from llm_service.embedded.types import BucketCounts
 from llm_service.errors import CheckpointError, VocabularyError
 from llm_service.speech_bounds import BOUNDS_FILE, SpeechBounds, load_speech_bounds, write_speech_bounds
-from llm_service.vocab import SpeechTokenTextParser
-
-speech_ids = st.lists(st.integers(0, vocab.SPEECH_TOKEN_COUNT - 1), max_size=40)
 
 
 def test_the_numbering_is_the_official_one() -> None:
@@ -36,52 +31,6 @@ def test_other_llm_ids_are_no_speech_tokens(llm_id: int) -> None:
     assert not vocab.is_speech_llm_id(llm_id)
     with pytest.raises(VocabularyError):
         vocab.speech_id_from_llm_id(llm_id)
-
-
-@given(speech_ids, st.data())
-def test_text_split_anywhere_gives_the_same_tokens(ids: list[int], data: st.DataObject) -> None:
-    text = "".join(map(vocab.speech_token_text, ids)) + data.draw(st.sampled_from(["", "<|eos1|>"]))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
-    parser = SpeechTokenTextParser()
-    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert [token for piece in pieces for token in parser.feed(piece)] == ids
-    parser.close()
-
-
-@given(st.text(max_size=40))
-@example("<|eos2|><|s_7|><|eos1|> <|eos3|>")
-@example("<|s_007|>")
-def test_any_text_is_parsed_or_refused_and_never_misread(text: str) -> None:
-    parser = SpeechTokenTextParser()
-    try:
-        ids = parser.feed(text)
-        parser.close()
-    except VocabularyError:
-        return
-    spoken = "".join(text.split())
-    for closing in vocab.END_TOKENS:
-        spoken = spoken.replace(closing, "")
-    assert "".join(map(vocab.speech_token_text, ids)) == spoken
-
-
-def test_tokens_are_given_as_soon_as_they_are_whole() -> None:
-    parser = SpeechTokenTextParser()
-    assert parser.feed("<|s_1|><|s_2") == [1]
-    assert parser.feed("3|") == []
-    assert parser.feed(">") == [23]
-
-
-@pytest.mark.parametrize("text", ["hello", "<|s_6561|>", "<|task_id|>", "<|s_-1|>", "<|s_99999999|>", "<|s_1|>x"])
-def test_text_that_is_no_speech_token_is_refused(text: str) -> None:
-    with pytest.raises(VocabularyError):
-        SpeechTokenTextParser().feed(text)
-
-
-def test_text_that_ends_inside_a_token_is_refused() -> None:
-    parser = SpeechTokenTextParser()
-    parser.feed("<|s_1|><|s_")
-    with pytest.raises(VocabularyError, match="ended inside"):
-        parser.close()
 
 
 def test_counts_are_cumulative_and_a_bound_is_within_its_bucket() -> None:
