@@ -65,7 +65,7 @@ LLM_SERVED = Section(
             "auto",
         ),
         Setting("gpu", "GPU of the LLM, as CUDA_VISIBLE_DEVICES names it; not given: any", Kind(str, "GPU")),
-        Setting("grpc_port", "gRPC port of the token stream, on a GPU", PORT, "8100"),
+        Setting("grpc_port", "gRPC port of the embedded LLM's token stream", PORT, "8100"),
         *LLM.served().settings,
     ),
     LLM.prefix,

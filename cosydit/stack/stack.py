@@ -29,7 +29,7 @@ from cosydit.stack.process import (
     read_json,
 )
 from cosydit.stack.run_file import RunRecord
-from servicekit.gpu_host import CPU, CUDA
+from servicekit.gpu_host import CPU
 from servicekit.settings import Given, as_options
 from token2wav_service.contract import TOKEN2WAV_MODEL
 from token2wav_service.serving.process.health import ask_model
@@ -65,7 +65,7 @@ class Ports:
     gateway_grpc: int = 50051
     """Port of the gateway's gRPC; 0: none."""
     llm_grpc: int = 8100
-    """Port of the token stream, which our own engine has on a GPU."""
+    """Port of the token stream, which our own engine has."""
 
     @property
     def triton(self) -> TritonPorts:
@@ -125,8 +125,8 @@ class StackOptions:
 
     @property
     def has_token_stream(self) -> bool:
-        """Tell whether the gateway takes tokens over gRPC: our own engine on a GPU outruns HTTP."""
-        return self.llm_backend == EMBEDDED and self.llm.get("device") == CUDA
+        """Tell whether the gateway takes tokens over gRPC, which our own engine speaks."""
+        return self.llm_backend == EMBEDDED
 
     @property
     def token_url(self) -> str:

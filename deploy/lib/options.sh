@@ -47,7 +47,7 @@ Services that a stage starts run until you stop the script when theirs is the la
                              BLS_INSTANCE_NUM TRITON_MAX_BATCH_SIZE MAX_QUEUE_DELAY_MICROSECONDS DECOUPLED_MODE
                              USE_SPK2INFO_CACHE ORIGINAL_MODELS
   --llm-port N               $(usage_port "${PORTS[0]}")                                                 (LLM_PORT)
-  --llm-grpc-port N          8100, the embedded LLM's tokens on a GPU              (LLM_GRPC_PORT)
+  --llm-grpc-port N          8100, the embedded LLM's tokens                       (LLM_GRPC_PORT)
   --triton-http-port N       $(usage_port "${PORTS[1]}")                                                 (TRITON_HTTP_PORT)
   --triton-grpc-port N       $(usage_port "${PORTS[2]}")                                                 (TRITON_GRPC_PORT)
   --triton-metrics-port N    $(usage_port "${PORTS[3]}")                                                 (TRITON_METRICS_PORT)

@@ -335,9 +335,9 @@ start_llm() {
   start_service llm_service "${gpu[@]}" "$PYTHON" -m llm_service "${options[@]}"
 }
 
-# Where the gateway takes tokens: our own engine on a GPU outruns HTTP.
+# Where the gateway takes tokens: from our own engine over gRPC.
 token_url() {
-  if [[ $LLM_BACKEND == embedded && $DEVICE == cuda ]]; then
+  if [[ $LLM_BACKEND == embedded ]]; then
     echo "grpc://127.0.0.1:$LLM_GRPC_PORT"
   else
     echo "http://127.0.0.1:$LLM_PORT"

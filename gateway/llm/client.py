@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,7 +22,6 @@ from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.wire import PATH, EventLines, LLMWire, event_data
 from gateway.routing.replica import LoadReport
 from servicekit.clock import Clock, SystemClock
-from servicekit.tasks import stop
 from servicekit.timeouts import LoopLag, Patience, patient_timeout
 from servicekit.tracing import trace_headers
 
@@ -35,7 +34,6 @@ KEEPALIVE_EXPIRY_S = 4.0
 _EXCERPT_BYTES = 300
 _HTTP_OK = 200
 _HTTP_BAD_REQUEST = 400
-_HTTP_NOT_FOUND = 404
 _PLAIN = ("text/plain", "text/html")
 _HTTP_TOO_MANY = 429
 _HTTP_SERVER_ERROR = 500
@@ -127,59 +125,17 @@ class SpeechLMClient:
             yield SpeechTokenDelta((), "length")
             return
         ends_at = self._clock.now() + self._deadlines.total_s
-        async with self._opened(utterance, sampling, seed, ends_at) as (response, request):
+        async with self._opened(utterance, sampling, seed, ends_at) as response:
             body = _EventBody(response, self._patience)
             limit_s = self._deadlines.first_token_s
-            async with self._feeding(utterance, request, response) as feeding:
-                while lines := await self._next(body, limit_s if feeding.is_over else self._deadlines.total_s, ends_at):
-                    for line in lines:
-                        delta = self._wire.read(event_data(line))
-                        yield delta
-                        if delta.finish_reason is not None:
-                            return
-                    limit_s = self._deadlines.between_tokens_s
+            while lines := await self._next(body, limit_s, ends_at):
+                for line in lines:
+                    delta = self._wire.read(event_data(line))
+                    yield delta
+                    if delta.finish_reason is not None:
+                        return
+                limit_s = self._deadlines.between_tokens_s
         raise self._interrupted("its stream ended without a finish_reason")
-
-    @asynccontextmanager
-    async def _feeding(
-        self, utterance: Utterance, request: dict[str, Any], response: aiohttp.ClientResponse
-    ) -> AsyncIterator[_Feeding]:
-        """Hand the text that is still being written on to the answer; what goes wrong with it ends the answer."""
-        if utterance.coming_text is None:
-            yield _Feeding()
-            return
-        feeding = _Feeding(request["interleaved"]["id"], is_over=False)
-        task = asyncio.ensure_future(self._feed(utterance, response, feeding))
-        try:
-            yield feeding
-        except errors.GatewayError:
-            if feeding.error is not None:
-                raise feeding.error from None
-            raise
-        finally:
-            await stop(task)
-
-    async def _feed(self, utterance: Utterance, response: aiohttp.ClientResponse, feeding: _Feeding) -> None:
-        try:
-            async with aclosing(self._wire.text_pieces(utterance)) as pieces:
-                async for ids, is_last in pieces:
-                    body = {"id": feeding.answer_id, "text_ids": list(ids), "is_last": is_last}
-                    answer = await self._send("POST", "/v1/completions/text", body)
-                    try:
-                        if answer.status == _HTTP_NOT_FOUND:
-                            break  # the answer has ended
-                        await self._check_status(answer, math.inf)
-                        await answer.read()
-                    finally:
-                        answer.close()
-            feeding.is_over = True
-        except errors.GatewayError as error:
-            feeding.error = error
-            response.close()
-        except Exception as error:
-            logger.exception("text could not be handed on")
-            feeding.error = errors.LLMFailedError(f"text could not be handed on to the LLM ({error!r})")
-            response.close()
 
     def _http(self) -> aiohttp.ClientSession:
         """Return the connection pool, made on first use because it belongs to the running event loop."""
@@ -194,7 +150,7 @@ class SpeechLMClient:
     @asynccontextmanager
     async def _opened(
         self, utterance: Utterance, sampling: Sampling, seed: int, ends_at: float
-    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, dict[str, Any]]]:
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         model = self._model or self._listed_model
         if model is None:
             model = await self._within(self._first_model(), self._deadlines.first_token_s, ends_at)
@@ -205,7 +161,7 @@ class SpeechLMClient:
         self._answers.add(response)
         try:
             await self._check_status(response, ends_at)
-            yield response, request
+            yield response
         finally:
             # NOTE: closes the connection of an answer that isn't finished, and leaves that of a finished one.
             response.close()
@@ -297,15 +253,6 @@ class SpeechLMClient:
     def _overdue(self, limit_s: float) -> errors.LLMDeadlineError:
         got = f"LLM at {self._base_url}: nothing came within {limit_s:.1f} s"
         return errors.LLMDeadlineError(f"{got}; it is overloaded or stuck: see its log")
-
-
-@dataclass
-class _Feeding:
-    """How far a text that is still being written was handed on."""
-
-    answer_id: str = ""
-    is_over: bool = True
-    error: errors.GatewayError | None = None
 
 
 class _EventBody:

@@ -7,7 +7,6 @@ token ids.
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -67,35 +66,26 @@ class LLMWire:
         """Write the body of the request for one utterance.
 
         Raises:
+            UnsupportedOptionError: the text is still being written.
             InvalidTextError: the text has no tokens, is not Unicode or spells control tokens.
             TextTooLongError: its shortest speech passes the limit of one generation.
         """
         if utterance.coming_text is not None:
-            return self._interleaved_request(utterance, sampling, seed, model)
+            got = (
+                "text interleaved with speech needs the embedded LLM server and its stream of tokens (grpc://HOST:PORT)"
+            )
+            raise errors.UnsupportedOptionError(f"{got}; leave text_mode out", param="text_mode")
         prompt = self.token_prompt(utterance)
         body = {"model": model, "stream": True, **self._sampling_fields(sampling, prompt.bounds, seed)}
         ids_flag = {"detokenize": False} if self.backend is LLMBackend.TRTLLM else {"return_token_ids": True}
         return body | ids_flag | {"prompt": list(prompt.token_ids)}
 
-    def _interleaved_request(self, utterance: Utterance, sampling: Sampling, seed: int, model: str) -> dict[str, Any]:
-        prompt = self.interleaved_prompt(utterance)
-        layout = {"begin_tokens": prompt.begin_tokens, "transcript_tokens": prompt.transcript_tokens}
-        ids = {"return_token_ids": True, "stop_token_ids": list(self._vocabulary.end_ids), "seed": seed}
-        if prompt.continued_tokens:
-            ids["continued_tokens"] = prompt.continued_tokens
-        body = {"model": model, "stream": True, "prompt": list(prompt.token_ids), **asdict(sampling), **ids}
-        return body | {"interleaved": {"id": secrets.token_hex(16), **layout}}
-
     def interleaved_prompt(self, utterance: Utterance) -> InterleavedSpeechPrompt:
         """Make what stands before a text that is still being written, as LLM ids.
 
         Raises:
-            UnsupportedOptionError: the LLM's server can't do it.
             InvalidTextError: the transcript or the instruction is not Unicode or spells control tokens.
         """
-        if self.backend is not LLMBackend.EMBEDDED:
-            got = f"text interleaved with speech needs the embedded LLM server, and {self.backend.value}"
-            raise errors.UnsupportedOptionError(f"{got} serves here; leave text_mode out", param="text_mode")
         given = (utterance.reference_text, utterance.reference_tokens, self._vocabulary, utterance.instruction)
         try:
             return build_interleaved_prompt(
@@ -176,8 +166,7 @@ class LLMWire:
         if choice.get("text") and not llm_ids:
             hint = "use a server that sends token ids"
             raise errors.LLMProtocolError(f"the LLM sent text without token ids; {hint}")
-        delta = _delta(llm_ids, _finish_reason(choice), self._vocabulary)
-        return replace(delta, fills=_fills(choice, len(llm_ids))) if choice.get("fills") else delta
+        return _delta(llm_ids, _finish_reason(choice), self._vocabulary)
 
     def _bounds(self, text_tokens: int, utterance: Utterance) -> GenerationBounds:
         """Bound the answer by the text's tokens, and more closely by the voice's pace."""
@@ -215,14 +204,6 @@ def _finish_reason(choice: dict[str, Any]) -> str | None:
     if reason is None or reason in _GOOD_ENDS:
         return reason
     raise errors.LLMFailedError(f"the LLM ended with finish_reason {reason!r}, expected one of {_GOOD_ENDS}; try again")
-
-
-def _fills(choice: dict[str, Any], tokens: int) -> tuple[int, ...]:
-    fills = choice["fills"]
-    if not isinstance(fills, list) or not all(isinstance(each, int) and 0 <= each <= tokens for each in fills):
-        got = f"the LLM sent fills {str(fills)[:_EXCERPT_CHARACTERS]}"
-        raise errors.LLMProtocolError(f"{got}; expected places among its {tokens} tokens")
-    return tuple(fills)
 
 
 def _delta(llm_ids: Sequence[Any], finish_reason: str | None, vocabulary: SpeechVocabulary) -> SpeechTokenDelta:

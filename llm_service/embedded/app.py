@@ -19,15 +19,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from llm_service.embedded.generation import ClientDisconnected, Generation, run_unless_disconnected
-from llm_service.embedded.interleaving import InterleavedPrompt
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.responses import CONTENT_TYPE, DONE_EVENT, AnswerShape, error_body, metrics_text, sse_event
-from llm_service.embedded.schema import (
-    CompletionRequest,
-    MoreText,
-    RequestRefused,
-    parse_request,
-)
+from llm_service.embedded.schema import CompletionRequest, RequestRefused, parse_request
 from llm_service.embedded.types import GenerationRequest, SamplingParams
 from llm_service.errors import EngineError, InvalidGenerationError, QueueFullError
 from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer
@@ -69,14 +63,6 @@ class SpeechLMServer:
         fields = parse_request(CompletionRequest, await _read_body(request, self._max_body_bytes))
         return await self._answer(request, fields)
 
-    async def more_text(self, request: Request) -> Response:
-        """POST /v1/completions/text."""
-        more = parse_request(MoreText, await _read_body(request, self._max_body_bytes))
-        if not self.loop.feed(_interleaved_id(more.id), more.text_ids, more.is_last):
-            message = f"there is no interleaved answer {more.id!r}, or it has ended"
-            raise RequestRefused(message, param="id", code="answer_not_found", status=404)
-        return JSONResponse({"id": more.id, "object": "text_completion.text"})
-
     def models(self) -> dict[str, Any]:
         """GET /v1/models."""
         model = {"id": self.model_name, "object": "model", "created": self._now(), "owned_by": "llm_service"}
@@ -87,21 +73,12 @@ class SpeechLMServer:
             message = f"model {fields.model!r} is not served here; {self.model_name!r} is"
             raise RequestRefused(message, param="model", code="model_not_found", status=404)
         prompt_ids, request_id = tuple(fields.prompt), f"cmpl-{secrets.token_hex(12)}"
-        layout: InterleavedPrompt | None = None
-        if fields.interleaved is not None:
-            request_id = _interleaved_id(fields.interleaved.id)
-            layout = InterleavedPrompt(fields.interleaved.begin_tokens, fields.interleaved.transcript_tokens)
         shape = AnswerShape(request_id, self.model_name, self._now(), len(prompt_ids))
         params = _sampling_params(fields, self.loop.max_sequence_tokens - len(prompt_ids))
         span = self.tracer.begin(f"POST {request.url.path}", request.headers.get(TRACEPARENT))
         span.note(request_id=request_id)
         asked = GenerationRequest(
-            request_id,
-            prompt_ids,
-            params,
-            span.trace_id,
-            continued_tokens=fields.continued_tokens,
-            interleaved=layout,
+            request_id, prompt_ids, params, span.trace_id, continued_tokens=fields.continued_tokens
         )
         generation = Generation(self.loop, asked, span)
         generation.start()
@@ -175,7 +152,6 @@ def create_app(server: SpeechLMServer, door: Door = nullcontext) -> FastAPI:
 
     app = FastAPI(title="Speech-token LLM", lifespan=lifespan, openapi_url=None)
     app.add_api_route("/v1/completions", server.complete, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/completions/text", server.more_text, methods=["POST"], response_model=None)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -231,11 +207,6 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
         if len(body) > max_bytes:
             raise RequestRefused(f"the body is over {max_bytes} bytes; shorten it", code="too_large", status=413)
     return bytes(body)
-
-
-def _interleaved_id(name: str) -> str:
-    """Return the engine's name of an answer that its caller named."""
-    return f"cmpl-interleaved-{name}"
 
 
 def _sampling_params(fields: CompletionRequest, room_tokens: int) -> SamplingParams:

@@ -46,7 +46,7 @@ class AnswerShape:
         }
 
     def _choice(self, output: GenerationOutput) -> dict[str, Any]:
-        choice: dict[str, Any] = {
+        return {
             "index": 0,
             "text": "",
             "token_ids": list(output.token_ids),
@@ -54,9 +54,6 @@ class AnswerShape:
             "finish_reason": output.finish_reason.value if output.finish_reason is not None else None,
             "stop_reason": output.stop_reason,
         }
-        if output.fills:
-            choice["fills"] = list(output.fills)
-        return choice
 
     def _envelope(self) -> dict[str, Any]:
         return {"id": self.answer_id, "object": "text_completion", "created": self.created, "model": self.model}

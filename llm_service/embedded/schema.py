@@ -40,32 +40,10 @@ class UsageOptions(_Strict):
     include_usage: bool = False
 
 
-AnswerId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-
-
-class InterleavedFields(_Strict):
-    """Of an answer whose text comes while its speech is drawn, by POST /v1/completions/text."""
-
-    id: AnswerId  # the caller's name for the answer, new and not to be guessed
-    begin_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)]  # of sos, and the instruction up to its end mark
-    transcript_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)]
-    """Tokens of the transcript after the beginning; all further ones are the voice's speech, but for `continued_tokens`
-    at the end."""
-
-
-class MoreText(_Strict):
-    """POST /v1/completions/text: more text of an interleaved answer, behind what came before."""
-
-    id: AnswerId
-    text_ids: list[TokenId]
-    is_last: bool = False  # no text comes behind it
-
-
 class CompletionRequest(_Strict):
     """POST /v1/completions. None or absent means the server's default."""
 
     prompt: list[int]  # LLM ids
-    interleaved: InterleavedFields | None = None
     model: str | None = None
     stream: bool = False
     stream_options: UsageOptions | None = None

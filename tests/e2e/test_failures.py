@@ -63,7 +63,9 @@ def _start_again(stack: LocalStack, service: ServiceProcess) -> None:
     service.stop()
     wait_until(
         lambda: (
-            not busy_ports((ports.llm,) if service is stack.services[0] else (ports.triton_http, ports.triton_grpc))
+            not busy_ports(
+                (ports.llm, ports.llm_grpc) if service is stack.services[0] else (ports.triton_http, ports.triton_grpc)
+            )
         ),
         f"the end of what {service.spec.name}'s killed launcher had started",
     )
@@ -77,7 +79,7 @@ async def _gateway(running: RunningStack, routing: RoutingSettings = IMPATIENT) 
     config = GatewayConfig(
         tokenizer_dir=options.checkpoint.llm_dir,
         voices_dir=options.checkpoint.voices_dir,
-        llm_url=options.llm_url,
+        llm_url=options.token_url,
         token2wav_url=options.token2wav_url,
         routing=routing,
         chunks=ChunkSettings("exponential"),  # the same cuts in every run: waveforms are compared
@@ -174,7 +176,7 @@ async def test_the_llm_dying_in_mid_stream_and_staying_down(mortal: RunningStack
         with pytest.raises(LLMError):
             await _speak_until_dead(gateway, llm)
         wait_until(lambda: mortal.token2wav_metric("open_streams") == 0, "token2wav's release of the stream")
-        with pytest.raises(LLMUnavailableError, match=mortal.options.llm_url):
+        with pytest.raises(LLMUnavailableError, match=mortal.options.token_url):
             await _speak_until_dead(gateway, llm)
         with pytest.raises(NotReadyError):
             await gateway.readiness.check()

@@ -254,19 +254,6 @@ def test_on_a_cpu_nothing_is_asked_and_batches_are_small() -> None:
     assert "--batch-size 9" in planned("5", "5", "--batch-size", "9")[0]
 
 
-def test_on_a_gpu_the_gateway_takes_the_embedded_servers_tokens_over_grpc(gpu_script: Path) -> None:
-    program = gpu_script.parent / ".venv" / "bin" / "python"
-    chosen = "'llm_option --max-batch-size' 'llm_option 64'"
-    own = FAKE_PYTHON.replace("llm_backend vllm", "llm_backend embedded")
-    program.write_text(own.replace(chosen, "'llm_option --device' 'llm_option cuda'"))
-    done = run_script("--dry-run", "--device", "cuda", "--model", "random", "3", "3", script=gpu_script)
-    assert done.returncode == 0, done.stderr
-    commands = done.stdout.splitlines()
-    llm = next(line for line in commands if "-m llm_service" in line)
-    gateway = next(line for line in commands if "-m gateway" in line)
-    assert "--grpc-port 8100" in llm and "--llm-url grpc://127.0.0.1:8100" in gateway
-
-
 COMPILER = """
 set -euo pipefail
 log() { printf '%s\n' "$*" >&2; }
@@ -324,9 +311,9 @@ def test_a_family_is_served_on_the_ports_of_its_original_script(script: Path, po
         f"llm_api_base=http://127.0.0.1:{llm_port}" in assemble and f"triton_grpc_address=127.0.0.1:{grpc}" in assemble
     )
     assert "ORIGINAL_MODELS=True" in assemble and "-random-checkpoint-0/token2wav" in assemble
-    assert f"--port {llm_port} " in llm
+    assert f"--port {llm_port} " in llm and "--grpc-port 8100" in llm
     assert triton.endswith(f"--http-port {http} --grpc-port {grpc} --metrics-port {metrics}")
-    assert f"--llm-url http://127.0.0.1:{llm_port} " in gateway and f"--token2wav-url 127.0.0.1:{grpc} " in gateway
+    assert "--llm-url grpc://127.0.0.1:8100 " in gateway and f"--token2wav-url 127.0.0.1:{grpc} " in gateway
 
 
 @pytest.mark.parametrize("script", [UNET, ROTARY], ids=lambda script: script.stem)

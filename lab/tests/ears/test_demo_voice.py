@@ -85,7 +85,7 @@ async def speak(options: StackOptions, texts: list[str], voice: str) -> list[Flo
     config = GatewayConfig(
         tokenizer_dir=options.checkpoint.llm_dir,
         voices_dir=options.checkpoint.voices_dir,
-        llm_url=options.llm_url,
+        llm_url=options.token_url,
         token2wav_url=options.token2wav_url,
         chunks=ChunkSettings("exponential"),
     )

@@ -1,6 +1,6 @@
 """Runs `cosydit serve` or `say` over services that only answer HTTP: `python -m tests.cosydit.stack.fake_services`.
 
-Its arguments: the command, a directory, six free ports, and the seconds that each service takes to end. The process
+Its arguments: the command, a directory, seven free ports, and the seconds that each service takes to end. The process
 ids that the command prints are those of the services.
 """
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoints.resolve_checkpoint = lambda *ignored: checkpoints.CheckpointLayout.under(args.work_dir)
     say._speak = speak_for_long  # type: ignore[assignment]
     say._check_voice = lambda *ignored: None
-    names = ["--llm-port", "--triton-http-port", "--triton-grpc-port", "--triton-metrics-port"]
+    names = ["--llm-port", "--triton-http-port", "--triton-grpc-port", "--triton-metrics-port", "--llm-grpc-port"]
     words = {"serve": ["serve"], "say": ["say", "hello"]}[args.command]
     if args.command == "serve":
         names += ["--gateway-port", "--gateway-grpc-port"]
@@ -80,5 +80,5 @@ if __name__ == "__main__":
     parser.add_argument("command", choices=("serve", "say"))
     parser.add_argument("work_dir", type=Path)
     parser.add_argument("ending_s")
-    parser.add_argument("ports", nargs=6)
+    parser.add_argument("ports", nargs=7)
     sys.exit(run(parser.parse_args()))

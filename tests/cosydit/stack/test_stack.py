@@ -45,19 +45,15 @@ def test_further_servers_have_ports_of_their_own_and_the_gateway_knows_them_all(
     assert len({service.spec.log_path for service in stack.services}) == 5
 
 
-def test_on_a_gpu_the_gateway_takes_our_own_engines_tokens_over_grpc(tmp_path: Path) -> None:
+def test_the_gateway_takes_our_own_engines_tokens_over_grpc_and_others_over_http(tmp_path: Path) -> None:
     options = _options(tmp_path)
-    command = list(gateway_spec(options).command)
-    assert (
-        command[command.index("--llm-url") + 1] == "http://127.0.0.1:8000"
-        and "--grpc-port" not in llm_spec(options).command
-    )
-    on_gpu = dataclasses.replace(options, llm={"device": "cuda"})
-    command, llm = list(gateway_spec(on_gpu).command), list(llm_spec(on_gpu).command)
+    command, llm = list(gateway_spec(options).command), list(llm_spec(options).command)
     assert command[command.index("--llm-url") + 1] == "grpc://127.0.0.1:8100"
     assert llm[llm.index("--grpc-port") + 1] == "8100"
-    other = dataclasses.replace(on_gpu, llm_backend="vllm", llm={})
-    assert not other.has_token_stream
+    other = dataclasses.replace(options, llm_backend="vllm")
+    command = list(gateway_spec(other).command)
+    assert command[command.index("--llm-url") + 1] == "http://127.0.0.1:8000"
+    assert "--grpc-port" not in llm_spec(other).command
 
 
 def test_further_servers_hold_token2wav_alone(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Running:
 @contextmanager
 def running(command: str, tmp_path: Path, ending_s: str, last_word: str) -> Iterator[Running]:
     log = tmp_path / "out"
-    ports = [str(port) for port in free_ports(6)]
+    ports = [str(port) for port in free_ports(7)]
     arguments = [sys.executable, "-m", "tests.cosydit.stack.fake_services", command, str(tmp_path), ending_s, *ports]
     with log.open("wb") as out:
         process = subprocess.Popen(arguments, stdout=out, stderr=out, start_new_session=True, cwd=ROOT)
@@ -176,7 +176,7 @@ def test_the_services_of_a_killed_serve_end_as_at_any_stop(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a_serve_that_stops_too_slowly_takes_its_services_along(tmp_path: Path, is_frozen: bool) -> None:
-    ports = [str(port) for port in free_ports(6)]
+    ports = [str(port) for port in free_ports(7)]
     command = [sys.executable, "-m", "tests.cosydit.stack.fake_services", "serve", str(tmp_path), LONG_S, *ports]
     serve = ServiceProcess(ServiceSpec("serve", command, "", tmp_path / "out", stop_timeout_s=0.5))
     serve.start()

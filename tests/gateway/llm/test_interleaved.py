@@ -1,4 +1,4 @@
-"""A text that is still being written, through both clients, against the real servers with a scripted model."""
+"""A text that is still being written, against the real server of tokens with a scripted model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from gateway.core import Sampling, Utterance
 from gateway.errors import InvalidTextError, LLMRejectedError, UnsupportedOptionError
-from gateway.llm.client import SpeechLMClient
 from gateway.llm.token_client import TokenStreamClient
 from gateway.llm.wire import LLMWire
-from llm_service.config import LLMBackend
-from llm_service.embedded.app import SpeechLMServer, create_app
 from llm_service.embedded.eager import eager_engine
 from llm_service.embedded.engine import EngineLimits
 from llm_service.embedded.loop import EngineLoop
@@ -30,7 +26,7 @@ from servicekit.clock import SystemClock
 from servicekit.timeouts import timeout
 from tests.gateway.routing.fakes import routed_llm
 from tests.llm_service.embedded.scripted import ScriptedModel
-from tests.workers import free_ports, random_llm
+from tests.workers import random_llm
 
 LENGTH = 160
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, repetition_penalty=1.0)
@@ -60,53 +56,26 @@ def encoder(llm_dir: Path) -> TextEncoder:
 
 
 @asynccontextmanager
-async def served(kind: str, llm_dir: Path, wire: LLMWire) -> AsyncIterator[tuple[Any, EngineLoop, ScriptedModel]]:
-    """Serve the scripted model over HTTP or gRPC; yield a client, the loop and the model."""
+async def served(wire: LLMWire) -> AsyncIterator[tuple[TokenStreamClient, EngineLoop, ScriptedModel]]:
+    """Serve the scripted model; yield a client, the loop and the model."""
     model = ScriptedModel(COSYVOICE2, LENGTH)
     engine = eager_engine(model, EngineLimits(1, 500), RepetitionGuard(0), SystemClock())
     loop = EngineLoop(engine, 2, SystemClock())
     loop.start()
     try:
-        if kind == "grpc":
-            async with serving_tokens(SpeechTokenServicer(loop), "127.0.0.1", 0) as port:
-                async with closing_client(TokenStreamClient(f"grpc://127.0.0.1:{port}", wire)) as client:
-                    yield client, loop, model
-            return
-        async with serving_http(SpeechLMServer(loop, "m", lambda: 0.0)) as url:
-            async with closing_client(SpeechLMClient(url, wire, "m")) as client:
+        async with serving_tokens(SpeechTokenServicer(loop), "127.0.0.1", 0) as port:
+            client = TokenStreamClient(f"grpc://127.0.0.1:{port}", wire)
+            try:
                 yield client, loop, model
+            finally:
+                await client.close()
     finally:
         loop.stop()
 
 
-@asynccontextmanager
-async def closing_client(client: Any) -> AsyncIterator[Any]:
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-@asynccontextmanager
-async def serving_http(server: SpeechLMServer) -> AsyncIterator[str]:
-    (port,) = free_ports(1)
-    uvicorn_server = uvicorn.Server(uvicorn.Config(create_app(server), port=port, log_level="warning"))
-    serving = asyncio.ensure_future(uvicorn_server.serve())
-    try:
-        while not uvicorn_server.started:
-            await asyncio.sleep(0.01)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        uvicorn_server.should_exit = True
-        await serving
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["http", "grpc"])
-async def test_speech_comes_before_the_text_is_whole_and_ends_with_it(
-    kind: str, llm_dir: Path, encoder: TextEncoder
-) -> None:
-    async with timeout(60.0), served(kind, llm_dir, LLMWire(encoder)) as (client, loop, model):
+async def test_speech_comes_before_the_text_is_whole_and_ends_with_it(encoder: TextEncoder) -> None:
+    async with timeout(60.0), served(LLMWire(encoder)) as (client, loop, model):
         text = Written(*PIECES[1:])
         utterance = Utterance(PIECES[0], "", (), coming_text=text)
         spoken = list[int]()
@@ -123,14 +92,11 @@ async def test_speech_comes_before_the_text_is_whole_and_ends_with_it(
         assert loop.stats().free_slots == 1
 
 
-@pytest.mark.parametrize("kind", ["http", "grpc"])
-async def test_another_server_goes_on_with_what_was_spoken_and_with_the_text(
-    kind: str, llm_dir: Path, encoder: TextEncoder
-) -> None:
+async def test_another_server_goes_on_with_what_was_spoken_and_with_the_text(encoder: TextEncoder) -> None:
     async with timeout(60.0), AsyncExitStack() as stack:
         wire, servers = LLMWire(encoder), {}
         for address in "ab":
-            servers[address] = await stack.enter_async_context(served(kind, llm_dir, wire))
+            servers[address] = await stack.enter_async_context(served(wire))
             servers[address][2].wishes[9] = COSYVOICE2.fill_id  # asks for text behind 9 tokens, and always again
         replicas = [Address(address, client) for address, (client, _, _) in servers.items()]
         router = await stack.enter_async_context(routed_llm(*replicas))  # type: ignore[arg-type]
@@ -165,9 +131,8 @@ class Address:
         return getattr(self._client, name)
 
 
-@pytest.mark.parametrize("kind", ["http", "grpc"])
-async def test_leaving_while_text_is_waited_for_frees_the_slot(kind: str, llm_dir: Path, encoder: TextEncoder) -> None:
-    async with served(kind, llm_dir, LLMWire(encoder)) as (client, loop, _):
+async def test_leaving_while_text_is_waited_for_frees_the_slot(encoder: TextEncoder) -> None:
+    async with served(LLMWire(encoder)) as (client, loop, _):
         utterance = Utterance("".join(PIECES), "", (), coming_text=Written())
         async with aclosing(client.generate(utterance, GREEDY, 3)) as deltas:
             assert (await anext(deltas)).token_ids
@@ -178,20 +143,19 @@ async def test_leaving_while_text_is_waited_for_frees_the_slot(kind: str, llm_di
         raise AssertionError("the slot was not freed")
 
 
-@pytest.mark.parametrize("kind", ["http", "grpc"])
-async def test_text_that_cant_be_taken_ends_the_answer(kind: str, llm_dir: Path, encoder: TextEncoder) -> None:
-    async with served(kind, llm_dir, LLMWire(encoder)) as (client, _, _):
+async def test_text_that_cant_be_taken_ends_the_answer(encoder: TextEncoder) -> None:
+    async with served(LLMWire(encoder)) as (client, _, _):
         for text, kind_of_error in (("\ud800", InvalidTextError), ("word " * 600, LLMRejectedError)):
             utterance = Utterance(PIECES[0], "", (), coming_text=Written(text, None))
-            with pytest.raises(kind_of_error if kind == "grpc" else Exception):
+            with pytest.raises(kind_of_error):
                 async for _ in client.generate(utterance, GREEDY, 3):
                     pass
 
 
-def test_servers_that_cant_do_it_are_not_asked(encoder: TextEncoder) -> None:
+def test_over_http_nobody_is_asked(encoder: TextEncoder) -> None:
     utterance = Utterance("hello", "", (), coming_text=Written())
     with pytest.raises(UnsupportedOptionError, match="needs the embedded LLM server"):
-        LLMWire(encoder, LLMBackend.VLLM).request(utterance, GREEDY, 3, "m")
+        LLMWire(encoder).request(utterance, GREEDY, 3, "m")
 
 
 def test_blank_space_goes_with_what_follows_it(encoder: TextEncoder) -> None:

@@ -111,6 +111,7 @@ def test_stop_tokens_and_ignore_eos_work_and_the_original_s_stop_words_change_no
         pytest.param({"prompt": PROMPT, "max_tokens": "5"}, 400, "max_tokens", id="type"),
         pytest.param({"prompt": [PROMPT]}, 400, "prompt", id="several prompts"),
         pytest.param({"prompt": "Hi."}, 400, "prompt", id="a text"),
+        pytest.param({"prompt": PROMPT, "interleaved": {}}, 400, "interleaved", id="text to come"),
         pytest.param({"prompt": PROMPT, "stop_token_ids": [158720]}, 400, "stop_token_ids", id="stop id"),
         pytest.param({"prompt": PROMPT, "stop": ["<|eos|>", "<|s_5|>"]}, 400, "stop", id="a stop that ends nothing"),
         pytest.param({}, 400, "prompt", id="no prompt"),
@@ -222,28 +223,3 @@ def test_more_requests_than_fit_get_429_and_the_others_finish(client: httpx.Clie
     assert set(statuses) == {200, 429}
     assert statuses.count(200) >= 6
     assert read_metrics(client)["slots_free"] == 4
-
-
-def test_text_may_come_while_its_speech_is_drawn(client: httpx.Client) -> None:
-    asked = {
-        "prompt": [*PROMPT[:3], *PROMPT[4:]],
-        "return_token_ids": True,
-        "seed": 5,
-        "max_tokens": 60,
-        "stream": True,
-    }
-    layout = {"begin_tokens": 1, "transcript_tokens": 2}
-    text = {"id": "answer-1", "text_ids": list(range(1, 9))}
-    with client.stream(
-        "POST", "/v1/completions", json={**asked, "interleaved": {"id": "answer-1", **layout}}
-    ) as answer:
-        assert client.post("/v1/completions/text", json=text).status_code == 200
-        assert client.post("/v1/completions/text", json={**text, "is_last": True}).status_code == 200
-        events = [json.loads(line[6:]) for line in answer.iter_lines() if line and line != "data: [DONE]"]
-    ids = [token for event in events for token in event["choices"][0]["token_ids"]]
-    assert 43 <= len(ids) <= 60 and events[-1]["choices"][0]["finish_reason"] in ("stop", "length")
-    gone = refusal(client, text, "/v1/completions/text")
-    assert (gone["status"], gone["code"]) == (404, "answer_not_found")
-    wrong = refusal(client, {**asked, "interleaved": {"id": "answer-2", **layout, "transcript_tokens": 9}})
-    assert wrong["status"] == 400 and "expected at least 1, and speech tokens behind both" in wrong["message"]
-    assert refusal(client, {**text, "id": "a b"}, "/v1/completions/text")["param"] == "id"
