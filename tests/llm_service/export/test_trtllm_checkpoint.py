@@ -207,8 +207,6 @@ def test_a_missing_builder_is_named_with_the_version_that_has_it(
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no TensorRT-LLM checkpoint"):
         build_trtllm(tmp_path, tmp_path / "engine", BuildLimits())
-    with pytest.raises(LLMConfigError, match="max_num_tokens"):
-        BuildLimits(max_batch_size=64, max_num_tokens=8)
 
 
 SPEECH_ROWS = speech_rows(COSYVOICE2)
