@@ -112,7 +112,6 @@ def test_what_is_no_checkpoint_is_refused(official_dir: Path, tmp_path: Path) ->
         pytest.param(lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), "1 missing", id="no matrix"),
         pytest.param(lambda t: t.pop("model.embed_tokens.weight"), "no model.embed_tokens", id="no embedding"),
         pytest.param(lambda t: t.pop("lm_head.weight"), "has no lm_head.weight", id="tied head"),
-        pytest.param(lambda t: t["lm_head.weight"][5].fill_(1), "the first is 5; expected zero", id="text rows"),
         pytest.param(
             lambda t: t.update({"lm_head.weight": t["lm_head.weight"][:100]}), "lm_head has 100 rows", id="short head"
         ),
@@ -133,8 +132,6 @@ def test_a_damaged_hugging_face_form_is_refused(
 @pytest.mark.parametrize(
     ("name", "old", "new", "message"),
     [
-        pytest.param("config.json", '"eos_token_id":158224', '"eos_token_id":151645', "151645.*158224", id="end id"),
-        pytest.param("generation_config.json", "158226]", "158226,7]", "eos_token_id", id="end ids"),
         pytest.param("config.json", '"qwen2"', '"llama"', "model_type is 'llama'", id="other model"),
         pytest.param("config.json", '"hidden_size"', '"size"', "no hidden_size", id="no size"),
         pytest.param("tokenizer.json", "<|sos|>", "<|s0s|>", r"<\|sos\|> has id", id="sos"),
