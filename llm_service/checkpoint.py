@@ -21,9 +21,9 @@ from llm_service.huggingface_layout import (
     write_description,
     write_weights_index,
 )
-from llm_service.qwen2 import Qwen2Shape
+from llm_service.qwen2 import DECODER_PREFIX, EMBEDDING, Qwen2Shape, decoder_tensors
 from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
-from llm_service.speech_head import speech_rows
+from llm_service.speech_head import HEAD_WEIGHT, speech_rows
 from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
 from servicekit.files import usual_mode
 
@@ -34,26 +34,17 @@ NEVER_LOGIT = -12.0
 
 
 @dataclass(frozen=True)
-class LLMShape:
+class LLMShape(Qwen2Shape):
     """Sizes of a random LLM, and how it ends."""
 
-    hidden: int
-    layers: int
-    heads: int
-    key_value_heads: int
-    feed_forward: int
-    end_logit: float  # bias of the first end token, beside the spread of the other logits
-
-    @property
-    def decoder(self) -> Qwen2Shape:
-        """What config.json says of it."""
-        return Qwen2Shape(self.hidden, self.feed_forward, self.layers, self.heads, self.key_value_heads, MAX_POSITIONS)
+    max_positions: int = MAX_POSITIONS
+    end_logit: float = NEVER_LOGIT  # bias of the first end token, beside the spread of the other logits
 
 
 # About 43 MB; an answer ends after some tens of tokens.
 SMALL_LLM = LLMShape(hidden=64, layers=2, heads=4, key_value_heads=2, feed_forward=128, end_logit=4.2)
 # About 1.3 GB, the sizes of CosyVoice2-0.5B; an answer runs to its bound, so that its length is known.
-OFFICIAL_LLM = LLMShape(hidden=896, layers=24, heads=14, key_value_heads=2, feed_forward=4864, end_logit=NEVER_LOGIT)
+OFFICIAL_LLM = LLMShape(hidden=896, layers=24, heads=14, key_value_heads=2, feed_forward=4864)
 
 
 def make_random_llm(
@@ -64,7 +55,7 @@ def make_random_llm(
     Equal seeds and shapes give equal files.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    write_description(directory, shape.decoder, _text_tokenizer(), "bfloat16", vocabulary)
+    write_description(directory, shape, _text_tokenizer(), "bfloat16", vocabulary)
     generator = torch.Generator().manual_seed(seed)
     head = _speech_head(shape, generator, vocabulary)
     with usual_mode(directory / SPEECH_HEAD_FILE) as path:
@@ -90,36 +81,16 @@ def _speech_head(shape: LLMShape, generator: torch.Generator, vocabulary: Speech
 def _weights(
     shape: LLMShape, generator: torch.Generator, head: torch.Tensor, vocabulary: SpeechVocabulary
 ) -> dict[str, torch.Tensor]:
-    def normal(*shape: int) -> torch.Tensor:
-        spread: float = shape[-1] ** -0.5
-        return (torch.randn(*shape, generator=generator) * spread).to(torch.bfloat16)
+    def made(name: str, size: tuple[int, ...]) -> torch.Tensor:
+        if "norm" in name:
+            return torch.ones(size, dtype=torch.bfloat16)
+        spread: float = size[-1] ** -0.5
+        return (torch.randn(size, generator=generator) * spread).to(torch.bfloat16)
 
-    hidden, feed_forward = shape.hidden, shape.feed_forward
-    lm_head = torch.zeros(vocabulary.table_rows, hidden, dtype=torch.bfloat16)
+    lm_head = torch.zeros(vocabulary.table_rows, shape.hidden, dtype=torch.bfloat16)
     lm_head[speech_rows(vocabulary)] = head
-    weights = {
-        "model.embed_tokens.weight": _embedding(hidden, generator, vocabulary),
-        "model.norm.weight": torch.ones(hidden, dtype=torch.bfloat16),
-        "lm_head.weight": lm_head,
-    }
-    key_value = hidden // shape.heads * shape.key_value_heads
-    for index in range(shape.layers):
-        layer = {
-            "input_layernorm.weight": torch.ones(hidden, dtype=torch.bfloat16),
-            "post_attention_layernorm.weight": torch.ones(hidden, dtype=torch.bfloat16),
-            "self_attn.q_proj.weight": normal(hidden, hidden),
-            "self_attn.q_proj.bias": normal(hidden),
-            "self_attn.k_proj.weight": normal(key_value, hidden),
-            "self_attn.k_proj.bias": normal(key_value),
-            "self_attn.v_proj.weight": normal(key_value, hidden),
-            "self_attn.v_proj.bias": normal(key_value),
-            "self_attn.o_proj.weight": normal(hidden, hidden),
-            "mlp.gate_proj.weight": normal(feed_forward, hidden),
-            "mlp.up_proj.weight": normal(feed_forward, hidden),
-            "mlp.down_proj.weight": normal(hidden, feed_forward),
-        }
-        weights |= {f"model.layers.{index}.{name}": tensor for name, tensor in layer.items()}
-    return weights
+    weights = {EMBEDDING: _embedding(shape.hidden, generator, vocabulary), HEAD_WEIGHT: lm_head}
+    return weights | {DECODER_PREFIX + name: made(name, size) for name, size in decoder_tensors(shape).items()}
 
 
 def _embedding(hidden: int, generator: torch.Generator, vocabulary: SpeechVocabulary) -> torch.Tensor:

@@ -22,7 +22,7 @@ CONTEXT_TOKENS = 2048
 
 def random_weights(device: torch.device, dtype: torch.dtype, seed: int) -> Weights:
     """Make weights of the official sizes, spread as `make_random_llm` spreads them."""
-    shape = OFFICIAL_LLM.decoder
+    shape = OFFICIAL_LLM
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*size: int) -> Tensor:
