@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_service.config import SPEECH_HEAD_FILE
+from llm_service.errors import CheckpointError
 from llm_service.qwen2 import Qwen2Shape, qwen2_config
 from llm_service.text_encoder import PHONEME_TOKENS
 from llm_service.vocab import (
@@ -176,27 +177,21 @@ def _added_token(token: str, token_id: int, vocabulary: SpeechVocabulary) -> dic
 def stores_head_bias(model_dir: Path) -> bool:
     """Tell whether a stock directory stores a bias of the speech head, which engines of stock Qwen2 have no room for.
 
-    Reads the headers of the weight files only; what can't be read counts as without one.
+    Raises:
+        CheckpointError: a weight file can't be read.
     """
-    if (model_dir / SPEECH_HEAD_FILE).is_file():
-        return True
-    return any(HEAD_BIAS in _tensor_names(path) for path in sorted(model_dir.glob("*.safetensors")))
+    from safetensors import SafetensorError, safe_open  # comes with the engines, not with the gateway
 
-
-def _tensor_names(path: Path) -> Iterable[str]:
-    """Return the names in a safetensors file: 8 bytes of length, then a JSON object of so many bytes."""
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            header = json.loads(file.read(min(length, _MAX_HEADER_BYTES)))
-    except (OSError, ValueError):
-        return ()
-    return header if isinstance(header, dict) else ()
+        return (model_dir / SPEECH_HEAD_FILE).is_file() or any(
+            HEAD_BIAS in safe_open(path, framework="np").keys() for path in model_dir.glob("*.safetensors")
+        )
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"the weights in {model_dir} can't be read: {error}; download or make them again"
+        ) from error
 
 
-_LENGTH_BYTES = 8
-_MAX_HEADER_BYTES = 100_000_000
-"""Most bytes of a safetensors header, as the format allows."""
 HEAD_BIAS = "lm_head.bias"
 
 ARCHITECTURE = "SpeechQwen2ForCausalLM"

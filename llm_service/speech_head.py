@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.errors import CheckpointError, VocabularyError
@@ -65,18 +64,10 @@ def read_speech_head(model_dir: Path) -> SpeechHead:
     vocabulary = read_vocabulary(model_dir)
     path = model_dir / SPEECH_HEAD_FILE
     if path.is_file():
-        return _checked(read_tensors(path), path, vocabulary)
-    return head_of(TensorFiles(model_dir), model_dir, vocabulary)
-
-
-def head_of(tensors: Mapping[str, torch.Tensor], where: Path, vocabulary: SpeechVocabulary = COSYVOICE2) -> SpeechHead:
-    """Take the head from a model's tensors, by their Hugging Face names.
-
-    Raises:
-        CheckpointError: there is none, or it is of another shape.
-    """
+        return _checked(dict(TensorFiles(path)), path, vocabulary)
+    tensors = TensorFiles(model_dir)
     if HEAD_WEIGHT not in tensors:
-        raise CheckpointError(f"{where} has no {HEAD_WEIGHT}; the speech head can't be tied to the embedding")
+        raise CheckpointError(f"{model_dir} has no {HEAD_WEIGHT}; the speech head can't be tied to the embedding")
     parts = {"weight": tensors[HEAD_WEIGHT]}
     if HEAD_BIAS in tensors:
         parts["bias"] = tensors[HEAD_BIAS]
@@ -85,9 +76,9 @@ def head_of(tensors: Mapping[str, torch.Tensor], where: Path, vocabulary: Speech
         speech = speech_rows(vocabulary)
         if rows < speech.stop:
             expected = f"{vocabulary.head_rows} or {vocabulary.table_rows}"
-            raise CheckpointError(f"{where}: lm_head has {rows} rows, expected {expected}")
+            raise CheckpointError(f"{model_dir}: lm_head has {rows} rows, expected {expected}")
         parts = {name: tensor[speech].clone() for name, tensor in parts.items()}
-    return _checked(parts, where, vocabulary)
+    return _checked(parts, model_dir, vocabulary)
 
 
 def decoder_of(tensors: Mapping[str, torch.Tensor], shape: Qwen2Shape, where: Path) -> dict[str, torch.Tensor]:
@@ -129,22 +120,23 @@ def _checked(parts: Mapping[str, torch.Tensor], where: Path, vocabulary: SpeechV
 
 
 class TensorFiles(Mapping[str, torch.Tensor]):
-    """Tensors of all weight files of a directory, by name; the separate speech head is not among them."""
+    """Tensors of one weight file or of all in a directory, by name; the separate speech head is not among those."""
 
-    def __init__(self, model_dir: Path) -> None:
-        """Index a directory.
+    def __init__(self, where: Path) -> None:
+        """Index a file or a directory.
 
         Raises:
             CheckpointError: there are no weight files, one can't be read, or a name occurs twice.
         """
-        self.paths = [path for path in sorted(model_dir.glob("*.safetensors")) if path.name != SPEECH_HEAD_FILE]
-        if not self.paths:
-            raise CheckpointError(f"{model_dir} has no *.safetensors; save the model again with safe_serialization")
+        found = [path for path in sorted(where.glob("*.safetensors")) if path.name != SPEECH_HEAD_FILE]
+        paths = [where] if where.is_file() else found
+        if not paths:
+            raise CheckpointError(f"{where} has no *.safetensors; save the model again with safe_serialization")
         self._homes: dict[str, Path] = {}
-        for path in self.paths:
+        for path in paths:
             for name in _names(path):
                 if name in self._homes:
-                    raise CheckpointError(f"{name} is in {self._homes[name].name} and in {path.name} of {model_dir}")
+                    raise CheckpointError(f"{name} is in {self._homes[name].name} and in {path.name} of {where}")
                 self._homes[name] = path
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -161,33 +153,6 @@ class TensorFiles(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._homes)
-
-
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Read a whole safetensors file.
-
-    Raises:
-        CheckpointError: it can't be read, is not the file that the checkpoint lists, or holds NaN.
-    """
-    check_weight_file(path)
-    try:
-        tensors = dict(load_file(path))
-    except (SafetensorError, OSError) as err:
-        raise CheckpointError(f"{path} can't be read: {err}; download or make it again") from err
-    check_finite(tensors, path)
-    return tensors
-
-
-def check_weight_file(path: Path) -> None:
-    """Compare a file with the checkpoint's list.
-
-    Raises:
-        CheckpointError: it is not the file that the checkpoint lists, or can't be read.
-    """
-    try:
-        check_file(path)
-    except (FileSumsError, OSError) as err:
-        raise CheckpointError(str(err)) from err
 
 
 def check_finite(tensors: Mapping[str, torch.Tensor], where: Path) -> None:
@@ -212,9 +177,11 @@ def _is_usable(name: str, tensor: torch.Tensor) -> bool:
 
 
 def _names(path: Path) -> list[str]:
-    check_weight_file(path)
     try:
+        check_file(path)
         with safe_open(path, framework="pt") as file:
             return list(file.keys())
+    except FileSumsError as err:
+        raise CheckpointError(str(err)) from err
     except (SafetensorError, OSError) as err:
         raise CheckpointError(f"{path} can't be read: {err}; download or make it again") from err
