@@ -166,7 +166,7 @@ def create_app(server: SpeechLMServer, door: Door = nullcontext) -> FastAPI:
 
     @app.get("/metrics", response_model=None)
     async def metrics() -> Response:
-        return PlainTextResponse(metrics_text(server.loop.stats()), media_type=CONTENT_TYPE)
+        return PlainTextResponse(metrics_text(server.loop), media_type=CONTENT_TYPE)
 
     _add_error_handlers(app)
     return app

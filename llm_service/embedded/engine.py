@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
+from prometheus_client import Histogram
 
 from llm_service.embedded.answer import Answer, EventPacking, Next
 from llm_service.embedded.sampling import RepetitionGuard
@@ -42,6 +43,9 @@ from servicekit.clock import Clock
 
 logger = logging.getLogger(__name__)
 
+METRICS = "cosydit_llm"
+"""Beginning of the names of this service's metrics."""
+STEP_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 UNBOUNDED = np.iinfo(np.int32).max
 """Length in a step of an answer whose real length is checked when a token is read."""
 _REASONS = {
@@ -136,6 +140,8 @@ class SpeechLMEngine:
         self._may_admit = False  # whether a request has come or a place become free since it was last looked
         self._flying: _Flying | None = None
         self._counters = EngineStats()
+        said = "Requests that a step decoded together"
+        self.step_rows = Histogram(f"{METRICS}_step_batch_size", said, registry=None, buckets=STEP_ROWS_BUCKETS)
 
     @property
     def limits(self) -> EngineLimits:
@@ -304,7 +310,7 @@ class SpeechLMEngine:
         prompts_wait = bool(self._prompting)
         slots = choose_rows(near, self._paces, prompts_wait, now_s, max_rows, self._policy)
         launched = self._runner.decode(slots)
-        self._counters.steps_by_rows[len(slots)] += 1
+        self.step_rows.observe(len(slots))
         self._paces.launched[slots] += 1
         self._leave_when_done(slots)
         by_slot = self._by_slot

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from llm_service.embedded.engine import SpeechLMEngine
+from prometheus_client import Histogram
+
+from llm_service.embedded.engine import METRICS, SpeechLMEngine
 from llm_service.embedded.types import (
     DEFAULT_PRIORITY,
-    BucketCounts,
     EngineStats,
     GenerationOutput,
     GenerationRequest,
@@ -96,7 +97,10 @@ class EngineLoop:
         self._inbox = _Inbox()
         self._entries: dict[str, _Entry] = {}
         self._is_running = False
-        self._first_token = BucketCounts(FIRST_TOKEN_BUCKETS_S)  # the engine thread's own
+        said = "From a request's arrival to its first token"
+        self._first_token = Histogram(
+            f"{METRICS}_first_token_seconds", said, registry=None, buckets=FIRST_TOKEN_BUCKETS_S
+        )
         self._stats = engine.stats()
         self._turn_began_s: float | None = None
         """When the turn under way began; None: the thread waits for work."""
@@ -135,7 +139,11 @@ class EngineLoop:
         with self._condition:
             stats, in_flight = self._stats, len(self._entries)
         waiting = max(in_flight - stats.running, 0)
-        return replace(stats, waiting=waiting, first_token=self._first_token.read())
+        return replace(stats, waiting=waiting)
+
+    def histograms(self) -> tuple[Histogram, ...]:
+        """Return what is counted in buckets."""
+        return self._first_token, self._engine.step_rows
 
     def room(self) -> dict[str, str]:
         """Return how many requests of listeners may be in flight, how many are, and when one ends, as metadata."""
@@ -283,7 +291,7 @@ class EngineLoop:
         is_first, now_s = entry.first_token_s is None, self._clock.now()
         slack_s, room_s = entry.note_tokens(count, now_s)
         if is_first:
-            self._first_token.add(now_s - entry.arrived_s)
+            self._first_token.observe(now_s - entry.arrived_s)
         if entry.request.has_listener:
             with self._condition:
                 self._limit.note_piece(slack_s, room_s, count / SPEECH_TOKENS_PER_SECOND, len(self._entries))

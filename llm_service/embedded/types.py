@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from llm_service.embedded.interleaving import InterleavedPrompt
@@ -13,40 +10,6 @@ from llm_service.errors import EngineError
 
 DEFAULT_PRIORITY = 10
 """Priorities are 1 (first) to 10."""
-
-
-@dataclass(frozen=True)
-class Buckets:
-    """How many values were at most so large, at one moment."""
-
-    bounds: tuple[float, ...] = ()
-    counts: tuple[int, ...] = (0,)
-    """Values at or below each bound, cumulative; the last one counts all values."""
-    total: float = 0.0
-    """Sum of the values."""
-
-
-class BucketCounts:
-    """Grows by a value at a time; written by one thread, read by any."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        """Take rising upper bounds."""
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._total = 0.0
-
-    def add(self, value: float, times: int = 1) -> None:
-        """Count a value."""
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._total += value * times
-
-    def read(self) -> Buckets:
-        """Return what was counted so far."""
-        cumulative, so_far = [], 0
-        for count in list(self._counts):
-            so_far += count
-            cumulative.append(so_far)
-        return Buckets(self._bounds, tuple(cumulative), self._total)
 
 
 class FinishReason(str, Enum):
@@ -132,10 +95,7 @@ class EngineStats:
     finished: int = 0
     aborted: int = 0
     failed: int = 0
-    steps_by_rows: Counter[int] = field(default_factory=Counter)  # requests decoded together -> steps
-    first_token: Buckets = field(default_factory=Buckets)  # seconds from a request's arrival
 
     def holding(self, *, running: int, waiting: int, slots: int, free_slots: int) -> EngineStats:
         """Return a copy with what the engine holds now."""
-        held = {"running": running, "waiting": waiting, "slots": slots, "free_slots": free_slots}
-        return replace(self, **held, steps_by_rows=self.steps_by_rows.copy())  # type: ignore[arg-type]
+        return replace(self, running=running, waiting=waiting, slots=slots, free_slots=free_slots)

@@ -1,4 +1,4 @@
-"""Numbering of speech tokens, a checkpoint's bounds, and counts in buckets."""
+"""Numbering of speech tokens, a checkpoint's bounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from llm_service import vocab
-from llm_service.embedded.types import BucketCounts
 from llm_service.errors import CheckpointError, VocabularyError
 from llm_service.speech_bounds import BOUNDS_FILE, SpeechBounds, load_speech_bounds, write_speech_bounds
 
@@ -31,17 +30,6 @@ def test_other_llm_ids_are_no_speech_tokens(llm_id: int) -> None:
     assert not vocab.is_speech_llm_id(llm_id)
     with pytest.raises(VocabularyError):
         vocab.speech_id_from_llm_id(llm_id)
-
-
-def test_counts_are_cumulative_and_a_bound_is_within_its_bucket() -> None:
-    counts = BucketCounts((0.1, 1.0))
-    for value in (0.05, 0.1, 0.5, 7.0):
-        counts.add(value)
-    counts.add(1.0, times=3)
-    read = counts.read()
-    assert read.bounds == (0.1, 1.0)
-    assert read.counts == (2, 6, 7)
-    assert read.total == 0.05 + 0.1 + 0.5 + 7.0 + 3.0
 
 
 def test_bounds_are_read_as_they_were_written(tmp_path: Path) -> None:
