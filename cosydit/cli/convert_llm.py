@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 
 from llm_service.config import LLMBackend
-from llm_service.export.convert import DTYPES, Origin, build_trtllm, convert_huggingface, convert_trtllm
+from llm_service.export.convert import DTYPES, HUGGINGFACE, TRTLLM, build_trtllm, convert
 from llm_service.export.trtllm_build import BuildLimits
 
 SPOKEN_TOKENS = 64
@@ -18,26 +18,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `convert-llm huggingface`, `trtllm`, `build` and `test`."""
     parser = subparsers.add_parser("convert-llm", help="convert the LLM's checkpoint for vLLM and TensorRT-LLM")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _add_huggingface(actions)
-    _add_trtllm(actions)
+    said = "write the form that vLLM and TensorRT-LLM serve: a small head with its bias"
+    for name, form, what in (("huggingface", HUGGINGFACE, said), ("trtllm", TRTLLM, "write a TensorRT-LLM checkpoint")):
+        _add_form(actions.add_parser(name, help=what), form)
     _add_build(actions)
     _add_test(actions)
-
-
-def _add_huggingface(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = actions.add_parser(
-        "huggingface", help="write the form that vLLM and TensorRT-LLM serve: a small head with its bias"
-    )
-    _add_origin(parser)
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="type of the tensors (default %(default)s)")
-    parser.set_defaults(run=_huggingface)
-
-
-def _add_trtllm(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = actions.add_parser("trtllm", help="write a TensorRT-LLM checkpoint for one GPU")
-    _add_origin(parser)
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="type of the tensors (default %(default)s)")
-    parser.set_defaults(run=_trtllm)
 
 
 def _add_build(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -75,20 +60,18 @@ def _add_test(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.set_defaults(run=_test)
 
 
-def _add_origin(parser: argparse.ArgumentParser) -> None:
+def _add_form(parser: argparse.ArgumentParser, form: str) -> None:
     parser.add_argument("source", type=Path, help="llm.pt, a directory with it, or a Hugging Face directory")
     parser.add_argument("directory", type=Path, help="directory for the result; it appears complete or not at all")
     parser.add_argument(
         "--qwen-dir", type=Path, help="directory of Qwen2's config and tokenizer (default: CosyVoice-BlankEN)"
     )
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="type of the tensors (default %(default)s)")
+    parser.set_defaults(run=_convert, form=form)
 
 
-def _huggingface(args: argparse.Namespace) -> int:
-    return _report(args.directory, convert_huggingface(Origin(args.source, args.qwen_dir), args.directory, args.dtype))
-
-
-def _trtllm(args: argparse.Namespace) -> int:
-    return _report(args.directory, convert_trtllm(Origin(args.source, args.qwen_dir), args.directory, args.dtype))
+def _convert(args: argparse.Namespace) -> int:
+    return _report(args.directory, convert(args.form, args.source, args.directory, args.dtype, args.qwen_dir))
 
 
 def _build(args: argparse.Namespace) -> int:

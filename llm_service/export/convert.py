@@ -4,7 +4,7 @@
     either                      -> TensorRT-LLM checkpoint          trtllm-build
     TensorRT-LLM checkpoint     -> engine                           trtllm-serve --backend tensorrt
 
-`manifest.json` in each has the sources' hashes, the options and the files written. Imports nothing heavy by itself:
+`manifest.json` in each names the sources, the options and the files written. Imports nothing heavy by itself:
 finding that there is nothing to do must be quick.
 """
 
@@ -13,17 +13,16 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_service.backends import installed_version
-from llm_service.errors import CheckpointError, LLMConfigError
+from llm_service.errors import CheckpointError
 from llm_service.export.trtllm_build import BuildLimits, build_command, build_engine
-from servicekit.checkpoint_file import CheckpointDeclaration, CheckpointFileError, find_declaration, write_declaration
-from servicekit.file_sums import sha256_of_file
+from servicekit.checkpoint_file import find_declaration, write_declaration
 from servicekit.gpu_host import read_gpus
 
 if TYPE_CHECKING:
@@ -33,16 +32,9 @@ DTYPES = ("float16", "bfloat16", "float32")
 LLM_PT = "llm.pt"
 QWEN_DIR = "CosyVoice-BlankEN"  # beside llm.pt in the official checkpoint
 MANIFEST = "manifest.json"
-FORMAT = 1
+HUGGINGFACE, TRTLLM = "huggingface", "trtllm_checkpoint"
+FORMAT = 2
 """Raised when the same source and options would give other files."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where the model comes from."""
-
-    path: Path  # llm.pt, a directory that holds it, or a Hugging Face directory
-    qwen_dir: Path | None = None  # Qwen2's config.json and tokenizer, for llm.pt
 
 
 @dataclass(frozen=True)
@@ -54,54 +46,34 @@ class Recipe:
     options: Mapping[str, Any]  # JSON values
 
 
-def convert_huggingface(origin: Origin, directory: Path, dtype: str) -> bool:
-    """Write the converted Hugging Face form; return False if it is there already.
+def convert(form: str, path: Path, directory: Path, dtype: str, qwen_dir: Path | None = None) -> bool:
+    """Write a model in another form; return False if it is there already.
+
+    Args:
+        form: `HUGGINGFACE`, or `TRTLLM` for a TensorRT-LLM checkpoint for one GPU.
+        path: see `source_files`.
+        directory: for the result.
+        dtype: of all tensors, one of `DTYPES`.
+        qwen_dir: see `source_files`.
 
     Raises:
-        LLMConfigError: the dtype is unknown.
         CheckpointError: the source is damaged or numbered otherwise, or `directory` holds something else.
     """
-
-    def write(source: SpeechLMSource, partial: Path) -> None:
-        from llm_service.export.huggingface import write_huggingface
-
-        write_huggingface(source, partial, dtype)
-        write_declaration(partial, _declared(origin))
-
-    return _convert("huggingface", origin, directory, dtype, write)
-
-
-def convert_trtllm(origin: Origin, directory: Path, dtype: str) -> bool:
-    """Write a TensorRT-LLM checkpoint for one GPU; see `convert_huggingface`."""
-
-    def write(source: SpeechLMSource, partial: Path) -> None:
-        from llm_service.export.trtllm import write_checkpoint
-
-        write_checkpoint(source, partial, dtype)
-
-    return _convert("trtllm_checkpoint", origin, directory, dtype, write)
-
-
-def _convert(
-    kind: str, origin: Origin, directory: Path, dtype: str, write: Callable[[SpeechLMSource, Path], None]
-) -> bool:
-    if dtype not in DTYPES:
-        raise LLMConfigError(f"dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
-    recipe = Recipe(kind, source_files(origin.path, origin.qwen_dir), {"dtype": dtype})
+    recipe = Recipe(form, source_files(path, qwen_dir), {"dtype": dtype})
     if is_up_to_date(directory, recipe):
         return False
-    source = read_source(origin.path, origin.qwen_dir)
+    source = read_source(path, qwen_dir)
     with new_directory(directory, recipe) as partial:
-        write(source, partial)
+        if form == TRTLLM:
+            from llm_service.export.trtllm import write_checkpoint
+
+            write_checkpoint(source, partial, dtype)
+        else:
+            from llm_service.export.huggingface import write_huggingface
+
+            write_huggingface(source, partial, dtype)
+            write_declaration(partial, find_declaration(path if path.is_dir() else path.parent))
     return True
-
-
-def _declared(origin: Origin) -> CheckpointDeclaration:
-    """Return what the checkpoint declares that the model belongs to."""
-    try:
-        return find_declaration(origin.path if origin.path.is_dir() else origin.path.parent)
-    except CheckpointFileError as error:
-        raise CheckpointError(str(error)) from error
 
 
 def build_trtllm(checkpoint_dir: Path, directory: Path, limits: BuildLimits) -> bool:
@@ -184,16 +156,12 @@ def _small_files(directory: Path) -> list[Path]:
 
 
 def is_up_to_date(directory: Path, recipe: Recipe) -> bool:
-    """Tell whether `directory` holds what this recipe gives. Sources of unchanged size and time are not read again."""
+    """Tell whether `directory` holds what this recipe gives, of sources of the same names, sizes and times."""
     recorded = _recorded(directory)
-    if recorded is None or any(recorded.get(key) != value for key, value in _described(recipe).items()):
-        return False
-    sources = recorded["sources"]
-    if [each["name"] for each in sources] != [path.name for path in recipe.sources]:
+    if recorded is None or recorded != _described(recipe) | {"files": recorded["files"]}:
         return False
     written = [(directory / name, size) for name, size in recorded["files"].items()]
-    is_whole = all(path.is_file() and path.stat().st_size == size for path, size in written)
-    return is_whole and all(map(_is_same_source, sources, recipe.sources))
+    return all(path.is_file() and path.stat().st_size == size for path, size in written)
 
 
 @contextmanager
@@ -238,12 +206,9 @@ def _locked(directory: Path) -> Iterator[None]:
 
 def _write_manifest(directory: Path, recipe: Recipe) -> None:
     files = sorted(path for path in directory.rglob("*") if path.is_file())
-    manifest = {
-        **_described(recipe),
-        "sources": [_fingerprint(path) | {"sha256": sha256_of_file(path)} for path in recipe.sources],
-        "files": {str(path.relative_to(directory)): path.stat().st_size for path in files},
-    }
-    (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    sizes = {str(path.relative_to(directory)): path.stat().st_size for path in files}
+    manifest = json.dumps(_described(recipe) | {"files": sizes}, indent=2)
+    (directory / MANIFEST).write_text(manifest + "\n", encoding="utf-8")
 
 
 def _recorded(directory: Path) -> dict[str, Any] | None:
@@ -255,16 +220,8 @@ def _recorded(directory: Path) -> dict[str, Any] | None:
 
 
 def _described(recipe: Recipe) -> dict[str, Any]:
-    return {"format": FORMAT, "kind": recipe.kind, "options": json.loads(json.dumps(dict(recipe.options)))}
-
-
-def _is_same_source(recorded: dict[str, Any], path: Path) -> bool:
-    now = _fingerprint(path)
-    if all(recorded.get(key) == value for key, value in now.items()):
-        return True
-    return bool(recorded["size"] == now["size"] and recorded["sha256"] == sha256_of_file(path))
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    status = path.stat()
-    return {"name": path.name, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    """Return all but the files written, as JSON reads it back."""
+    statuses = [(path.name, path.stat()) for path in recipe.sources]
+    sources = [{"name": name, "size": each.st_size, "mtime_ns": each.st_mtime_ns} for name, each in statuses]
+    described = {"format": FORMAT, "kind": recipe.kind, "options": recipe.options, "sources": sources}
+    return dict(json.loads(json.dumps(described)))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from llm_service.errors import CheckpointError, LLMConfigError
-from llm_service.export.convert import Origin, convert_huggingface, read_source
+from llm_service.errors import CheckpointError
+from llm_service.export.convert import HUGGINGFACE, convert, read_source
 from llm_service.export.source import SpeechLMSource
 from llm_service.huggingface_layout import has_speech_form
 from llm_service.speech_head import speech_rows
@@ -64,16 +64,14 @@ def test_a_service_of_another_user_can_read_the_form(converted_dir: Path) -> Non
 @pytest.mark.slow
 def test_llm_pt_converts_to_the_same_files(official_dir: Path, converted_dir: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
-    assert convert_huggingface(Origin(official_dir), made, "float32")
+    assert convert(HUGGINGFACE, official_dir, made, "float32")
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         assert (made / name).read_bytes() == (converted_dir / name).read_bytes()
     assert has_speech_form(made)
     read_source(made, None)
 
 
-def test_an_unknown_dtype_is_refused_and_nothing_is_written(stock_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(LLMConfigError, match="float8"):
-        convert_huggingface(Origin(stock_dir), tmp_path / "made", "float8")
+def test_what_is_no_source_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="neither"):
-        convert_huggingface(Origin(tmp_path), tmp_path / "made", "float32")
+        convert(HUGGINGFACE, tmp_path, tmp_path / "made", "float32")
     assert not (tmp_path / "made").exists()

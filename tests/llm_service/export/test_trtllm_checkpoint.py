@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from llm_service.adapters import TRTLLM_ENGINE_FILE
-from llm_service.errors import BackendUnavailableError, BuildError, CheckpointError, LLMConfigError
-from llm_service.export import convert
-from llm_service.export.convert import Origin, build_trtllm, convert_trtllm
+from llm_service.errors import BackendUnavailableError, BuildError, CheckpointError
+from llm_service.export import convert as conversions
+from llm_service.export.convert import TRTLLM, build_trtllm, convert
 from llm_service.export.source import SpeechLMSource
 from llm_service.export.trtllm import MATRICES, checkpoint_tensors
 from llm_service.export.trtllm_build import BuildLimits, build_command
@@ -33,7 +33,7 @@ PROMPT = [158227, 5, 6, 158228, 151700]
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_config_json_says_what_the_model_is(stock_dir: Path, tmp_path: Path, dtype: str) -> None:
-    assert convert_trtllm(Origin(stock_dir), tmp_path / "made", dtype)
+    assert convert(TRTLLM, stock_dir, tmp_path / "made", dtype)
     config = json.loads((tmp_path / "made" / "config.json").read_text())
     expected = {
         "architecture": "Qwen2ForCausalLM",
@@ -63,7 +63,7 @@ def test_config_json_says_what_the_model_is(stock_dir: Path, tmp_path: Path, dty
 
 @pytest.mark.slow
 def test_the_checkpoint_computes_the_sources_logits(stock_dir: Path, source: SpeechLMSource, tmp_path: Path) -> None:
-    convert_trtllm(Origin(stock_dir), tmp_path / "made", "float32")
+    convert(TRTLLM, stock_dir, tmp_path / "made", "float32")
     tensors = load_file(tmp_path / "made" / "rank0.safetensors")
     decoder = read_back(tensors, source)
     assert decoder.keys() == source.decoder.keys()
@@ -102,18 +102,16 @@ def test_a_rerun_with_nothing_to_do_opens_no_model(
     stock_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = tmp_path / "made"
-    assert convert_trtllm(Origin(stock_dir), made, "float32")
+    assert convert(TRTLLM, stock_dir, made, "float32")
     assert_all_have_the_usual_mode(made)
 
     def refuse(*_: object) -> None:
         raise AssertionError("the model was read")
 
-    monkeypatch.setattr(convert, "read_source", refuse)
-    assert not convert_trtllm(Origin(stock_dir), made, "float32")
-    with pytest.raises(LLMConfigError, match="dtype is 'float8'"):
-        convert_trtllm(Origin(stock_dir), made, "float8")
+    monkeypatch.setattr(conversions, "read_source", refuse)
+    assert not convert(TRTLLM, stock_dir, made, "float32")
     with pytest.raises(AssertionError, match="the model was read"):
-        convert_trtllm(Origin(stock_dir), made, "float16")
+        convert(TRTLLM, stock_dir, made, "float16")
     assert json.loads((made / "config.json").read_text())["dtype"] == "float32"
 
 
