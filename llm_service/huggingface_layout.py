@@ -17,7 +17,6 @@ the adapters teach it to the engines. The directory holds:
 
     config.json            Qwen2's, with the architecture and the two keys below
     model.safetensors      the decoder, the whole embedding table, lm_head.weight [6564, hidden], lm_head.bias [6564]
-    modeling_speech_qwen2.py   the model for Transformers
     tokenizer files, generation_config.json, manifest.json
 """
 

@@ -11,10 +11,6 @@ from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 
-# Copied into the converted directory, whose config.json names it (Transformers' `auto_map`).
-TRANSFORMERS_MODEL_FILE = _HERE / "modeling_speech_qwen2.py"
-TRANSFORMERS_AUTO_MAP = {"AutoModelForCausalLM": "modeling_speech_qwen2.SpeechQwen2ForCausalLM"}
-
 # Put on vLLM's PYTHONPATH: vLLM finds the plugin by its entry point.
 VLLM_PLUGIN_DIR = _HERE / "vllm_plugin"
 

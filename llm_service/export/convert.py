@@ -1,6 +1,6 @@
 """The three conversions, each done only where it is not done already, into directories that appear whole or not at all.
 
-    llm.pt or Hugging Face form -> converted Hugging Face form      vLLM, trtllm-serve (PyTorch), Transformers, embedded
+    llm.pt or Hugging Face form -> converted Hugging Face form      vLLM, trtllm-serve (PyTorch), embedded
     either                      -> TensorRT-LLM checkpoint          trtllm-build
     TensorRT-LLM checkpoint     -> engine                           trtllm-serve --backend tensorrt
 

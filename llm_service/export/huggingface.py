@@ -5,14 +5,12 @@ Stock holds the whole vocabulary's head, the converted form the few rows of the 
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from llm_service.adapters import TRANSFORMERS_AUTO_MAP, TRANSFORMERS_MODEL_FILE
 from llm_service.errors import CheckpointError
 from llm_service.export.source import SpeechLMSource, read_tokenizer_files
 from llm_service.huggingface_layout import (
@@ -62,7 +60,6 @@ def write_huggingface(source: SpeechLMSource, directory: Path, dtype: str) -> No
     write_json(directory / "generation_config.json", generation_config(source.vocabulary))
     for name, text in source.tokenizer_files.items():
         (directory / name).write_text(text, encoding="utf-8")
-    shutil.copyfile(TRANSFORMERS_MODEL_FILE, directory / TRANSFORMERS_MODEL_FILE.name)
 
 
 def _tensors(source: SpeechLMSource, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -76,7 +73,6 @@ def _config(source: SpeechLMSource, dtype: str) -> dict[str, Any]:
     vocabulary = source.vocabulary
     return qwen2_config(source.shape, vocabulary) | {
         "architectures": [ARCHITECTURE],
-        "auto_map": TRANSFORMERS_AUTO_MAP,
         FIRST_ID_KEY: vocabulary.first_id,
         ROWS_KEY: vocabulary.head_rows,
         "tie_word_embeddings": False,

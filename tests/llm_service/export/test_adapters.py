@@ -21,7 +21,6 @@ import torch
 from torch.nn import functional
 
 from llm_service.adapters import (
-    TRANSFORMERS_MODEL_FILE,
     TRTLLM_ENGINE_CLASS,
     TRTLLM_ENGINE_FILE,
     TRTLLM_MODULE_DIR,
@@ -52,7 +51,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 def test_adapters_import_nothing_of_ours() -> None:
-    for path in (*TRTLLM_FILES, *VLLM_FILES, TRANSFORMERS_MODEL_FILE):
+    for path in (*TRTLLM_FILES, *VLLM_FILES):
         assert not any(name.startswith(("llm_service", "cosydit")) for name in imports_of(path)), path
     assert TRTLLM_ENGINE_CLASS == ARCHITECTURE
 
