@@ -227,7 +227,7 @@ def source_questions(source_dir: Path, prompts: Sequence[Sequence[int]]) -> Iter
     """Yield the float32 model's logits after each prompt, and after some of its own next tokens."""
     model = SpeechLanguageModel.load(source_dir, "cpu", "float32")
     longest = max(len(prompt) for prompt in prompts) + QUESTIONS_PER_TEXT
-    model.allocate_cache(model.cache_shape(1, longest), rows_per_forward=1)
+    model.allocate_cache(1, longest, rows_per_forward=1)
     for prompt in prompts:
         ids = list(prompt)
         logits = model.prefill(0, ids)

@@ -88,7 +88,7 @@ class Listener:
         self._engine = build_engine(Token2WavConfig(model_dir=self._model_dir, num_threads=1), SystemClock())
         self._encode = load_text_encoder(self._llm_dir).encode
         self._llm = SpeechLanguageModel.load(self._llm_dir, "cpu", "float32")
-        self._llm.allocate_cache(self._llm.cache_shape(1, _MAX_SEQUENCE_TOKENS), rows_per_forward=1)
+        self._llm.allocate_cache(1, _MAX_SEQUENCE_TOKENS, rows_per_forward=1)
 
     @torch.inference_mode()
     def vocoded(self, audio_16k: FloatArray) -> FloatArray:

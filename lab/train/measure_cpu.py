@@ -62,7 +62,7 @@ def measure_llm(sizes: DemoSizes, rows_per_forward: int) -> dict[str, float]:
         arrays = llm_arrays(TrainableLLM(sizes.llm))
         write_llm(Path(scratch), llm_shape(sizes.llm), arrays, json.loads(tokenizer.to_str()))
         model = SpeechLanguageModel.load(Path(scratch), "cpu", "float32")
-    model.allocate_cache(model.cache_shape(8, PROMPT_PLACES + SPOKEN_TOKENS), rows_per_forward)
+    model.allocate_cache(8, PROMPT_PLACES + SPOKEN_TOKENS, rows_per_forward)
     _decode(model)
     began = time.perf_counter()
     model.prefill(0, list(range(PROMPT_PLACES)))

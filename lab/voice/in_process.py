@@ -63,7 +63,7 @@ class EmbeddedLM:
         self._wire = LLMWire(encoder)
         self._vocabulary = encoder.vocabulary
         self._model = SpeechLanguageModel.load(llm_dir, "cpu", "float32")
-        self._model.allocate_cache(self._model.cache_shape(1, _MAX_SEQUENCE_TOKENS), rows_per_forward=1)
+        self._model.allocate_cache(1, _MAX_SEQUENCE_TOKENS, rows_per_forward=1)
         self._limits = EngineLimits(1, _MAX_SEQUENCE_TOKENS)
         self._names = count()
 

@@ -6,6 +6,7 @@ test compares them. The running service imports no Transformers: its import alon
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,27 +19,13 @@ from llm_service.qwen2 import Qwen2Shape
 from llm_service.speech_head import decoder_of
 
 
-@dataclass(frozen=True)
-class CacheShape:
-    """Sizes of a cache."""
-
-    layers: int
-    slots: int
-    heads: int
-    positions: int  # a slot's capacity in tokens
-    head_size: int
-
-    def bytes(self, dtype: torch.dtype) -> int:
-        """Return what keys and values of all slots take, in bytes."""
-        return 2 * self.layers * self.slots * self.heads * self.positions * self.head_size * dtype.itemsize
-
-
 class SlotCache:
     """Key-value tensors [slots, key-value heads, positions, head size] of each layer, allocated once."""
 
-    def __init__(self, shape: CacheShape, device: torch.device, dtype: torch.dtype) -> None:
-        self.shape = shape
-        size = (shape.slots, shape.heads, shape.positions, shape.head_size)
+    def __init__(self, shape: Qwen2Shape, slots: int, positions: int, device: torch.device, dtype: torch.dtype) -> None:
+        """Allocate; `positions` is a slot's capacity in tokens."""
+        self.slots = slots
+        size = (slots, shape.key_value_heads, positions, shape.head_size)
         self._keys = [torch.zeros(size, device=device, dtype=dtype) for _ in range(shape.layers)]
         self._values = [torch.zeros(size, device=device, dtype=dtype) for _ in range(shape.layers)]
         self._slots = slice(0, 0)
@@ -67,6 +54,14 @@ class SlotCache:
         """Zero one slot, after a failure that may have left values there that are not finite."""
         for tensor in (*self._keys, *self._values):
             tensor[slot] = 0
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Return how much of a device's memory is free; of the host's if it is the CPU."""
+    if device.type == "cuda":
+        free_bytes: int = torch.cuda.mem_get_info(device)[0]
+        return free_bytes
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 _TYPICAL_ROWS = 4

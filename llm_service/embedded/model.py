@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llm_service.embedded.decoder import CacheShape, Decoder, Linear, SlotCache, load_decoder
+from llm_service.embedded.decoder import Decoder, Linear, SlotCache, load_decoder
 from llm_service.qwen2 import read_shape
 from llm_service.speech_head import TensorFiles, read_speech_head, read_vocabulary
 from llm_service.vocab import COSYVOICE2, SpeechVocabulary
@@ -72,19 +72,21 @@ class SpeechLanguageModel:
         """Longest sequence the positions of the model allow, in tokens."""
         return self._decoder.shape.max_positions
 
-    def cache_shape(self, slots: int, positions: int) -> CacheShape:
-        """Return the sizes of a cache of so many slots, each for sequences of so many tokens."""
+    def slot_bytes(self, positions: int) -> int:
+        """Return what the keys and values of a slot for sequences of so many tokens take, in bytes."""
         shape = self._decoder.shape
-        return CacheShape(shape.layers, slots, shape.key_value_heads, positions, shape.head_size)
+        return 2 * shape.layers * shape.key_value_size * positions * self._dtype.itemsize
 
-    def cache_bytes(self, shape: CacheShape) -> int:
-        """Return what a cache of this shape takes, in bytes."""
-        return shape.bytes(self._dtype)
+    def allocate_cache(self, slots: int, positions: int, rows_per_forward: int) -> None:
+        """Allocate the cache.
 
-    def allocate_cache(self, shape: CacheShape, rows_per_forward: int) -> None:
-        """Allocate the slots; a decode forward covers `rows_per_forward` of them (or all, if they are fewer)."""
-        self._cache = SlotCache(shape, self._device, self._dtype)
-        self._rows_per_forward = self._least_rows = min(rows_per_forward, shape.slots)
+        Args:
+            slots: of it.
+            positions: of each, in tokens.
+            rows_per_forward: slots that a decode forward covers (or all, if they are fewer).
+        """
+        self._cache = SlotCache(self._decoder.shape, slots, positions, self._device, self._dtype)
+        self._rows_per_forward = self._least_rows = min(rows_per_forward, slots)
         self._least_rows = self._rows_with_equal_bits()
 
     def clear_slot(self, slot: int) -> None:
@@ -121,7 +123,7 @@ class SpeechLanguageModel:
     def _first_slot(self, slot: int) -> int:
         """Return the first slot of the forward that covers `slot`; the last forward is moved back to be full."""
         start = slot // self._rows_per_forward * self._rows_per_forward
-        return min(start, self._allocated().shape.slots - self._rows_per_forward)
+        return min(start, self._allocated().slots - self._rows_per_forward)
 
     def _decode_tile(self, start: int, rows: Sequence[DecodeRow]) -> dict[int, npt.NDArray[np.float32]]:
         size = max(self._least_rows, *(row.slot - start + 1 for row in rows))

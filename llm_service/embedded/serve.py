@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
 import queue
 import time
 
@@ -17,6 +16,7 @@ from fastapi import FastAPI
 
 from llm_service.config import EMBEDDED_MAX_NUM_TOKENS, EMBEDDED_MAX_SEQ_LEN, ROWS_PER_FORWARD, ServerConfig
 from llm_service.embedded.app import SpeechLMServer, create_app
+from llm_service.embedded.decoder import free_memory_bytes
 from llm_service.embedded.eager import eager_engine
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.loop import EngineLoop
@@ -113,7 +113,7 @@ def _eager_engine(config: ServerConfig, guard: RepetitionGuard, clock: Clock) ->
     if max_seq_len > model.max_positions:
         raise CheckpointError(f"max_seq_len is {max_seq_len}, the model allows {model.max_positions}")
     slots = _slots_that_fit(model, config, max_seq_len)
-    model.allocate_cache(model.cache_shape(slots, max_seq_len), ROWS_PER_FORWARD)
+    model.allocate_cache(slots, max_seq_len, rows_per_forward=ROWS_PER_FORWARD)
     most = config.max_num_tokens or EMBEDDED_MAX_NUM_TOKENS
     return eager_engine(model, EngineLimits(slots, max_seq_len), guard, clock, model.vocabulary, most)
 
@@ -181,8 +181,8 @@ def _open_tracer() -> Tracer:
 
 def _slots_that_fit(model: SpeechLanguageModel, config: ServerConfig, max_seq_len: int) -> int:
     """Return how many slots the share of free memory holds, at most max_batch_size."""
-    slot_bytes = model.cache_bytes(model.cache_shape(1, max_seq_len))
-    share_bytes = int(_free_memory_bytes(config.device) * config.kv_cache_free_gpu_memory_fraction)
+    slot_bytes = model.slot_bytes(max_seq_len)
+    share_bytes = int(free_memory_bytes(torch.device(config.device)) * config.kv_cache_free_gpu_memory_fraction)
     slots = min(config.max_batch_size, share_bytes // slot_bytes)
     if slots < 1:
         raise LLMConfigError(
@@ -192,10 +192,3 @@ def _slots_that_fit(model: SpeechLanguageModel, config: ServerConfig, max_seq_le
     if slots < config.max_batch_size:
         logger.warning("memory holds %d slots of %d; requests beyond them wait", slots, config.max_batch_size)
     return slots
-
-
-def _free_memory_bytes(device: str) -> int:
-    if device.startswith("cuda"):
-        free_bytes: int = torch.cuda.mem_get_info(torch.device(device))[0]
-        return free_bytes
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

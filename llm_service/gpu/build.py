@@ -6,7 +6,6 @@ The only file here that looks at devices and memory.
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 
 from gpukit.overlap import IS_INTERPRETED
 from llm_service.embedded.answer import EventPacking
+from llm_service.embedded.decoder import free_memory_bytes
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.schedule import SchedulePolicy
@@ -99,7 +99,7 @@ def _prompt_rows(options: GpuEngineOptions) -> tuple[int, ...]:
 def _pages_that_fit(weights: Weights, options: GpuEngineOptions) -> int:
     shape = weights.shape
     size = page_bytes(shape.layers, shape.key_value_heads, shape.head_size, weights.embedding.dtype)
-    share_bytes = int(_free_memory_bytes(options.device) * options.memory_share)
+    share_bytes = int(free_memory_bytes(options.device) * options.memory_share)
     whole = pages_for(options.max_sequence_tokens)
     pages = min(share_bytes // size, options.slots * whole)
     if pages < whole:
@@ -110,10 +110,3 @@ def _pages_that_fit(weights: Weights, options: GpuEngineOptions) -> int:
     tokens = pages * PAGE_TOKENS
     logger.info("the cache holds %d tokens in pages of %d (%.1f GB)", tokens, PAGE_TOKENS, pages * size / 1e9)
     return pages
-
-
-def _free_memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        free_bytes: int = torch.cuda.mem_get_info(device)[0]
-        return free_bytes
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -66,7 +66,7 @@ def _compared(model_dir: Path, dtype: str, prompts: list[tuple[int, ...]], expec
 
 def _reference(model_dir: Path) -> SpeechLMEngine:
     model = SpeechLanguageModel.load(model_dir, "cpu", "float32")
-    model.allocate_cache(model.cache_shape(8, CONTEXT_TOKENS), rows_per_forward=8)
+    model.allocate_cache(8, CONTEXT_TOKENS, rows_per_forward=8)
     return eager_engine(model, EngineLimits(8, CONTEXT_TOKENS), RepetitionGuard(), SystemClock(), max_step_tokens=4096)
 
 

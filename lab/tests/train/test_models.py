@@ -255,7 +255,7 @@ def test_the_written_llm_gives_the_trained_one_s_logits(text_tokenizer: Tokenize
     model = TrainableLLM(TINY.llm).eval()
     write_llm(tmp_path, llm_shape(TINY.llm), llm_arrays(model), json.loads(text_tokenizer.to_str()))
     served = SpeechLanguageModel.load(tmp_path, "cpu", "float32")
-    served.allocate_cache(served.cache_shape(1, 64), 1)
+    served.allocate_cache(1, 64, rows_per_forward=1)
     prompt = build_prompt(load_text_encoder(tmp_path).encode, TEXTS[0], TEXTS[1], [5, 6, 7])
 
     utterances = [TokenUtterance(0, TEXTS[0], np.zeros(5, np.uint16))] * 60

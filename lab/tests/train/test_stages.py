@@ -147,7 +147,7 @@ def test_the_checkpoint_speaks_through_the_engine(checkpoint: Path) -> None:
 
 def test_the_checkpoint_s_llm_reads_text_and_answers(checkpoint: Path) -> None:
     llm = SpeechLanguageModel.load(checkpoint / "llm", "cpu", "float32")
-    llm.allocate_cache(llm.cache_shape(1, 32), 1)
+    llm.allocate_cache(1, 32, rows_per_forward=1)
     ids = load_text_encoder(checkpoint / "llm").encode("The old harbour, at 7.")
 
     logits = llm.prefill(0, ids)

@@ -50,7 +50,7 @@ async def served(llm_dir: Path, slots: int = 2, positions: int = 600) -> AsyncIt
     """Serve the random LLM; yield the address and the engine's loop."""
     torch.set_num_threads(1)
     model = SpeechLanguageModel.load(llm_dir, "cpu", "float32")
-    model.allocate_cache(model.cache_shape(slots, positions), rows_per_forward=slots)
+    model.allocate_cache(slots, positions, rows_per_forward=slots)
     engine = eager_engine(model, EngineLimits(slots, positions), RepetitionGuard(), SystemClock())
     loop = EngineLoop(engine, 0, SystemClock())
     loop.start()

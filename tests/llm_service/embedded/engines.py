@@ -35,7 +35,7 @@ def make_engine(
     **options: Any,
 ) -> SpeechLMEngine:
     if isinstance(model, SpeechLanguageModel):
-        model.allocate_cache(model.cache_shape(limits.slots, limits.max_sequence_tokens), rows_per_forward=3)
+        model.allocate_cache(limits.slots, limits.max_sequence_tokens, rows_per_forward=3)
     runner = EagerRunner(model, limits.slots, vocabulary, max_step_tokens)
     given = {"packing": SINGLE, **options}
     return SpeechLMEngine(runner, limits, guard or RepetitionGuard(), clock or ManualClock(), vocabulary, **given)

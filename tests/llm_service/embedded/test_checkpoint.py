@@ -55,7 +55,7 @@ def test_our_logits_equal_transformers_plus_the_bias(llm_dir: Path, model: Speec
     from transformers import AutoModelForCausalLM
 
     ids = [158227, 5, 6, 7, 158228, 151700, 151800]
-    model.allocate_cache(model.cache_shape(3, 64), rows_per_forward=2)
+    model.allocate_cache(3, 64, rows_per_forward=2)
     ours = [model.prefill(2, ids[:5])]
     ours += [model.decode([DecodeRow(2, ids[place], place)])[0] for place in (5, 6)]
     reference = AutoModelForCausalLM.from_pretrained(llm_dir, dtype=torch.float32)
@@ -74,7 +74,7 @@ def test_without_the_head_file_the_head_has_no_bias(llm_dir: Path, model: Speech
     plain = SpeechLanguageModel.load(tmp_path, "cpu", "float32")
     bias = load_file(llm_dir / SPEECH_HEAD_FILE)["bias"].numpy()
     for loaded in (plain, model):
-        loaded.allocate_cache(loaded.cache_shape(1, 64), rows_per_forward=1)
+        loaded.allocate_cache(1, 64, rows_per_forward=1)
     ids = [158227, 5, 158228]
     np.testing.assert_allclose(plain.prefill(0, ids) + bias, model.prefill(0, ids), atol=2e-5)
 
