@@ -25,10 +25,10 @@ from llm_service.backends import (
     has_gpu,
 )
 from llm_service.config import LLM, LLMBackend, ServerConfig, SettingValue, parse_server_config
-from llm_service.errors import BackendUnavailableError, CheckpointError, LLMServiceError
-from servicekit.file_sums import FileSumsError, check_files
+from llm_service.errors import BackendUnavailableError
+from servicekit.file_sums import check_files
 from servicekit.gpu_host import mps_problem
-from servicekit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
+from servicekit.logs import FORMAT_VARIABLE, LogFormat, PlainError, configure_logging, log_format_of
 from servicekit.settings import add_options, given_settings
 from servicekit.tracing import ENDPOINT_VARIABLE
 
@@ -57,9 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(shlex.join(command_of(backend, config)) + "\n")
             return 0
         check_backend(backend, config)
-        _check_mps()
+        # Before CUDA fails on an MPS daemon that this user may not use.
+        if (problem := mps_problem()) is not None:
+            raise BackendUnavailableError(problem)
         _run(backend, config)
-    except LLMServiceError as err:
+    except PlainError as err:
         sys.stderr.write(f"error: {err}\n")
         return EXIT_USAGE
     return 0
@@ -83,30 +85,12 @@ def _run(backend: LLMBackend, config: ServerConfig) -> None:
 
         serve(config)
         return
-    _check_weights(config.model_dir)
+    check_files(sorted(config.model_dir.glob("*.safetensors")))  # the program loads them unchecked
     if backend is LLMBackend.VLLM:
         os.environ.setdefault(RUNNER_VARIABLE, NEWER_RUNNER)
     command = command_of(backend, config)
     logging.getLogger(__name__).info("running %s", shlex.join(command))
     os.execvp(command[0], command)
-
-
-def _check_mps() -> None:
-    """Check that this user may use the MPS daemon that the environment names, before CUDA fails on it.
-
-    Raises:
-        BackendUnavailableError: it can't.
-    """
-    if (problem := mps_problem()) is not None:
-        raise BackendUnavailableError(problem)
-
-
-def _check_weights(model_dir: Path) -> None:
-    """Compare the weights that another program will load with the checkpoint's list."""
-    try:
-        check_files(sorted(model_dir.glob("*.safetensors")))
-    except (FileSumsError, OSError) as err:
-        raise CheckpointError(str(err)) from err
 
 
 def _parser() -> argparse.ArgumentParser:

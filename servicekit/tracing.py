@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from servicekit.extras import install_command
+from servicekit.logs import PlainError
 
 if TYPE_CHECKING:
     from opentelemetry import trace
@@ -44,7 +45,7 @@ class SpanKind(Enum):
     CLIENT = "client"
 
 
-class TracingUnavailableError(Exception):
+class TracingUnavailableError(PlainError):
     """Tracing is asked for and can't be had; the message says what to install."""
 
 

@@ -200,12 +200,7 @@ class SpeechLMEngine:
             self._go_on(answer)
 
     def add_request(self, request: GenerationRequest) -> None:
-        """Put a request in the queue.
-
-        Raises:
-            InvalidGenerationError: it can never run here.
-        """
-        self.validate(request)
+        """Put a request in the queue, which `validate` has let pass."""
         self._waiting.append(self._answer(request))
         self._may_admit = True
 
@@ -239,16 +234,6 @@ class SpeechLMEngine:
             slots=self._limits.slots,
             free_slots=self._slots.free_count,
         )
-
-    def check_integrity(self) -> None:
-        """Check that every slot and page is either free or held by exactly one request."""
-        held = list(self._held.values())
-        slots = [answer.slot for answer in held]
-        pages = [page for answer in held for page in answer.pages]
-        assert len(set(slots)) == len(slots) and len(set(pages)) == len(pages)
-        assert len(slots) + self._slots.free_count == self._limits.slots
-        assert len(pages) + self._pages.free_count == self._pages.count
-        assert all(self._by_slot[answer.slot] is answer for answer in held)
 
     @property
     def _most_positions(self) -> int:

@@ -191,18 +191,15 @@ class EngineLoop:
             self._inbox.requests.append(request)
             self._condition.notify()
 
-    def feed(self, request_id: str, text_ids: Sequence[int], is_last: bool) -> bool:
-        """Bring more text of an interleaved answer; thread-safe. Text that it can't take ends it with an error.
+    def feed(self, request_id: str, text_ids: Sequence[int], is_last: bool) -> None:
+        """Bring more text of an interleaved answer; thread-safe, and harmless when it has ended.
 
-        Returns:
-            False if there is no such answer, or it has ended.
+        Text that it can't take ends it with an error.
         """
         with self._condition:
-            if request_id not in self._entries:
-                return False
-            self._inbox.texts.append((request_id, text_ids, is_last))
-            self._condition.notify()
-            return True
+            if request_id in self._entries:
+                self._inbox.texts.append((request_id, text_ids, is_last))
+                self._condition.notify()
 
     def abort(self, request_id: str) -> None:
         """Stop working on a request; thread-safe, and harmless when it has ended."""
@@ -241,13 +238,10 @@ class EngineLoop:
         return True
 
     def _take(self, inbox: _Inbox) -> list[GenerationOutput]:
-        """Hand the inbox to the engine; return the ends of the requests that it refused."""
+        """Hand the inbox to the engine; return the ends of the answers that can't take their text."""
         refused: list[GenerationOutput] = []
         for request in inbox.requests:
-            try:
-                self._engine.add_request(request)
-            except EngineError as err:
-                refused.append(GenerationOutput(request.request_id, error=err))
+            self._engine.add_request(request)
         for request_id, text_ids, is_last in inbox.texts:
             try:
                 self._engine.feed(request_id, text_ids, is_last)

@@ -28,7 +28,7 @@ from llm_service.errors import BackendUnavailableError, CheckpointError, LLMConf
 from llm_service.text_encoder import load_text_encoder
 from servicekit.clock import Clock, SystemClock
 from servicekit.process import StartFailure, exempt_startup_objects, failing_plainly, take_turns_often
-from servicekit.tracing import Tracer, TracingUnavailableError, endpoint_of, open_tracer
+from servicekit.tracing import endpoint_of, open_tracer
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +70,11 @@ def build_app(config: ServerConfig, clock: Clock) -> FastAPI:
     """Load the model, warm it up and return the app; its shutdown stops the engine.
 
     Raises:
+        TracingUnavailableError: OpenTelemetry is not installed.
         LLMConfigError: the device is missing or the cache does not fit.
         CheckpointError: the model or tokenizer directory is incomplete.
     """
-    tracer = _open_tracer()
+    tracer = open_tracer(TRACE_SERVICE, endpoint_of())
     loop = build_loop(config, clock)
     try:
         load_text_encoder(config.tokenizer_dir)  # refuses a tokenizer whose ids are not those of the model
@@ -165,18 +166,6 @@ def warm_up(loop: EngineLoop) -> None:
             raise output.error
         if output.is_last:
             return
-
-
-def _open_tracer() -> Tracer:
-    """Trace as the environment says.
-
-    Raises:
-        LLMConfigError: OpenTelemetry is not installed.
-    """
-    try:
-        return open_tracer(TRACE_SERVICE, endpoint_of())
-    except TracingUnavailableError as err:
-        raise LLMConfigError(str(err)) from err
 
 
 def _slots_that_fit(model: SpeechLanguageModel, config: ServerConfig, max_seq_len: int) -> int:

@@ -55,13 +55,22 @@ def make_request(name: str, text_tokens: int = 5, **params: object) -> Generatio
     return GenerationRequest(name, prompt, sampling, **fields)  # type: ignore[arg-type]
 
 
+def check_integrity(engine: SpeechLMEngine) -> None:
+    """Check that every slot and page is either free or held by exactly one request."""
+    held = list(engine._held.values())
+    slots, pages = [answer.slot for answer in held], [page for answer in held for page in answer.pages]
+    assert len(set(slots)) == len(slots) == engine.limits.slots - engine._slots.free_count
+    assert len(set(pages)) == len(pages) == engine._pages.count - engine._pages.free_count
+    assert all(engine._by_slot[answer.slot] is answer for answer in held)
+
+
 def run_all(engine: SpeechLMEngine) -> dict[str, list[GenerationOutput]]:
     """Step until there is nothing to do: all has ended, or waits for text."""
     outputs: dict[str, list[GenerationOutput]] = {}
     while engine.idle_s() == 0:
         for output in engine.step():
             outputs.setdefault(output.request_id, []).append(output)
-        engine.check_integrity()
+        check_integrity(engine)
     return outputs
 
 

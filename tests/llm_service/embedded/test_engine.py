@@ -35,6 +35,7 @@ from llm_service.vocab import (
 from servicekit.clock import SystemClock
 from tests.gateway.fakes import ManualClock
 from tests.llm_service.embedded.engines import (
+    check_integrity,
     engine_on_kernels,
     make_engine,
     make_request,
@@ -135,7 +136,7 @@ def test_an_answer_that_waits_for_text_holds_nobody_up_and_can_be_aborted(model:
     engine.add_request(make_request("speaks", max_tokens=5))
     assert set(run_all(engine)) == {"speaks"} and engine.idle_s() == float("inf")
     engine.abort("reads")
-    engine.check_integrity()
+    check_integrity(engine)
     assert (engine.stats().running, engine.stats().free_slots) == (0, 2)
     engine.feed("reads", (1,), is_last=True)
 

@@ -22,7 +22,7 @@ from llm_service.errors import EngineError, InvalidGenerationError
 from llm_service.vocab import COSYVOICE2, COSYVOICE3, SpeechVocabulary
 from servicekit.clock import SystemClock
 from tests import ROOT
-from tests.llm_service.embedded.engines import NO_GUARD, make_engine
+from tests.llm_service.embedded.engines import NO_GUARD, check_integrity, make_engine
 from tests.llm_service.embedded.scripted import ScriptedModel
 
 LIMITS = EngineLimits(slots=2, max_sequence_tokens=400)
@@ -57,7 +57,7 @@ def run(engine: SpeechLMEngine, request: GenerationRequest, text: Sequence[int])
     for index in range(len(text) + 1):
         while engine.idle_s() == 0:
             outputs += engine.step()
-            engine.check_integrity()
+            check_integrity(engine)
         engine.feed("a", text[index : index + 1], is_last=index == len(text))
     while engine.idle_s() == 0:
         outputs += engine.step()
@@ -175,7 +175,7 @@ def test_continued_tokens_are_bounded_by_the_prompt_and_counted_for_the_text() -
     engine = make_engine(ScriptedModel(COSYVOICE2, 99), LIMITS, NO_GUARD)
     for wrong in (5, 7):
         with pytest.raises(InvalidGenerationError, match=f"and {wrong} continued; expected"):
-            engine.add_request(replace(request, continued_tokens=wrong))
+            engine.validate(replace(request, continued_tokens=wrong))
     spoken = tuple(COSYVOICE2.llm_id(token) for token in range(100, 135))
     going_on = replace(request, prompt_ids=(*request.prompt_ids, *spoken), continued_tokens=35)
     outputs = run(engine, going_on, range(2))
@@ -219,7 +219,7 @@ def test_an_answer_whose_text_is_whole_takes_no_more_and_a_wrong_layout_is_refus
     engine.feed("gone", (1,), is_last=True)
     wrong = GenerationRequest("b", (COSYVOICE2.sos_id, 1, 2), PARAMS, interleaved=InterleavedPrompt(1, 1))
     with pytest.raises(InvalidGenerationError, match="expected at least 1, and speech tokens behind both"):
-        engine.add_request(wrong)
+        engine.validate(wrong)
 
 
 @pytest.fixture
