@@ -9,11 +9,11 @@ import logging
 import math
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -94,42 +94,31 @@ class SpeechLMServer:
         return int(self._wall_clock())
 
 
-class AnswerStream(Response):
-    """Streams an answer as server-sent events; a disconnect aborts the generation."""
-
-    media_type = "text/event-stream"
+class AnswerStream(StreamingResponse):
+    """Streams an answer as server-sent events; its end, and a client that leaves, abort the generation."""
 
     def __init__(self, generation: Generation, shape: AnswerShape, include_usage: bool) -> None:
-        super().__init__(headers={"cache-control": "no-cache"})
-        del self.headers["content-length"]
+        events = self._events(generation, shape, include_usage)
+        super().__init__(events, headers={"cache-control": "no-cache"}, media_type="text/event-stream")
         self._generation = generation
-        self._shape = shape
-        self._include_usage = include_usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with suppress(ClientDisconnected):
-                await run_unless_disconnected(receive, self._send_all(send))
+            await super().__call__(scope, receive, send)
         finally:
             self._generation.abort()
 
-    async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for event in self._events():
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _events(self) -> AsyncIterator[bytes]:
+    async def _events(self, generation: Generation, shape: AnswerShape, include_usage: bool) -> AsyncIterator[bytes]:
         count = 0
         try:
-            async for output in self._generation.outputs():
+            async for output in generation.outputs():
                 count += len(output.token_ids)
-                yield sse_event(self._shape.chunk(output))
+                yield sse_event(shape.chunk(output))
         except EngineError as err:
             yield sse_event(error_body(str(err), err.kind))
         else:
-            if self._include_usage:
-                yield sse_event(self._shape.usage_chunk(count))
+            if include_usage:
+                yield sse_event(shape.usage_chunk(count))
         yield DONE_EVENT
 
 
