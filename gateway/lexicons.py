@@ -191,11 +191,8 @@ class _PlsReader:
             raise XmlProblem(NO_PHONEMES if phonemes else "a <lexeme> has no <alias>")
         if len(self.rules) + len(words) > MAX_RULES:
             raise XmlProblem(f"there are more than {MAX_RULES} rules; make several files")
-        try:
-            spoken, alphabet = (aliases[0], None) if aliases else (phonemes[0], self._first_alphabet)
-            self.rules += [AliasRule(word, spoken, alphabet=alphabet) for word in words]
-        except InvalidRequestError as error:
-            raise XmlProblem(str(error)) from error
+        spoken, alphabet = (aliases[0], None) if aliases else (phonemes[0], self._first_alphabet)
+        self.rules += [AliasRule(word, spoken, alphabet=alphabet) for word in words]
 
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from gateway.text.breaks import ALL_MARKS, CLOSERS_AND_BLANKS, full_stop
 from gateway.text.cleaning import cleaned
 from gateway.text.manner import MAX_RATE, MIN_RATE, PLAIN, Manner, Pause, check_sum, gain_of, pause_of, rate_of
 from gateway.text.normalization.language import primary_language
-from gateway.text.normalization.say_as import CHINESE, LANGUAGES, NotReadableError, said_as
+from gateway.text.normalization.say_as import CHINESE, LANGUAGES, said_as
 from gateway.text.phonemes import IPA, phoneme_tags
 from gateway.text.stretches import Stretch
 from gateway.text.tags import InlineTags
@@ -149,7 +149,7 @@ class SsmlReader:
         if self._own_tag.fullmatch(f"<{name}>"):
             self._note(at, f"<{name}>")
         elif name == "break":
-            self._note(at, "", Pause(self._pause_of(attributes)))
+            self._note(at, "", Pause(pause_of(attributes.get("time"), attributes.get("strength"))))
         elif name in _REPLACED:
             self._note(at, "")
         else:
@@ -250,23 +250,17 @@ class SsmlReader:
         if language not in LANGUAGES:
             language = CHINESE if _HAN.search(inner) else LANGUAGES[0]
         kind, form = element.attributes["interpret-as"], element.attributes.get("format")
-        try:
-            return said_as(inner, kind, form, language, lambda text: self._normalize(text, language))
-        except NotReadableError as error:
-            raise XmlProblem(f"<say-as>: {error}") from error
+        return said_as(inner, kind, form, language, lambda text: self._normalize(text, language))
 
     def _manner_of(self, name: str, attributes: dict[str, str], above: Manner) -> Manner:
         self._check_element(name, attributes)
         manner = above
         if "xml:lang" in attributes:
             manner = replace(manner, language=_language_of(attributes["xml:lang"]))
-        try:
-            if "rate" in attributes:
-                manner = replace(manner, rate=manner.rate * rate_of(attributes["rate"]))
-            if "volume" in attributes:
-                manner = replace(manner, gain=manner.gain * gain_of(attributes["volume"]))
-        except ValueError as error:
-            raise XmlProblem(str(error)) from error
+        if "rate" in attributes:
+            manner = replace(manner, rate=manner.rate * rate_of(attributes["rate"]))
+        if "volume" in attributes:
+            manner = replace(manner, gain=manner.gain * gain_of(attributes["volume"]))
         if not MIN_RATE <= manner.rate <= MAX_RATE:
             raise XmlProblem(
                 f"the rates of <prosody> within each other make {manner.rate:.0%}; stay within 25% to 400%"
@@ -295,12 +289,6 @@ class SsmlReader:
         if name == "phoneme":
             _tags_of(attributes)
 
-    def _pause_of(self, attributes: dict[str, str]) -> float:
-        try:
-            return pause_of(attributes.get("time"), attributes.get("strength"))
-        except InvalidRequestError as error:
-            raise XmlProblem(str(error)) from error
-
     def _taken(self) -> list[Stretch]:
         ready, self._ready = self._ready, []
         return ready
@@ -321,10 +309,7 @@ def check_ssml(text: str, language: str | None, *, takes_phonemes: bool = False)
 
 
 def _tags_of(attributes: dict[str, str]) -> str:
-    try:
-        return phoneme_tags(attributes["ph"], attributes.get("alphabet", IPA))
-    except ValueError as error:
-        raise XmlProblem(f"<phoneme>: {error}") from error
+    return phoneme_tags(attributes["ph"], attributes.get("alphabet", IPA))
 
 
 def _language_of(tag: str) -> str:

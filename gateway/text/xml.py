@@ -31,7 +31,10 @@ class XmlReader(Protocol):
 
 
 class XmlProblem(Exception):
-    """A reader's complaint about a document; `OpenDocument` adds the position."""
+    """A reader's complaint about a document; `OpenDocument` adds the position.
+
+    To a ValueError or an InvalidRequestError of a reader it adds the element as well.
+    """
 
 
 class OpenDocument:
@@ -52,6 +55,8 @@ class OpenDocument:
         self._data = bytearray()
         """Bytes received since the last event."""
         self._byte, self._character, self._depth = 0, -len(self._prefix), 0
+        self._element = ""
+        """Name of the element whose beginning or end was read last."""
         self._read_at = (1, 0)
         """Line (from 1) and column (from 0) of the character read last."""
         self._parser = self._made_parser()
@@ -86,6 +91,8 @@ class OpenDocument:
             raise self._refusal(expat.ErrorString(error.code), error.lineno, error.offset) from error
         except XmlProblem as error:
             raise self.refusal(str(error)) from error
+        except (ValueError, InvalidRequestError) as error:
+            raise self.refusal(f"<{self._element}>: {error}") from error
 
     def _refusal(self, problem: str, line: int, column: int) -> InvalidRequestError:
         column += 1 - (len(self._prefix) if line == 1 else 0)
@@ -107,6 +114,7 @@ class OpenDocument:
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self._depth += 1
+        self._element = name
         self._note_place()
         if self._depth > MAX_DEPTH:
             raise XmlProblem(f"<{name}> lies within {MAX_DEPTH} others, the most there may be")
@@ -114,6 +122,7 @@ class OpenDocument:
 
     def _end(self, name: str) -> None:
         self._depth -= 1
+        self._element = name
         self._reader.end(name, self._place())
 
     def _made_parser(self) -> expat.XMLParserType:

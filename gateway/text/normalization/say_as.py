@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from gateway.text.chinese import words as chinese
 from gateway.text.english import words as english
 
 Normalize = Callable[[str], str]
 """Turns a text into words by the rules of its language."""
 CHINESE = "zh"
 LANGUAGES = ("en", CHINESE)
-_CHINESE_DIGITS = "零一二三四五六七八九"
 _MONTHS = "January February March April May June July August September October November December".split()
 _DATE_PARTS = {"d": (1, 31), "m": (1, 12), "y": (1, 9999)}
 _DATE_FORMATS = ("mdy", "dmy", "ymd", "md", "dm", "ym", "my", "d", "m", "y")
@@ -31,10 +31,6 @@ _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 _TELEPHONE = re.compile(r"\+?[\d\s().-]{2,30}")
 
 
-class NotReadableError(ValueError):
-    """The text does not fit its `interpret-as`."""
-
-
 def said_as(text: str, kind: str, form: str | None, language: str, normalize: Normalize) -> str:
     """Return what is spoken.
 
@@ -46,13 +42,13 @@ def said_as(text: str, kind: str, form: str | None, language: str, normalize: No
         normalize: see `Normalize`.
 
     Raises:
-        NotReadableError: the text is not of that kind, or there is no such kind or format.
+        ValueError: the text is not of that kind, or there is no such kind or format.
     """
     reader = _READERS.get(kind.lower())
     if reader is None:
-        raise NotReadableError(f"got interpret-as {kind[:40]!r}, expected one of {', '.join(sorted(_READERS))}")
+        raise ValueError(f"got interpret-as {kind[:40]!r}, expected one of {', '.join(sorted(_READERS))}")
     if not text:
-        raise NotReadableError(f"there is nothing to read as {kind}")
+        raise ValueError(f"there is nothing to read as {kind}")
     return reader(text, (form or "").lower(), language, normalize)
 
 
@@ -92,7 +88,7 @@ def _telephone(text: str, form: str, language: str, normalize: Normalize) -> str
 def _date(text: str, form: str, language: str, normalize: Normalize) -> str:
     form = form or _USUAL_DATE[language]
     if form not in _DATE_FORMATS:
-        raise NotReadableError(f"got the format {form[:20]!r} of a date, expected one of {', '.join(_DATE_FORMATS)}")
+        raise ValueError(f"got the format {form[:20]!r} of a date, expected one of {', '.join(_DATE_FORMATS)}")
     numbers = [int(number) for number in re.findall(r"\d{1,4}", text)]
     is_plain = re.fullmatch(r"\d{1,4}(?:[-/. ]\d{1,4}){0,2}", text) and len(numbers) == len(form)
     parts = dict(zip(form, numbers, strict=False))
@@ -147,13 +143,12 @@ def _currency(text: str, form: str, language: str, normalize: Normalize) -> str:
 def _one_by_one(text: str, language: str, *, is_telephone: bool = False) -> str:
     if language != CHINESE:
         return english.digits(text)
-    spoken = "".join(_CHINESE_DIGITS[int(digit)] for digit in text if digit.isdecimal())
-    return spoken.replace("一", "幺") if is_telephone else spoken
+    return chinese.digits("".join(filter(str.isdecimal, text)), "幺" if is_telephone else "一")
 
 
 def _expect(is_right: object, text: str, expected: str) -> None:
     if not is_right:
-        raise NotReadableError(f"got {text[:40]!r}, expected {expected}")
+        raise ValueError(f"got {text[:40]!r}, expected {expected}")
 
 
 _READERS: dict[str, Callable[[str, str, str, Normalize], str]] = {

@@ -86,7 +86,7 @@ def test_ssml_acts_where_normalisation_is_off_too() -> None:
         ("One & two", "line 1, column 6: not well-formed"),
         ("A <speak>b</speak>", "column 3: <speak> is not known here"),
         ('A <phoneme alphabet="ipa" ph="x">b</phoneme>', "column 3: <phoneme>: phonemes can't be spoken.*CosyVoice3"),
-        ('<break time="11s"/>', "column 1: got a break of 11s, the longest is 10s"),
+        ('<break time="11s"/>', "column 1: <break>: got a break of 11s, the longest is 10s"),
         ("<break>a</break>", "<break> may hold no text"),
         ('<break size="1"/>', "<break> has the attribute 'size', known are time, strength"),
         ("<sub>a</sub>", "<sub> lacks the attribute alias"),
