@@ -1,4 +1,4 @@
-"""Voices that token2wav knows, and how many new ones a caller may bring along with its requests.
+"""How many new voices a caller may bring along with its requests.
 
 A voice that token2wav knows costs nothing and counts for nothing. A new one takes its place among all streams: seconds
 of computing, and up to 170 MB of memory.
@@ -7,42 +7,11 @@ of computing, and up to 170 MB of memory.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from gateway.core import RegisteredVoice
 from gateway.errors import VoiceRateError
 from gateway.ledger import CallerLedger
-
-MAX_VOICES = 1024
-
-
-class KnownVoices:
-    """What token2wav answered for the voices used last, by the keys of `VoiceRegistry`."""
-
-    def __init__(self, max_voices: int = MAX_VOICES) -> None:
-        """Know none; of more than `max_voices` the least recently used goes first."""
-        self._max_voices = max_voices
-        self._voices: OrderedDict[str, RegisteredVoice] = OrderedDict()
-
-    def find(self, key: str) -> RegisteredVoice | None:
-        """Return a voice, which is thereby used; None if it must be registered."""
-        voice = self._voices.get(key)
-        if voice is not None:
-            self._voices.move_to_end(key)
-        return voice
-
-    def forget(self, key: str) -> None:
-        """Have the voice registered again when it is next needed; harmless if it is not known."""
-        self._voices.pop(key, None)
-
-    def registered(self, key: str, voice: RegisteredVoice) -> None:
-        """Remember what token2wav has answered."""
-        self._voices[key] = voice
-        self._voices.move_to_end(key)
-        while len(self._voices) > self._max_voices:
-            self._voices.popitem(last=False)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ A name is that of a voice in the operator's directory, else an alias, else that 
 API keys a created voice is its creator's: other callers neither see nor use it unless it is shared, and its name means
 nothing to them.
 What token2wav answers (voice id, prompt speech tokens) is remembered by the content of the prompt's audio or by the
-voice, never by a transcript; see `gateway.voices.known`. Knows nothing of streams or of the LLM.
+voice, never by a transcript: a voice that token2wav knows costs nothing. Knows nothing of streams or of the LLM.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gateway.errors import (
 )
 from gateway.voices.directory import EVERYBODY, OPERATOR, StoredVoice, Viewer
 from gateway.voices.draft import VoiceDraft, plain_form
-from gateway.voices.known import InlineVoiceBudget, KnownVoices
+from gateway.voices.known import InlineVoiceBudget
 from gateway.voices.profile import DEFAULT_VOICE, NO_ALIASES, NO_PROFILE, VoiceAliases, VoiceProfile, read_profile
 from gateway.voices.recordings import readable
 from gateway.voices.store import CreatedVoices
@@ -76,7 +76,7 @@ class VoiceRegistry:
         viewer: Callable[[], Viewer] = lambda: EVERYBODY,
         budget: InlineVoiceBudget | None = None,
         caller: Callable[[], str] = lambda: "",
-        known: KnownVoices | None = None,
+        max_known: int = 1024,
         transcripts: TranscriptCheck | None = None,
     ) -> None:
         """Register nothing yet.
@@ -89,7 +89,7 @@ class VoiceRegistry:
             viewer: tells on whose behalf the call under way looks created voices up.
             budget: of voices that come with requests; None: there is no bound.
             caller: names who brings them.
-            known: remembers voices that token2wav knows; None: the usual number of them.
+            max_known: voices that are remembered; the least recently used is forgotten first.
             transcripts: judges the operator's voices and those of requests; None: by their length only.
         """
         self._budget = budget
@@ -102,7 +102,9 @@ class VoiceRegistry:
         self._reserved = {plain_form(name): name for name in (DEFAULT_VOICE, *self._voices, *self._aliases)}
         self._viewer = viewer
         self._transcripts = transcripts or TranscriptCheck()
-        self._known = known if known is not None else KnownVoices()
+        self._known: dict[str, RegisteredVoice] = {}
+        """What token2wav answered, by `_key`; the least recently used first."""
+        self._max_known = max_known
         self._registrations: dict[str, asyncio.Task[RegisteredVoice]] = {}
         """Registrations under way; all requests that wait for a voice share one and its result."""
 
@@ -184,8 +186,10 @@ class VoiceRegistry:
         """
         source = self.check(voice)
         key = _key(source)
-        registered = self._known.find(key)
-        if registered is None:
+        registered = self._known.get(key)
+        if registered is not None:
+            self._remember(key, registered)
+        else:
             if key not in self._registrations:
                 self._count_new(key, source)
             registered = await asyncio.shield(self._registration(key, source))
@@ -199,7 +203,7 @@ class VoiceRegistry:
 
     async def renew(self, voice: str | InlineVoice) -> ReadyVoice:
         """Register again a voice that token2wav has dropped; see `resolve`."""
-        self._known.forget(_key(self.check(voice)))
+        self._known.pop(_key(self.check(voice)), None)
         return await self.resolve(voice)
 
     def admit_creation(self, caller: str) -> None:
@@ -219,7 +223,7 @@ class VoiceRegistry:
             GatewayError: see `CreatedVoices.create`.
         """
         voice, registered = await self._creating().create(draft, self._reserved, self._viewer())
-        self._known.registered(_key(voice), registered)
+        self._remember(_key(voice), registered)
         return voice
 
     async def share(self, name: str, is_shared: bool) -> StoredVoice:
@@ -242,7 +246,7 @@ class VoiceRegistry:
         """
         voice = self._owned(name)
         await self._creating().delete(voice.id)
-        self._known.forget(_key(voice))
+        self._known.pop(_key(voice), None)
         return voice
 
     def _owned(self, name: str) -> StoredVoice:
@@ -292,13 +296,19 @@ class VoiceRegistry:
         def note_end(task: asyncio.Task[RegisteredVoice]) -> None:
             del self._registrations[key]
             if not task.cancelled() and task.exception() is None:
-                self._known.registered(key, task.result())
+                self._remember(key, task.result())
 
         if key not in self._registrations:
             task = asyncio.create_task(self._registering(source, self._caller()), name=f"register-{key}")
             task.add_done_callback(note_end)
             self._registrations[key] = task
         return self._registrations[key]
+
+    def _remember(self, key: str, registered: RegisteredVoice) -> None:
+        self._known.pop(key, None)
+        self._known[key] = registered
+        if len(self._known) > self._max_known:
+            del self._known[next(iter(self._known))]
 
     def _count_new(self, key: str, source: NamedVoice | StoredVoice | InlineVoice) -> None:
         """Count a voice that a caller brings and that is not known here."""

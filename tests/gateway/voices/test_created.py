@@ -13,7 +13,6 @@ from gateway.ledger import CallerLedger
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import Speaker
 from gateway.token2wav.client import Token2WavClient
-from gateway.voices.known import KnownVoices
 from gateway.voices.profile import OPENAI_VOICES, QWEN_VOICES, Gender, VoiceAliases
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from gateway.voices.settings import VoiceSettings, open_registry
@@ -61,7 +60,7 @@ async def test_a_voice_is_loaded_once_even_when_asked_for_at_once(
 
 
 async def test_the_cache_stays_bounded_with_created_voices(tmp_path: Path, maker: FakeVoiceMaker) -> None:
-    registry = VoiceRegistry(maker, store=make_store(tmp_path, maker), known=KnownVoices(2))
+    registry = VoiceRegistry(maker, store=make_store(tmp_path, maker), max_known=2)
     for name in ("a", "b", "c"):
         await registry.create(draft(name))
     await registry.resolve("c")

@@ -11,7 +11,6 @@ import pytest
 from demo_voice.unpack import VOICES
 from gateway.core import FloatArray, InlineVoice, RegisteredVoice
 from gateway.errors import ConfigError, Token2WavFailedError
-from gateway.voices.known import KnownVoices
 from gateway.voices.profile import Gender, VoiceProfile, read_profile
 from gateway.voices.registry import NamedVoice, VoiceRegistry, load_voices
 from tests.gateway.fakes import FakeToken2Wav
@@ -42,7 +41,7 @@ async def test_inline_voices_are_told_apart_by_content_never_by_transcript() -> 
 
 async def test_the_cache_is_bounded_and_drops_the_least_recently_used() -> None:
     token2wav = FakeToken2Wav()
-    registry = VoiceRegistry(token2wav, known=KnownVoices(2))
+    registry = VoiceRegistry(token2wav, max_known=2)
     for level in (0.1, 0.2, 0.1, 0.3, 0.1):
         await registry.resolve(InlineVoice(tone(level)))
     assert len(token2wav.registrations) == 3
