@@ -14,7 +14,7 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -57,21 +57,17 @@ class ApiKey:
 class KeyRing:
     """Some keys, each with a name and a secret of its own."""
 
-    def __init__(
-        self, keys: Iterable[ApiKey], is_same: Callable[[bytes, bytes], bool] | None = None, *, where: str = "the keys"
-    ) -> None:
+    def __init__(self, keys: Iterable[ApiKey], where: str = "the keys") -> None:
         """Keep the keys.
 
         Args:
             keys: those that may be used.
-            is_same: compares digests, in a time that does not depend on where they differ.
             where: they come from, for messages.
 
         Raises:
             ConfigError: a name or a secret stands twice.
         """
         self.keys = tuple(keys)
-        self._is_same = is_same or hmac.compare_digest
         for what, values in (
             ("name", [each.name for each in self.keys]),
             ("key", [each.digest for each in self.keys]),
@@ -82,7 +78,7 @@ class KeyRing:
     def find(self, presented: bytes) -> ApiKey | None:
         """Return the key that was presented, if it is one of these; takes as long for any other."""
         digest = hashlib.sha256(presented).digest()
-        found = [key for key in self.keys if self._is_same(key.digest, digest)]
+        found = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
         return found[0] if found else None
 
 
