@@ -166,7 +166,7 @@ def joined(one: SpokenSegment, other: SpokenSegment) -> SpokenSegment:
         one,
         source=source,
         text=one.text + other.text,
-        alignment=Alignment.joined([one.alignment, other.alignment]),
+        alignment=Alignment((*one.alignment.spans, *other.alignment.spans)),
         foreign=one.foreign or other.foreign,
     )
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
-from typing import Protocol
 
 # Words with the blank space behind them, and single characters where there are no words.
 _TOKEN = re.compile(r"(?:[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|\d+|\S)\s*|\s+")
@@ -38,11 +37,6 @@ class Alignment:
     def identity(cls, length: int) -> Alignment:
         """Align a text of `length` characters with itself."""
         return cls((SpokenStretch(length, length),) if length else ())
-
-    @classmethod
-    def joined(cls, parts: Iterable[Alignment]) -> Alignment:
-        """Align texts with texts, each made of parts put one behind the other."""
-        return cls(tuple(span for part in parts for span in part.spans))
 
     def then(self, later: Alignment) -> Alignment:
         """Align this source with what became of its spoken text, of which `later` tells."""
@@ -138,16 +132,18 @@ class NormalizedText:
     """How positions in the written text (source) and `text` (spoken) correspond."""
 
 
-class Normalizer(Protocol):
-    """Normalises one language. Pure: the same text always gives the same words."""
+Normalizer = Callable[[str], NormalizedText]
+"""Writes out numbers, dates, units and the like of one language; never fails, what it can't read stays as it is.
 
-    def normalize(self, text: str) -> NormalizedText:
-        """Write out numbers, dates, units and the like; never fails, what it can't read stays as it is.
+Takes at most a segment, without tags; blank space at its ends stays. Pure: the same text always gives the same words.
+"""
 
-        Args:
-            text: at most a segment, without tags. Blank space at its ends stays.
-        """
-        ...
+
+def joined(parts: Iterable[NormalizedText]) -> NormalizedText:
+    """Put texts one behind the other."""
+    parts = tuple(parts)
+    spans = tuple(span for part in parts for span in part.alignment.spans)
+    return NormalizedText("".join(part.text for part in parts), Alignment(spans))
 
 
 def unchanged(text: str) -> NormalizedText:

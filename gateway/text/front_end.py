@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from gateway.errors import LexiconNotFoundError, UnsupportedOptionError
 from gateway.text.aliases import NO_PHONEMES, Lexicon, apply_lexicons
-from gateway.text.alignment import Alignment, NormalizedText, Normalizer, SpokenStretch, unchanged
+from gateway.text.alignment import Alignment, NormalizedText, Normalizer, SpokenStretch, joined, unchanged
 from gateway.text.breaks import BreakFinder, ended
 from gateway.text.cleaning import CleaningReader
 from gateway.text.english.forms import is_plain
@@ -206,7 +206,7 @@ class TextFrontEnd:
 
     def _in_words(self, text: str, language: str) -> str:
         normalizer = self._normalizers.get(language)
-        return text if normalizer is None else normalizer.normalize(text).text
+        return text if normalizer is None else normalizer(text).text
 
     def preparing(
         self,
@@ -281,8 +281,7 @@ class TextFrontEnd:
         for piece, its_language in self._pieces(text, language):
             parts.append(self._normalized_part(piece, self._normalizer(options, its_language)))
             yield
-        alignment = Alignment.joined(part.alignment for part in parts)
-        return NormalizedText("".join(part.text for part in parts), alignment)
+        return joined(parts)
 
     def _pieces(self, text: str, language: str | None) -> Iterator[tuple[TextPart, str | None]]:
         """Cut a text at its tags, where its language changes and where it costs too much, with each part's language."""
@@ -294,17 +293,13 @@ class TextFrontEnd:
                 yield from ((TextPart(piece, part.is_tag), its_language) for piece in pieces)
 
     def _with_aliases(self, text: str, lexicons: tuple[Lexicon, ...]) -> NormalizedText:
-        parts = [
-            unchanged(part.text) if part.is_tag else apply_lexicons(part.text, lexicons)
-            for part in self._tags.parts(text)
-        ]
-        alignment = Alignment.joined(part.alignment for part in parts)
-        return NormalizedText("".join(part.text for part in parts), alignment)
+        parts = self._tags.parts(text)
+        return joined(unchanged(part.text) if part.is_tag else apply_lexicons(part.text, lexicons) for part in parts)
 
     def _normalized_part(self, part: TextPart, normalizer: Normalizer | None) -> NormalizedText:
         if part.is_tag and part.text in self._silent_tags:
             return NormalizedText("", Alignment((SpokenStretch(len(part.text), 0),)))
-        return unchanged(part.text) if part.is_tag or normalizer is None else normalizer.normalize(part.text)
+        return unchanged(part.text) if part.is_tag or normalizer is None else normalizer(part.text)
 
 
 class TextStream:

@@ -34,13 +34,10 @@ _RULES = (
 )
 
 
-class ChineseNormalizer:
-    """Normalises Chinese; needs no library."""
-
-    def normalize(self, text: str) -> NormalizedText:
-        """See `Normalizer`."""
-        spoken = chinese_forms(text)
-        return NormalizedText(spoken, align(text, spoken))
+def normalize_chinese(text: str) -> NormalizedText:
+    """Normalise Chinese, without any library; see `Normalizer`."""
+    spoken = chinese_forms(text)
+    return NormalizedText(spoken, align(text, spoken))
 
 
 def chinese_forms(text: str) -> str:

@@ -11,8 +11,8 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from gateway.text.alignment import Alignment, NormalizedText, Normalizer, align, unchanged
-from gateway.text.chinese import ChineseNormalizer
+from gateway.text.alignment import NormalizedText, Normalizer, align, joined, unchanged
+from gateway.text.chinese import normalize_chinese
 from gateway.text.english.forms import english_forms, read_english
 from gateway.text.normalization.numbers import NUMBER_STYLES, NumberNormalizer
 from gateway.text.rules import applied, noted, rule
@@ -114,8 +114,7 @@ class WeTextNormalizer:
             parts += [self._normalized(text[at : match.start()]), unchanged(match[0])]
             at = match.end()
         parts.append(self._normalized(text[at:]))
-        alignment = Alignment.joined(part.alignment for part in parts)
-        return NormalizedText("".join(part.text for part in parts), alignment)
+        return joined(parts)
 
     def _normalized(self, text: str) -> NormalizedText:
         """Normalise text without kept characters; the library strips blank space at the ends, which goes round it."""
@@ -148,10 +147,10 @@ def load_normalizers() -> Mapping[str, Normalizer]:
 
     Without wetext (the `text` extra), English and Japanese get number words only, which is logged.
     """
-    normalizers: dict[str, Normalizer] = {language: NumberNormalizer(language) for language in NUMBER_STYLES}
-    normalizers["zh"] = ChineseNormalizer()
+    normalizers: dict[str, Normalizer] = {language: NumberNormalizer(language).normalize for language in NUMBER_STYLES}
+    normalizers["zh"] = normalize_chinese
     try:
-        normalizers |= {language: WeTextNormalizer(language) for language in WETEXT_LANGUAGES}
+        normalizers |= {language: WeTextNormalizer(language).normalize for language in WETEXT_LANGUAGES}
     except ImportError as error:
         logger.warning(
             "text normalisation is reduced (%s): English and Japanese get number words only; for all of it: %s",

@@ -110,12 +110,10 @@ def texts_in_pieces(draw: st.DrawFn) -> list[str]:
     return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-class Shouting:
+def shouting(text: str) -> NormalizedText:
     """A normaliser whose work is easy to see: every `5` becomes FIVE."""
-
-    def normalize(self, text: str) -> NormalizedText:
-        spans = tuple(SpokenStretch(1, 4 if character == "5" else 1) for character in text)
-        return NormalizedText(text.replace("5", "FIVE"), Alignment(spans))
+    spans = tuple(SpokenStretch(1, 4 if character == "5" else 1) for character in text)
+    return NormalizedText(text.replace("5", "FIVE"), Alignment(spans))
 
 
 def split_text(text: str, finder: BreakFinder, settings: SplitSettings) -> list[Segment]:

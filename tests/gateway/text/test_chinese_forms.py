@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.chinese import ChineseNormalizer, chinese_forms
+from gateway.text.chinese import chinese_forms, normalize_chinese
 from gateway.text.cleaning import cleaned
 from tests.gateway.text.builders import read_table, texts
 
@@ -31,15 +31,13 @@ def test_peers_public_sets_are_read_as_they_were_judged_by_hand() -> None:
 
 
 def test_a_form_is_read_alike_within_a_sentence_and_no_figure_is_left() -> None:
-    spoken = [
-        ChineseNormalizer().normalize(f"他说：{cleaned(written)}，就是这样。").text for _, written, _ in CHINESE_FORMS
-    ]
+    spoken = [normalize_chinese(f"他说：{cleaned(written)}，就是这样。").text for _, written, _ in CHINESE_FORMS]
     assert [text for text in spoken if any(map(str.isdecimal, text))] == []
 
 
 @given(texts | st.text(alphabet=MESS, max_size=240))
 def test_any_text_is_read_without_error_and_covered_by_its_alignment(text: str) -> None:
-    normalized = ChineseNormalizer().normalize(text[:240])
+    normalized = normalize_chinese(text[:240])
     assert normalized.alignment.source_length == len(text[:240])
     assert normalized.alignment.spoken_length == len(normalized.text)
     assert not any(map(str.isdecimal, normalized.text))

@@ -24,9 +24,9 @@ from gateway.text.breaks import ended
 from gateway.text.normalization import wetext_normalizer
 from gateway.text.normalization.language import DeclaredLanguages
 from servicekit.checkpoint_file import CheckpointDeclaration
-from tests.gateway.text.builders import SHORT, Shouting, texts_in_pieces
+from tests.gateway.text.builders import SHORT, shouting, texts_in_pieces
 
-SHOUTING = TextFrontEnd({"en": Shouting(), "pt-br": Shouting()}, lambda text: "en" if "the" in text else None)
+SHOUTING = TextFrontEnd({"en": shouting, "pt-br": shouting}, lambda text: "en" if "the" in text else None)
 ENGLISH = TextOptions(language="en-US")
 OFFLINE = """
 import socket, sys
@@ -100,7 +100,7 @@ def test_an_official_checkpoints_text_is_read_in_the_words_of_its_languages(
 def test_a_text_that_tells_no_language_is_in_the_only_declared_one_or_in_english() -> None:
     for languages, spoken in ((("en",), "FIVE!"), (("zh", "en"), "5!"), (("pt", "de"), "5!"), (None, "5!")):
         declared = None if languages is None else DeclaredLanguages(languages, lambda text: None)
-        stream = TextFrontEnd({"en": Shouting()}, lambda text: None, declared=declared).open(TextOptions(), WHOLE_TEXT)
+        stream = TextFrontEnd({"en": shouting}, lambda text: None, declared=declared).open(TextOptions(), WHOLE_TEXT)
         (segment, latin) = [*stream.push("5!"), *stream.flush(), *stream.push("No 5!"), *stream.flush()]
         assert stream.prepare(segment).text == spoken
         is_english = languages is not None and "en" in languages
@@ -212,8 +212,8 @@ def test_without_wetext_the_gateway_says_so_and_goes_on(
     with caplog.at_level(logging.WARNING):
         loaded = wetext_normalizer.load_normalizers()
     assert "[text]'" in caplog.text
-    assert loaded["zh"].normalize("5月2日").text == "五月二日"
-    assert loaded["en"].normalize("5 men").text == "five men"
+    assert loaded["zh"]("5月2日").text == "五月二日"
+    assert loaded["en"]("5 men").text == "five men"
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ from gateway.errors import InvalidRequestError
 from gateway.text import LIVE_TEXT, Normalization, SpokenSegment, TextFrontEnd, TextOptions
 from gateway.text.manner import Manner
 from gateway.text.ssml import check_ssml
-from tests.gateway.text.builders import Shouting
+from tests.gateway.text.builders import shouting
 
-FRONT_END = TextFrontEnd({"en": Shouting()}, lambda text: None)
+FRONT_END = TextFrontEnd({"en": shouting}, lambda text: None)
 SSML = TextOptions("en", is_ssml=True)
 
 

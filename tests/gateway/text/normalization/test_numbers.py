@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.text.alignment import Normalizer
-from gateway.text.chinese import ChineseNormalizer
+from gateway.text.chinese import normalize_chinese
 from gateway.text.normalization.addresses import spoken_addresses
 from gateway.text.normalization.numbers import NUMBER_STYLES, NumberNormalizer
 from gateway.text.normalization.say_as import said_as
@@ -142,11 +142,11 @@ def test_an_address_is_covered_by_its_alignment(text: str) -> None:
 @cache
 def saying(language: str) -> Normalizer:
     pytest.importorskip("wetext", reason="the text extra is not installed")
-    return WeTextNormalizer("en") if language == "en" else ChineseNormalizer()
+    return WeTextNormalizer("en").normalize if language == "en" else normalize_chinese
 
 
 def said(text: str, kind: str, language: str, form: str | None = None) -> str:
-    return said_as(text, kind, form, language, lambda plain: saying(language).normalize(plain).text)
+    return said_as(text, kind, form, language, lambda plain: saying(language)(plain).text)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from gateway.text.phonemes import phoneme_tags
 from gateway.text.ssml import check_ssml
 from llm_service.text_encoder import PHONEME_TOKENS
 from servicekit.checkpoint_file import CheckpointDeclaration
-from tests.gateway.text.builders import Shouting
+from tests.gateway.text.builders import shouting
 
 
 def spoken(text: str, *lexicons: list[AliasRule]) -> str:
@@ -92,7 +92,7 @@ def test_a_word_is_found_however_its_characters_are_written() -> None:
 
 
 def test_aliases_come_before_normalisation_and_leave_tags_alone() -> None:
-    front_end = TextFrontEnd({"en": Shouting()}, lambda text: "en")
+    front_end = TextFrontEnd({"en": shouting}, lambda text: "en")
     options = TextOptions("en", aliases=(AliasRule("cinco", "5"), AliasRule("breath", "air"), AliasRule("b", "c")))
     stream = front_end.open(options, WHOLE_TEXT)
     (segment,) = [*stream.push("**cinco** [breath] is b."), *stream.flush()]
