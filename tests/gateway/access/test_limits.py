@@ -131,10 +131,6 @@ async def test_a_sentence_that_has_begun_is_spoken_to_its_end_and_the_next_is_re
                     llm.gate.set()
     assert (heard_s, stage.used_s(), len(llm.utterances)) == (2.0, 2.0, 1)
     assert stage.streams() == 0
-
-
-async def test_a_text_within_its_limit_is_spoken_whole(voices: list[NamedVoice]) -> None:
-    stage = Stage(voices)
     with calling(anna(audio_s_per_day=100.0)):
         assert await stage.hear(LONG_TEXT) == 8.0
 

@@ -79,11 +79,6 @@ def test_breaks_before_behind_and_beside_each_other_are_all_kept() -> None:
     ]
 
 
-def test_no_strength_and_no_time_are_no_break() -> None:
-    (segment,) = spoken('One<break strength="none"/> two<break time="0ms"/> three.')
-    assert segment.text == "One two three."
-
-
 def test_without_normalisation_a_break_is_read_as_it_is_written() -> None:
     text = 'Wait <break time="99 s"/> for it.'
     (segment,) = spoken(text, TextOptions("en", Normalization.OFF))
