@@ -11,7 +11,8 @@ machine can reach. It tells the page's origin then; programs that are no browser
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -48,27 +49,23 @@ _DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _SHOWN_CHARACTERS = 100
 
 
-class OriginPolicy:
-    """Admits pages of the gateway itself and of listed origins."""
+@dataclass(frozen=True)
+class HttpRules:
+    """What the door asks of everyone: of which pages a request may be, under which name it may come, and how large.
 
-    def __init__(self, allowed: tuple[str, ...] = (), *, trusts_names: bool = True) -> None:
-        """Keep the list.
+    Whoever owns a name can have it point to 127.0.0.1; a browser then takes the gateway's answers for that site's own
+    and lets its pages read them. An address in place of a name can't be bent so.
+    """
 
-        Args:
-            allowed: such as `https://app.example`; `*` is all.
-            trusts_names: whether a page is the gateway's own under any host name. Without keys it must not be: whoever
-                owns a name can have it point here, and its pages would be taken for ours.
+    max_upload_bytes: int
+    allowed_origins: tuple[str, ...] = ()
+    """Origins such as `https://app.example`, whose pages may ask beside the gateway's own; `*` is all."""
+    trusts_names: bool = True
+    """Whether a page is the gateway's own under any host name; without keys it must not be."""
+    allowed_hosts: frozenset[str] | None = None
+    """Names beside localhost and addresses, in small letters and without ports; None: every name is answered."""
 
-        Raises:
-            ConfigError: something that is no origin.
-        """
-        for origin in allowed:
-            if origin != ANY_ORIGIN and not _is_origin(origin):
-                raise ConfigError(f"got --allowed-origin {origin!r}, expected something like https://app.example")
-        self.allowed = allowed
-        self._trusts_names = trusts_names
-
-    def check(self, method: str | None, origin: str | None, host: str | None) -> None:
+    def check_origin(self, method: str | None, origin: str | None, host: str | None) -> None:
         """Refuse what a foreign page asks; reading is left to CORS, which keeps answers from it.
 
         Args:
@@ -85,46 +82,36 @@ class OriginPolicy:
         raise ForeignOriginError(f"{got}; the operator can allow it with --allowed-origin")
 
     def _is_allowed(self, origin: str, host: str | None) -> bool:
-        if ANY_ORIGIN in self.allowed or origin in self.allowed:
+        if ANY_ORIGIN in self.allowed_origins or origin in self.allowed_origins:
             return True
         parts = _split(origin)
         if parts is None or host is None or parts != _split(f"{origin.partition('://')[0]}://{host}"):
             return False
-        return self._trusts_names or _is_fixed(parts[0])
+        return self.trusts_names or _is_fixed(parts[0])
 
-
-class HostNames:
-    """The names under which a gateway answers that is open to its own machine.
-
-    Whoever owns a name can have it point to 127.0.0.1; a browser then takes the gateway's answers for that site's own
-    and lets its pages read them. An address in place of a name can't be bent so.
-    """
-
-    def __init__(self, allowed: tuple[str, ...] = (), *, is_checked: bool) -> None:
-        """Keep the list.
-
-        Args:
-            allowed: names beside localhost and addresses, without ports; case does not matter.
-            is_checked: False lets every name in.
-        """
-        self._allowed = frozenset(name.lower() for name in allowed)
-        self._is_checked = is_checked
-
-    def check(self, host: str | None) -> None:
-        """Refuse a request under a foreign name; browsers always send one.
-
-        Args:
-            host: the header.
+    def check_host(self, host: str | None) -> None:
+        """Refuse a request under a foreign name, by its header, which browsers always send.
 
         Raises:
             ForeignHostError: the name is neither listed nor this machine's.
         """
-        if not self._is_checked or host is None:
+        if self.allowed_hosts is None or host is None:
             return
         parts = _split(f"http://{host}")
-        if parts is None or not (_is_fixed(parts[0]) or parts[0] in self._allowed):
+        if parts is None or not (_is_fixed(parts[0]) or parts[0] in self.allowed_hosts):
             got = f"asked as {host[:_SHOWN_CHARACTERS]!r}, which is not this machine's name"
             raise ForeignHostError(f"{got}; ask as localhost, or the operator can allow it with --allowed-host")
+
+
+def check_origins(origins: Iterable[str]) -> None:
+    """Check what an operator lists.
+
+    Raises:
+        ConfigError: something that is no origin.
+    """
+    for origin in origins:
+        if origin != ANY_ORIGIN and not _is_origin(origin):
+            raise ConfigError(f"got --allowed-origin {origin!r}, expected something like https://app.example")
 
 
 def _is_origin(text: str) -> bool:
@@ -152,24 +139,15 @@ def _is_fixed(host: str) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class HttpRules:
-    """What the door asks of everyone."""
-
-    origins: OriginPolicy
-    max_upload_bytes: int
-    hosts: HostNames = field(default_factory=lambda: HostNames(is_checked=False))
-
-
 def guarded(app: ASGIApp, access: Access, rules: HttpRules) -> ASGIApp:
     """Put the guard before an application."""
     guard = AccessMiddleware(app, access, rules)
-    if not rules.origins.allowed:
+    if not rules.allowed_origins:
         return guard
     # NOTE: any header may come, as browsers' SDKs send many of their own. Cookies, which would come along unasked,
     # mean nothing here.
     return CORSMiddleware(
-        guard, allow_origins=rules.origins.allowed, allow_methods=_METHODS, allow_headers=("*",), expose_headers=("*",)
+        guard, allow_origins=rules.allowed_origins, allow_methods=_METHODS, allow_headers=("*",), expose_headers=("*",)
     )
 
 
@@ -207,8 +185,8 @@ class AccessMiddleware:
 
     def _admit(self, scope: Scope) -> Caller:
         headers, method = Headers(scope=scope), scope.get("method")
-        self._rules.origins.check(method, headers.get("origin"), headers.get("host"))
-        self._rules.hosts.check(headers.get("host"))
+        self._rules.check_origin(method, headers.get("origin"), headers.get("host"))
+        self._rules.check_host(headers.get("host"))
         address = (scope.get("client") or (NOBODY,))[0]
         if method in _OPEN_METHODS and _is_open(scope["path"]):
             return Caller(address)

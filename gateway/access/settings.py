@@ -17,7 +17,7 @@ from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
 from gateway.access.connections import Connections, WireLimits
 from gateway.access.http_connection import BoundedProtocol, RefusableSocket
-from gateway.access.http_middleware import ANY_ORIGIN, HostNames, HttpRules, OriginPolicy
+from gateway.access.http_middleware import ANY_ORIGIN, HttpRules, check_origins
 from gateway.access.keys import ApiKey, KeyBook, parse_keys
 from gateway.errors import ConfigError
 from gateway.ledger import CallerLedger
@@ -72,7 +72,7 @@ class AccessSettings:
     wire: WireLimits = field(default_factory=WireLimits)
 
     def __post_init__(self) -> None:
-        OriginPolicy(self.allowed_origins)
+        check_origins(self.allowed_origins)
         if self.is_insecure and self.has_keys:
             raise ConfigError("got both API keys and --insecure-no-keys; leave one of them out")
 
@@ -150,10 +150,9 @@ def http_rules(settings: AccessSettings, host: str) -> HttpRules:
         settings: of the gateway.
         host: the address that it listens on.
     """
-    origins = OriginPolicy(settings.allowed_origins, trusts_names=settings.has_keys)
     is_private = not settings.has_keys and is_loopback(host) and ANY_ORIGIN not in settings.allowed_origins
-    hosts = HostNames(settings.allowed_hosts, is_checked=is_private)
-    return HttpRules(origins, settings.wire.max_upload_bytes, hosts)
+    hosts = frozenset(map(str.lower, settings.allowed_hosts)) if is_private else None
+    return HttpRules(settings.wire.max_upload_bytes, settings.allowed_origins, settings.has_keys, hosts)
 
 
 def _wire_limits(settings: AccessSettings) -> WireLimits:

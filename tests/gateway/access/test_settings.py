@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.access.caller import CallerLimits
-from gateway.access.http_middleware import OriginPolicy
+from gateway.access.http_middleware import HttpRules
 from gateway.access.settings import (
     KEYS_VARIABLE,
     AccessSettings,
@@ -121,9 +121,9 @@ OWN, APP, EVIL = "http://127.0.0.1:8080", "https://app.example", "https://evil.e
     ],
 )
 def test_own_and_listed_pages_may_send_forms_and_open_sockets(origin: str | None, host: str) -> None:
-    policy = OriginPolicy((APP,), trusts_names=False)
+    rules = HttpRules(0, (APP,), trusts_names=False)
     for method in ("POST", "DELETE", None):
-        policy.check(method, origin, host)
+        rules.check_origin(method, origin, host)
 
 
 @pytest.mark.parametrize(
@@ -140,16 +140,16 @@ def test_own_and_listed_pages_may_send_forms_and_open_sockets(origin: str | None
     ],
 )
 def test_foreign_pages_may_not(origin: str, host: str | None) -> None:
-    policy = OriginPolicy((APP,), trusts_names=False)
-    policy.check("GET", origin, host)
+    rules = HttpRules(0, (APP,), trusts_names=False)
+    rules.check_origin("GET", origin, host)
     for method in ("POST", "DELETE", None):
         with pytest.raises(ForeignOriginError, match="--allowed-origin"):
-            policy.check(method, origin, host)
+            rules.check_origin(method, origin, host)
 
 
 def test_with_keys_a_page_may_be_the_gateways_own_under_any_name() -> None:
-    OriginPolicy().check("POST", "https://tts.example", "tts.example")
+    HttpRules(0).check_origin("POST", "https://tts.example", "tts.example")
 
 
 def test_all_origins_can_be_allowed() -> None:
-    OriginPolicy(("*",), trusts_names=False).check("POST", EVIL, "127.0.0.1")
+    HttpRules(0, ("*",), trusts_names=False).check_origin("POST", EVIL, "127.0.0.1")
