@@ -29,7 +29,7 @@ from gateway.errors import (
 )
 from gateway.voices.directory import EVERYBODY, OPERATOR, StoredVoice, Viewer
 from gateway.voices.draft import VoiceDraft, plain_form
-from gateway.voices.known import InlineVoiceBudget
+from gateway.voices.inline_budget import InlineVoiceBudget
 from gateway.voices.profile import DEFAULT_VOICE, NO_ALIASES, NO_PROFILE, VoiceAliases, VoiceProfile, read_profile
 from gateway.voices.recordings import readable
 from gateway.voices.store import CreatedVoices

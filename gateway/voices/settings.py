@@ -11,7 +11,7 @@ from gateway.core import VoiceService
 from gateway.errors import ConfigError
 from gateway.ledger import CallerLedger
 from gateway.voices.directory import Viewer, VoiceDirectory
-from gateway.voices.known import InlineVoiceBudget, InlineVoiceLimits
+from gateway.voices.inline_budget import InlineVoiceBudget, InlineVoiceLimits
 from gateway.voices.profile import VoiceAliases
 from gateway.voices.registry import VoiceRegistry, load_voices
 from gateway.voices.store import CreatedVoices, VoiceLimits

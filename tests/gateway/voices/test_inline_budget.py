@@ -11,7 +11,7 @@ from gateway.core import FloatArray, InlineVoice, RegisteredVoice
 from gateway.dialects.answers import error_headers
 from gateway.errors import VoiceRateError, wire_status
 from gateway.ledger import CallerLedger
-from gateway.voices.known import InlineVoiceBudget, InlineVoiceLimits
+from gateway.voices.inline_budget import InlineVoiceBudget, InlineVoiceLimits
 from gateway.voices.registry import VoiceRegistry
 from tests.gateway.fakes import FakeToken2Wav, ManualClock
 
