@@ -205,13 +205,6 @@ def test_any_division_into_pieces_gives_the_segments_of_the_whole_text(
     assert push_all(pieces, settings) == split_text("".join(pieces), FINDER, settings)
 
 
-def test_the_chapter_of_hard_cases_gives_the_same_segments_at_every_division_in_two() -> None:
-    whole = split_text(CHAPTER, FINDER, SHORT)
-    assert len(whole) > 8
-    for at in range(len(CHAPTER)):
-        assert push_all([CHAPTER[:at], CHAPTER[at:]], SHORT) == whole
-
-
 @given(texts, any_settings)
 def test_no_character_is_lost_or_doubled_and_positions_are_the_texts_own(text: str, settings: SplitSettings) -> None:
     segments = split_text(text, FINDER, settings)
