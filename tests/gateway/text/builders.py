@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from gateway.text import WHOLE_TEXT, SpokenSegment, TextFrontEnd, TextOptions
 from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch
 from gateway.text.breaks import BreakFinder
 from gateway.text.sentences import SentencexRules
@@ -114,6 +115,17 @@ def shouting(text: str) -> NormalizedText:
     """A normaliser whose work is easy to see: every `5` becomes FIVE."""
     spans = tuple(SpokenStretch(1, 4 if character == "5" else 1) for character in text)
     return NormalizedText(text.replace("5", "FIVE"), Alignment(spans))
+
+
+def prepared(
+    front_end: TextFrontEnd, text: str, options: TextOptions, settings: SplitSettings = WHOLE_TEXT, size: int = 10**6
+) -> list[SpokenSegment]:
+    """Return a text's segments, ready to be spoken; the text comes in pieces of `size` characters."""
+    stream = front_end.open(options, settings)
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    segments = [segment for piece in pieces for segment in stream.push(piece)] + stream.flush()
+    assert "".join(segment.text for segment in segments) == text
+    return [stream.prepare(segment) for segment in segments]
 
 
 def split_text(text: str, finder: BreakFinder, settings: SplitSettings) -> list[Segment]:

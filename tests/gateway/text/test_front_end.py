@@ -24,7 +24,7 @@ from gateway.text.breaks import ended
 from gateway.text.normalization import wetext_normalizer
 from gateway.text.normalization.language import DeclaredLanguages
 from servicekit.checkpoint_file import CheckpointDeclaration
-from tests.gateway.text.builders import SHORT, shouting, texts_in_pieces
+from tests.gateway.text.builders import SHORT, prepared, shouting, texts_in_pieces
 
 SHOUTING = TextFrontEnd({"en": shouting, "pt-br": shouting}, lambda text: "en" if "the" in text else None)
 ENGLISH = TextOptions(language="en-US")
@@ -44,8 +44,7 @@ assert "torch" not in sys.modules
 
 
 def speak(text: str, options: TextOptions) -> list[SpokenSegment]:
-    stream = SHOUTING.open(options, WHOLE_TEXT)
-    return [stream.prepare(segment) for segment in [*stream.push(text), *stream.flush()]]
+    return prepared(SHOUTING, text, options)
 
 
 def test_a_segment_is_normalised_and_knows_where_its_words_were_written() -> None:
@@ -92,9 +91,7 @@ def official() -> TextFrontEnd:
 def test_an_official_checkpoints_text_is_read_in_the_words_of_its_languages(
     official: TextFrontEnd, written: str, spoken: str
 ) -> None:
-    stream = official.open(TextOptions(), WHOLE_TEXT)
-    segments = [*stream.push(written), *stream.flush()]
-    assert "".join(stream.prepare(segment).text for segment in segments).startswith(spoken)
+    assert "".join(each.text for each in prepared(official, written, TextOptions())).startswith(spoken)
 
 
 def test_a_text_that_tells_no_language_is_in_the_only_declared_one_or_in_english() -> None:

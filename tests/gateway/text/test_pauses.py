@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gateway.errors import InvalidRequestError
 from gateway.text import LIVE_TEXT, WHOLE_TEXT, Normalization, SpokenSegment, TextOptions, plain_front_end
 from gateway.text.manner import check_breaks, read_break
+from tests.gateway.text.builders import prepared
 
 
 @pytest.mark.parametrize(
@@ -54,12 +55,11 @@ def test_all_breaks_of_a_text_have_a_limit_together() -> None:
         check_breaks('a<break time="10s"/>' * 61)
 
 
-def spoken(text: str, options: TextOptions | None = None, size: int | None = None) -> list[SpokenSegment]:
-    stream = plain_front_end().open(options or TextOptions("en"), LIVE_TEXT)
-    pieces = [text] if size is None else [text[at : at + size] for at in range(0, len(text), size)]
-    segments = [segment for piece in pieces for segment in stream.push(piece)] + stream.flush()
-    assert "".join(segment.text for segment in segments) == text
-    return [stream.prepare(segment) for segment in segments]
+ENGLISH = TextOptions("en")
+
+
+def spoken(text: str, options: TextOptions = ENGLISH, size: int = 10**6) -> list[SpokenSegment]:
+    return prepared(plain_front_end(), text, options, LIVE_TEXT, size)
 
 
 def test_a_break_ends_its_segment_and_says_how_long_the_silence_is() -> None:

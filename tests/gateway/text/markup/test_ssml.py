@@ -12,18 +12,14 @@ from gateway.errors import InvalidRequestError
 from gateway.text import LIVE_TEXT, Normalization, SpokenSegment, TextFrontEnd, TextOptions
 from gateway.text.manner import Manner
 from gateway.text.ssml import check_ssml
-from tests.gateway.text.builders import shouting
+from tests.gateway.text.builders import prepared, shouting
 
 FRONT_END = TextFrontEnd({"en": shouting}, lambda text: None)
 SSML = TextOptions("en", is_ssml=True)
 
 
-def spoken(text: str, size: int | None = None, options: TextOptions = SSML) -> list[SpokenSegment]:
-    stream = FRONT_END.open(options, LIVE_TEXT)
-    pieces = [text] if size is None else [text[at : at + size] for at in range(0, len(text), size)]
-    segments = [segment for piece in pieces for segment in stream.push(piece)] + stream.flush()
-    assert "".join(segment.text for segment in segments) == text
-    return [stream.prepare(segment) for segment in segments]
+def spoken(text: str, size: int = 10**6, options: TextOptions = SSML) -> list[SpokenSegment]:
+    return prepared(FRONT_END, text, options, LIVE_TEXT, size)
 
 
 def words(text: str) -> str:

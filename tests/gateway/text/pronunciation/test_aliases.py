@@ -13,7 +13,7 @@ from gateway.text.phonemes import phoneme_tags
 from gateway.text.ssml import check_ssml
 from llm_service.text_encoder import PHONEME_TOKENS
 from servicekit.checkpoint_file import CheckpointDeclaration
-from tests.gateway.text.builders import shouting
+from tests.gateway.text.builders import prepared, shouting
 
 
 def spoken(text: str, *lexicons: list[AliasRule]) -> str:
@@ -86,29 +86,21 @@ def test_what_is_spoken_is_aligned_with_what_was_written(text: str, lexicons: li
 def test_a_word_is_found_however_its_characters_are_written() -> None:
     front_end = TextFrontEnd({}, lambda text: None)
     rules = (AliasRule("l’Hôpital", "Low\u00a0pit"), AliasRule("cafe\u0301", "caff"))
-    stream = front_end.open(TextOptions(aliases=rules), WHOLE_TEXT)
-    (segment,) = [*stream.push("l’Hôpital, l`Ho\u0302pital, l'Hôpital, café."), *stream.flush()]
-    assert stream.prepare(segment).text == "Low pit, Low pit, Low pit, caff."
+    (spoken,) = prepared(front_end, "l’Hôpital, l`Ho\u0302pital, l'Hôpital, café.", TextOptions(aliases=rules))
+    assert spoken.text == "Low pit, Low pit, Low pit, caff."
 
 
 def test_aliases_come_before_normalisation_and_leave_tags_alone() -> None:
     front_end = TextFrontEnd({"en": shouting}, lambda text: "en")
     options = TextOptions("en", aliases=(AliasRule("cinco", "5"), AliasRule("breath", "air"), AliasRule("b", "c")))
-    stream = front_end.open(options, WHOLE_TEXT)
-    (segment,) = [*stream.push("**cinco** [breath] is b."), *stream.flush()]
-    prepared = stream.prepare(segment)
-    assert prepared.text == "FIVE [breath] is c."
-    assert prepared.source_position(prepared.text.index("[")) == segment.text.index("[")
+    (spoken,) = prepared(front_end, "**cinco** [breath] is b.", options)
+    assert spoken.text == "FIVE [breath] is c."
+    assert spoken.source_position(spoken.text.index("[")) == spoken.source.text.index("[")
 
 
 @pytest.fixture(scope="module")
 def front_end() -> TextFrontEnd:
     return load_text_front_end(None, CheckpointDeclaration(family="cosyvoice3", phonemes="cosyvoice3"))
-
-
-def spoken_by(front_end: TextFrontEnd, text: str, options: TextOptions) -> str:
-    stream = front_end.open(options, WHOLE_TEXT)
-    return "".join(stream.prepare(segment).text for segment in [*stream.push(text), *stream.flush()])
 
 
 @pytest.mark.parametrize(
@@ -166,8 +158,8 @@ def test_every_syllable_of_mandarin_has_its_tokens() -> None:
 
 def test_a_dictionary_s_phonemes_stand_in_the_text_untouched(front_end: TextFrontEnd) -> None:
     rule = AliasRule("Xiaomi", "ˈʃaʊ ˈmiː", alphabet="ipa")
-    text = spoken_by(front_end, "The Xiaomi 14.", TextOptions("en", aliases=(rule,)))
-    assert text == "The [SH][AW1] [M][IY1] fourteen."
+    (said,) = prepared(front_end, "The Xiaomi 14.", TextOptions("en", aliases=(rule,)))
+    assert said.text == "The [SH][AW1] [M][IY1] fourteen."
     with pytest.raises(InvalidRequestError, match=r"phonemes of 'a': got the CMU phone 'Q'"):
         AliasRule("a", "Q", alphabet="cmu")
 
@@ -176,7 +168,8 @@ def test_ssml_says_phonemes(front_end: TextFrontEnd) -> None:
     text = '<speak>我<phoneme alphabet="pinyin" ph="hang2">行</phoneme>. <phoneme ph="kæt">cat</phoneme></speak>'
     options = TextOptions("zh", is_ssml=True)
     check_ssml(text, "zh", takes_phonemes=True)
-    assert spoken_by(front_end, text, options).startswith("我[h][áng]. [K][AE1][T]")
+    said = "".join(each.text for each in prepared(front_end, text, options))
+    assert said.startswith("我[h][áng]. [K][AE1][T]")
     with pytest.raises(InvalidRequestError, match=r"column 2: <phoneme>: got 'ʁ'"):
         check_ssml('A<phoneme ph="ʁ">r</phoneme>', "en", takes_phonemes=True)
     with pytest.raises(InvalidRequestError, match="lacks the attribute ph"):
