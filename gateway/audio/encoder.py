@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from types import TracebackType
 from typing import ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -90,9 +89,7 @@ class AudioEncoder:
     def __enter__(self) -> AudioEncoder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def encode(self, samples: FloatArray) -> bytes:
@@ -262,9 +259,7 @@ class AsyncEncoder:
     async def __aenter__(self: _Self) -> _Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     async def encode(self, samples: FloatArray) -> bytes:
