@@ -97,7 +97,7 @@ async def open_gateway(
         config, declaration, bounds, aligner, routes, voices, gate, access, telemetry, clock, lexicons
     )
     probe = partial(check_penalty, routes.llm, config.sampling_probe)
-    readiness = Readiness(pipeline, routes.llm, routes.token2wav, config.warm_up_voice, probe=probe, together=worker)
+    readiness = Readiness(pipeline, routes.llm, routes.token2wav, config.warm_up_voice, probe=probe)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(routes.close)
         stack.push_async_callback(gate.close)

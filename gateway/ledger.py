@@ -11,7 +11,7 @@ import json
 import math
 import shutil
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -88,12 +88,20 @@ class CallerLedger:
 
     def streams(self, caller: str) -> int:
         """Return how many streams a caller has in all processes."""
-        return int(self._value("SELECT SUM(streams) FROM held WHERE caller = ?", caller) or 0)
+        (count,) = self._db.execute("SELECT SUM(streams) FROM held WHERE caller = ?", (caller,)).fetchone()
+        return int(count or 0)
 
-    def end_process(self, number: int) -> None:
-        """Forget what a process held that has ended."""
+    def end_process(self, number: int, departed: Any) -> None:
+        """Forget what a process held and told that has ended.
+
+        Args:
+            number: of the process.
+            departed: metrics of all that have ended, which are told from now on.
+        """
         with self._changing() as db:
             db.execute("DELETE FROM held WHERE process = ?", (number,))
+            db.execute("DELETE FROM metrics WHERE process = ?", (number,))
+            db.execute("REPLACE INTO metrics VALUES (?, ?)", (self._process, json.dumps(departed)))
 
     # What callers got and did.
 
@@ -117,14 +125,7 @@ class CallerLedger:
 
     def audio_wait_s(self, caller: str, limit_s: float, window_s: float) -> float:
         """Return how long it takes until less than `limit_s` of audio lies within the window; 0 if that is so now."""
-        minutes, wait_s = self._audio(caller, window_s), 0.0
-        left_s = sum(audio_s for _, audio_s in minutes)
-        for ends_s, audio_s in minutes:
-            if left_s < limit_s:
-                break
-            left_s -= audio_s
-            wait_s = ends_s + window_s - self._clock.now()
-        return wait_s
+        return self._wait_s(self._audio(caller, window_s), window_s, lambda count, audio_s: audio_s < limit_s)
 
     def may_in(
         self, deed: str, caller: str, most: int, most_bytes: float = math.inf, name: str = "", size: int = 0
@@ -147,20 +148,18 @@ class CallerLedger:
             if name and any(its_name == name for _, _, its_name in done):
                 return 0.0
             counted = [(at_s, its_size) for at_s, its_size, _ in done]
-            if (wait_s := _wait_s(counted, most, most_bytes - size, now_s)) > 0:
+            wait_s = self._wait_s(counted, MINUTE_S, lambda count, total: count < most and total <= most_bytes - size)
+            if wait_s > 0:
                 return wait_s
             db.execute("INSERT INTO deeds VALUES (?, ?, ?, ?, ?)", (deed, caller, now_s, name, size))
         return 0.0
 
     # What processes tell each other.
 
-    def tell_metrics(self, families: Mapping[int, Any]) -> None:
-        """Keep the metrics of some processes, by their numbers, all at once; None: of one that has ended."""
+    def tell_metrics(self, families: Any) -> None:
+        """Keep this process's metrics."""
         with self._changing() as db:
-            for process, told in families.items():
-                db.execute("DELETE FROM metrics WHERE process = ?", (process,))
-                if told is not None:
-                    db.execute("INSERT INTO metrics VALUES (?, ?)", (process, json.dumps(told)))
+            db.execute("REPLACE INTO metrics VALUES (?, ?)", (self._process, json.dumps(families)))
 
     def metrics(self) -> dict[int, Any]:
         """Return what each process told last; from any thread."""
@@ -172,9 +171,14 @@ class CallerLedger:
         query = "SELECT ends_s, audio_s FROM audio WHERE caller = ? AND ends_s > ? ORDER BY ends_s"
         return self._db.execute(query, (caller, self._clock.now() - window_s)).fetchall()
 
-    def _value(self, query: str, *values: object) -> Any:
-        row = self._db.execute(query, values).fetchone()
-        return None if row is None else row[0]
+    def _wait_s(self, done: list[tuple[float, float]], window_s: float, is_room: Callable[[int, float], bool]) -> float:
+        """Return how long until what is left of `done` in the window, by its number and size, leaves room."""
+        count, total, wait_s = len(done), sum(size for _, size in done), 0.0
+        for at_s, size in done:
+            if is_room(count, total):
+                break
+            count, total, wait_s = count - 1, total - size, at_s + window_s - self._clock.now()
+        return wait_s
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self._path or MEMORY, timeout=_LOCK_WAIT_S, isolation_level=None)
@@ -196,13 +200,3 @@ class CallerLedger:
         except sqlite3.Error as error:
             got = f"the account of callers can't be written to {self._path} ({error})"
             raise NotReadyError(f"{got}; see the disk's space, or set TMPDIR") from error
-
-
-def _wait_s(done: list[tuple[float, int]], most: int, most_bytes: float, now_s: float) -> float:
-    """Return how long until one more may be done, when the earlier ones are a minute old."""
-    count, total, wait_s = len(done), sum(size for _, size in done), 0.0
-    for at_s, size in done:
-        if count < most and total <= most_bytes:
-            break
-        count, total, wait_s = count - 1, total - size, at_s + MINUTE_S - now_s
-    return wait_s

@@ -18,7 +18,7 @@ from gateway.errors import ConfigError
 from gateway.host import Host
 from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE, DrainingServer
 from gateway.processes.ports import open_port
-from gateway.processes.worker import Worker
+from gateway.processes.worker import LEAVE, Worker
 from gateway.telemetry.call import CallFilter
 from gateway.telemetry.doors import TelemetryMiddleware
 from gateway.telemetry.telemetry import open_telemetry
@@ -87,8 +87,7 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
         ignores_interrupts=worker is not None,
     )
     if worker is not None:
-        worker.on_leave = partial(setattr, server, "should_exit", True)
-        worker.on_orphaned = partial(signal.raise_signal, signal.SIGTERM)
+        signal.signal(LEAVE, lambda number, frame: setattr(server, "should_exit", True))
     bound = open_port(config.host, config.port, "--port", is_shared=worker is not None)
     server.run([*access.connections.listen(bound, "HTTP")])
     telemetry.tracer.close()

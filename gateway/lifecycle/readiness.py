@@ -26,14 +26,6 @@ DEFAULT_RETRY_S = 0.5
 """Pause between warm-up attempts while a service is still starting."""
 
 
-class ReadyTogether(Protocol):
-    """The readiness of all processes of one gateway (`processes.worker.Worker`)."""
-
-    @property
-    def is_warm(self) -> bool: ...
-    def note_warm(self) -> None: ...
-
-
 class AskedService(Protocol):
     """A service that is asked whether it answers (`routing.router.Router`)."""
 
@@ -51,7 +43,6 @@ class Readiness:
         voice: str,
         retry_s: float = DEFAULT_RETRY_S,
         probe: Callable[[], Awaitable[None]] | None = None,
-        together: ReadyTogether | None = None,
     ) -> None:
         """Nothing is asked before `warm_up`.
 
@@ -62,7 +53,6 @@ class Readiness:
             voice: of the warm-up.
             retry_s: pause between attempts.
             probe: must return, too, before the gateway is ready; raises GatewayError.
-            together: with the other processes of this gateway; None: there are none.
         """
         self._pipeline = pipeline
         self._llm = llm
@@ -72,7 +62,6 @@ class Readiness:
         self._reason: str | None = "the warm-up synthesis has not finished yet; wait"
         self._withdrawal: str | None = None
         self._probe = probe
-        self._together = together
 
     async def warm_up(self, then: Callable[[], None] = lambda: None) -> None:
         """Speak one word, again and again until it works; calls `then` before anybody is told."""
@@ -84,8 +73,6 @@ class Readiness:
                 then()
                 self._reason = None
                 logger.info("warm-up synthesis succeeded; ready")
-                if self._together is not None:
-                    self._together.note_warm()
                 return
             except GatewayError as error:
                 reason = f"the warm-up synthesis failed: {public_text(error)}"
@@ -107,19 +94,12 @@ class Readiness:
         Raises:
             NotReadyError: it can't, and why.
         """
-        if (reason := self._withdrawal or self._coldness()) is not None:
+        if (reason := self._withdrawal or self._reason) is not None:
             raise NotReadyError(reason)
         answers = await asyncio.gather(self._llm.is_ready(), self._token2wav.is_ready())
         silent = [name for name, is_ready in zip(("LLM", "token2wav"), answers, strict=True) if not is_ready]
         if silent:
             raise NotReadyError(f"no answer from {' and '.join(silent)}; start it again or see its log")
-
-    def _coldness(self) -> str | None:
-        if self._together is None:
-            return self._reason
-        if self._together.is_warm:
-            return None
-        return self._reason or "another process of this gateway is still warming up; wait"
 
     async def _speak_once(self) -> None:
         async with aclosing(self._pipeline.synthesize(SpeechRequest(WARM_UP_TEXT, self._voice))) as audio:

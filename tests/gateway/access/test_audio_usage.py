@@ -53,7 +53,7 @@ def test_after_the_wait_there_is_room_and_not_before(events: Events, limit_s: fl
 
 def test_minutes_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = used([(1200.0, 7.0)] * 200)
-    assert ledger._value("SELECT COUNT(*) FROM audio") <= DAY_S / 1200.0 + 1
+    assert ledger._db.execute("SELECT COUNT(*) FROM audio").fetchone()[0] <= DAY_S / 1200.0 + 1
     monkeypatch.setattr("gateway.ledger.MAX_MINUTES", 2)
     for name in ("bob", "carl", "bob"):
         ledger.add_audio(name, 1.0)

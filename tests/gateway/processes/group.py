@@ -1,8 +1,8 @@
-"""The processes of one gateway in one event loop: workers over one ledger, and the parent's ends of their sockets."""
+"""The processes of one gateway in one event loop: workers over one ledger, and the parent's ends of their pipes."""
 
 from __future__ import annotations
 
-import socket
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ class Process:
     access: Access
     llm: RoutedSpeechLM
     token2wav: RoutedToken2Wav
-    end: socket.socket
-    """The parent's."""
+    beats: int
+    """The parent's end of the pipe."""
 
 
 class Group:
@@ -50,7 +50,7 @@ class Group:
     @asynccontextmanager
     async def process(self, number: int) -> AsyncIterator[Process]:
         """Run one worker until the context is left, which is its death."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = os.pipe()
         ledger = CallerLedger(self.clock, self.path, number)
         worker = Worker(number, theirs, ledger)
         async with (
@@ -58,11 +58,11 @@ class Group:
             routed(self.token2wav, settings=self.settings) as token2wav,
         ):
             access = Access(None, CallerLimits(), self.clock, ledger)
-            with ours:
-                async with worker.serving():
-                    gate = Gate(llm, token2wav, self.clock, lambda: Caller("anna"))
-                    yield Process(worker, gate, access, llm, token2wav, ours)
-        self.ledger.end_process(number)
+            async with worker.serving():
+                gate = Gate(llm, token2wav, self.clock, lambda: Caller("anna"))
+                yield Process(worker, gate, access, llm, token2wav, ours)
+        os.close(ours)
+        self.ledger.end_process(number, [])
 
     @asynccontextmanager
     async def two(self) -> AsyncIterator[tuple[Process, Process]]:

@@ -103,6 +103,10 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
+def are_ready(doors: dict[int, list[httpx.Client]]) -> bool:
+    return all(clients[0].get("/readyz").status_code == 200 for clients in doors.values())
+
+
 def body(text: str, voice: str = "default") -> dict[str, object]:
     return {"model": "cosydit", "input": text, "voice": voice, "response_format": "pcm"}
 
@@ -142,6 +146,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     spec = ServiceSpec("gateway", command, f"{url}/readyz", folder / "gateway.log")
     with running_services(llm, token2wav) as services, ServiceProcess(spec) as process:
         process.wait_ready(4 * PATIENCE_S)
+        until(lambda: process.spec.log_path.read_text().count("is open (pid") == 2, "both processes")
         yield Gateway(url, f"http://{HOST}:{metrics_port}", process, services)
 
 
@@ -207,7 +212,7 @@ def test_a_killed_process_is_replaced_though_forks_fail_and_takes_nothing_but_it
         assert gateway.process.spec.log_path.read_text().count("can't be forked") == 2
         with gateway.doors() as alive:
             assert killed not in alive
-            assert [clients[0].get("/readyz").status_code for clients in alive.values()] == [200, 200]
+            until(lambda: are_ready(alive), "readiness")
         gateway.services.let_go()
         assert sum(map(len, heard)) > 0
     assert gateway.metric("cosydit_gateway_requests_total") >= before
@@ -222,7 +227,7 @@ def test_a_process_that_hangs_is_replaced(gateway: Gateway) -> None:
     until(lambda: opened() == before + 1, "a new process")
     with gateway.doors() as alive:
         assert hung not in alive
-        assert [clients[0].get("/readyz").status_code for clients in alive.values()] == [200, 200]
+        until(lambda: are_ready(alive), "readiness")
 
 
 def test_all_processes_drain_together_and_end_when_the_last_stream_has(

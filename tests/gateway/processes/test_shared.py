@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from prometheus_client.exposition import generate_latest
 from gateway.access.caller import Caller, CallerLimits
 from gateway.errors import AudioLimitError, NotReadyError, OverloadedError, StreamLimitError, VoiceNotFoundError
 from gateway.ledger import CallerLedger
-from gateway.processes.worker import LEAVE, OPENED, WARM, lasting, merged, snapshot
+from gateway.processes.worker import lasting, merged, snapshot
 from gateway.voices.directory import Viewer
 from gateway.voices.registry import VoiceRegistry
 from tests.gateway.fakes import ManualClock
@@ -120,21 +120,19 @@ def test_who_cannot_count_lets_nobody_speak_and_says_why(tmp_path: Path, monkeyp
     assert second.take_stream("anna", 1) is None and first.streams("anna") == 1
 
 
-async def test_a_worker_and_its_parent_tell_each_other_what_they_must_know(tmp_path: Path) -> None:
-    told: list[str] = []
+async def test_a_worker_beats_once_its_doors_are_open_and_cleans_up_behind_a_parent_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group = Group(tmp_path)
     async with group.process(1) as process:
-        process.worker.on_leave = lambda: told.append("leave")
-        process.worker.on_orphaned = lambda: told.append("orphaned")
+        os.set_blocking(process.beats, False)
+        with pytest.raises(BlockingIOError):
+            os.read(process.beats, 100)
         process.worker.note_opened()
-        process.worker.note_warm()
-        heard = process.end.recv(100)
-        assert OPENED in heard and WARM in heard and not process.worker.is_warm
-        process.end.send(WARM + LEAVE)
-        await until(lambda: process.worker.is_warm and told == ["leave"], "the words")
-        process.end.shutdown(socket.SHUT_RDWR)
-        await until(lambda: told == ["leave", "orphaned"], "the end of the parent")
-        process.worker.note_warm()
+        assert os.read(process.beats, 100)
+    assert group.path.exists()
+    async with group.process(2):
+        monkeypatch.setattr("os.getppid", lambda: 1)
     assert not group.path.parent.exists()
 
 
