@@ -85,10 +85,12 @@ def checked_json(text: str) -> str:
     return text
 
 
-def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return where the first wrong field is, empty for the whole, and what is wrong; not what was sent."""
+def wrong_field(error: ValidationError, whole: str = "message") -> InvalidRequestError:
+    """Make the error that says where the first wrong field is and what is wrong, and not what was sent."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return ".".join(map(str, first["loc"])), first["msg"]
+    where = ".".join(map(str, first["loc"]))
+    got = f"{where or whole}: {first['msg']}"
+    return InvalidRequestError(f"{got}; correct it and send it again", param=where.partition(".")[0] or None)
 
 
 def too_many_values() -> InvalidRequestError:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Coroutine, Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
 
 from fastapi.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.dialects.answers import checked_json
 from gateway.errors import GatewayError, InvalidRequestError
+from servicekit.clock import Clock
 from servicekit.tasks import cancel
 from servicekit.timeouts import timeout
 
@@ -166,6 +169,59 @@ class JsonSocket:
         if not isinstance(message, dict):
             raise InvalidRequestError("the message is JSON but no object; send a JSON object")
         return message
+
+
+class Speech(Protocol):
+    """A text on its way to be spoken on a socket."""
+
+    last_active_s: float
+    """When it last took text or sent audio, in seconds of the clock."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether all its text has come and it is still spoken."""
+
+
+class Conversation(ABC):
+    """One connection: obeys messages one by one while its texts are spoken, until none comes for too long."""
+
+    def __init__(self, socket: JsonSocket, clock: Clock, idle_timeout_s: float) -> None:
+        """Keep the accepted socket."""
+        self._socket = socket
+        self._clock = clock
+        self._idle_timeout_s = idle_timeout_s
+        self._last_message_s = clock.now()
+
+    async def _obey_all(self) -> None:
+        """Return when either side has closed; what can't be read or done is refused and changes nothing."""
+        with suppress(SocketClosedError):
+            while True:
+                try:
+                    message = await self._socket.receive(self._patience_s())
+                    self._last_message_s = self._clock.now()
+                    await self._obey(message)
+                except InvalidRequestError as error:
+                    await self._refuse(error)
+                except asyncio.TimeoutError:
+                    if self._patience_s() <= 0:
+                        await self._leave_idle(f"no message came for {self._idle_timeout_s:g} seconds; connect again")
+
+    def _patience_s(self) -> float:
+        """Seconds that may pass without a message from now on; speech counts as one."""
+        speeches = self._speeches()
+        if any(speech.is_ending for speech in speeches):
+            return self._idle_timeout_s
+        active_s = [self._last_message_s, *(speech.last_active_s for speech in speeches)]
+        return max(active_s) + self._idle_timeout_s - self._clock.now()
+
+    @abstractmethod
+    def _speeches(self) -> Collection[Speech]: ...
+    @abstractmethod
+    async def _obey(self, message: dict[str, Any]) -> None: ...
+    @abstractmethod
+    async def _refuse(self, error: InvalidRequestError) -> None: ...
+    @abstractmethod
+    async def _leave_idle(self, reason: str) -> None: ...
 
 
 async def refuse(websocket: WebSocket, response: Response) -> None:

@@ -266,10 +266,10 @@ def _requests() -> Mapping[str, Target]:
         "speech_ws": Target(lambda data: parse_config(_message(data)), _GATEWAY, (_CONFIG,)),
         "elevenlabs_ws": Target(lambda data: elevenlabs.parse_message(_message(data)), _GATEWAY, _SOCKET_TEXTS),
         "elevenlabs_query": Target(
-            lambda data: elevenlabs.parse_socket_options(dict(parse_qsl(_text(data)))), _GATEWAY, (query,)
+            lambda data: elevenlabs.read_socket_options(dict(parse_qsl(_text(data)))), _GATEWAY, (query,)
         ),
         "elevenlabs_body": Target(
-            lambda data: elevenlabs.parse_request_options(_message(data)), _GATEWAY, _SOCKET_TEXTS
+            lambda data: elevenlabs.read_options(elevenlabs.SpeechQuery, _message(data)), _GATEWAY, _SOCKET_TEXTS
         ),
         "wyoming": Target(_wyoming, _GATEWAY, (wyoming,)),
         "llm_completions": Target(lambda data: parse_request(CompletionRequest, data), refused, (_json(completion),)),

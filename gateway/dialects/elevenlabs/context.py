@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 from gateway.delivery import Delivery, Pacer, TurnEncoder
 from gateway.dialects.elevenlabs.feeds import AlignmentWriter, AudioWriter, BufferedFeed, MessageFeed, Send, TextFeed
-from gateway.dialects.elevenlabs.wire import ClientMessage, SocketOptions, error_message, final_message
+from gateway.dialects.elevenlabs.wire import ClientMessage, SocketQuery, error_message, final_message
 from gateway.dialects.json_socket import Interruptible, SocketClosedError
 from gateway.errors import GatewayError
 from gateway.host import Host
@@ -27,7 +26,6 @@ from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
 from gateway.speech.speech_job import warning_field
 from gateway.text import LIVE_TEXT, WHOLE_TEXT
-from servicekit.clock import Clock
 from servicekit.tasks import stop
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
@@ -44,35 +42,45 @@ class ContextState(Enum):
     CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True)
-class ContextParts:
-    """What a context is made of."""
-
-    name: str
-    """The context's name in logs."""
-    session: SpeechSession
-    feed: TextFeed
-    encoder: TurnEncoder
-    alignment: AlignmentWriter
-    delivery: Delivery
-    clock: Clock
-
-
 class SpeakingContext:
     """Speaks one growing text to one client; whoever calls `start` calls `stop` in the end, whatever happened."""
 
-    def __init__(self, context_id: str | None, parts: ContextParts, send: Send) -> None:
+    def __init__(
+        self,
+        host: Host,
+        name: str,
+        voice: str,
+        options: SocketQuery,
+        context_id: str | None,
+        first: ClientMessage,
+        send: Send,
+    ) -> None:
         """Begin without text.
 
         Args:
+            host: the gateway's parts.
+            name: of the context in logs.
+            voice: speaks.
+            options: of the socket.
             context_id: put in every message; None on a socket that has but one context.
-            parts: taken over.
+            first: its first message, which may say how to speak.
             send: waits until the client has room, and raises SocketClosedError.
+
+        Raises:
+            GatewayError: the speed or a pronunciation dictionary can't be had here.
         """
         self.id = context_id
-        self._parts = parts
+        self._name = name
+        self._clock = host.clock
         self._send = send
-        self._writer = AudioWriter(parts.encoder, parts.alignment, send, context_id)
+        self._session = _session(host, name, voice, options, first)
+        self._feed: TextFeed = (
+            MessageFeed(self._session) if options.auto_mode else BufferedFeed(self._session, first.schedule)
+        )
+        self._encoder = TurnEncoder(options.output, host.executor, first.speed)
+        self._delivery = Delivery(Pacer(host.clock, host.limits.run_ahead_s), first.speed)
+        alignment = AlignmentWriter(is_absolute=options.sync_alignment, speed=first.speed)
+        self._writer = AudioWriter(self._encoder, alignment, send, context_id)
         self._state = ContextState.OPEN
         self._was_flushed = False
         self._speech: Interruptible | None = None
@@ -80,7 +88,7 @@ class SpeakingContext:
         self._before: SpeakingContext | None = None
         self.failure: GatewayError | None = None
         """The error that ended the context; None if there was none."""
-        self.last_active_s = parts.clock.now()
+        self.last_active_s = host.clock.now()
         """When the context last took text or sent audio, in seconds of the clock."""
 
     @property
@@ -89,14 +97,19 @@ class SpeakingContext:
         return self._state
 
     @property
+    def is_ending(self) -> bool:
+        """Whether all its text has come and it is still spoken."""
+        return self._state is ContextState.ENDING
+
+    @property
     def progress(self) -> dict[str, Any]:
         """How far the speech got: the account for a caller who broke in."""
         return {
             "isCancelled": self._state is ContextState.CANCELLED,
-            "samplesGenerated": self._parts.delivery.generated_samples,
+            "samplesGenerated": self._delivery.generated_samples,
             "samplesSent": self._writer.samples_sent,
             "sampleRate": SAMPLE_RATE_HZ,
-            "charactersSent": self._parts.feed.position_in_text(self._writer.position_sent),
+            "charactersSent": self._feed.position_in_text(self._writer.position_sent),
         }
 
     @property
@@ -114,9 +127,9 @@ class SpeakingContext:
             before: the context whose messages come before all of this one's; None: there is none.
         """
         self._before = before
-        self._speech = Interruptible(self._speak(), f"speak-{self._parts.name}")
-        self._task = asyncio.create_task(self._run(self._speech, on_over), name=f"context-{self._parts.name}")
-        self._task.add_done_callback(lambda _: self._parts.encoder.close())
+        self._speech = Interruptible(self._speak(), f"speak-{self._name}")
+        self._task = asyncio.create_task(self._run(self._speech, on_over), name=f"context-{self._name}")
+        self._task.add_done_callback(lambda _: self._encoder.close())
 
     def take(self, message: ClientMessage) -> None:
         """Take text or a flush, while it is open.
@@ -124,8 +137,8 @@ class SpeakingContext:
         Raises:
             InvalidRequestError: the text can't be taken.
         """
-        self.last_active_s = self._parts.clock.now()
-        self._parts.feed.push(message)
+        self.last_active_s = self._clock.now()
+        self._feed.push(message)
         self._was_flushed = bool(message.flush) or (self._was_flushed and not message.has_speech)
 
     def close(self) -> None:
@@ -147,7 +160,7 @@ class SpeakingContext:
         """
         if self._state is ContextState.OPEN:
             self._state = ContextState.ENDING
-            self._parts.feed.end()
+            self._feed.end()
 
     def cancel(self) -> None:
         """Stop both services now; the final message still comes."""
@@ -179,11 +192,11 @@ class SpeakingContext:
                 self._state = ContextState.FINISHED
             if self.failure is not None:
                 await self._send(error_message(self.failure, self.id))
-            warning = warning_field(*self._parts.session.results)
+            warning = warning_field(*self._session.results)
             await self._send({**final_message(self.progress, self.id), **warning})
             await on_over(self)
         except SocketClosedError:
-            logger.info("%s: the client left", self._parts.name)
+            logger.info("%s: the client left", self._name)
 
     async def _wait_for_turn(self) -> None:
         if self._before is not None:
@@ -192,61 +205,23 @@ class SpeakingContext:
 
     async def _speak(self) -> None:
         await self._wait_for_turn()
-        frames = self._parts.delivery.frames(self._parts.session.audio())
-        async with self._parts.encoder, aclosing(frames):
+        frames = self._delivery.frames(self._session.audio())
+        async with self._encoder, aclosing(frames):
             async for frame in frames:
                 await self._writer.write(frame)
-                self.last_active_s = self._parts.clock.now()
+                self.last_active_s = self._clock.now()
             await self._writer.finish()
 
 
-class ContextOpener:
-    """Opens any number of contexts, each with parts of its own."""
-
-    def __init__(self, host: Host, voice: str, options: SocketOptions) -> None:
-        """Keep what all contexts have in common."""
-        self.host = host
-        self.options = options
-        self._voice = voice
-        self._name = uuid.uuid4().hex
-        self._opened = 0
-
-    def open(self, context_id: str | None, first: ClientMessage, send: Send) -> SpeakingContext:
-        """Make a context; it takes no text yet.
-
-        Args:
-            context_id: as the client calls it, if it has a name.
-            first: its first message, which may say how to speak.
-            send: see `SpeakingContext`.
-
-        Raises:
-            GatewayError: the output format, the speed or a pronunciation dictionary can't be had here.
-        """
-        self._opened += 1
-        name = f"{self._name}-{self._opened}"
-        speech = self.options.speech
-        text_options = replace(speech.text_options, lexicons=first.lexicons) if first.lexicons else speech.text_options
-        request = SpeechRequest(
-            "",
-            self._voice,
-            speech.seed,
-            text_options=text_options,
-            request_id=name,
-            is_interleaved=self.options.is_interleaved,
-            wants_times=True,
-        )
-        split = WHOLE_TEXT if self.options.is_auto else LIVE_TEXT
-        session = SpeechSession(self.host.pipeline, request, split=split)
-        parts = ContextParts(
-            name=name,
-            session=session,
-            feed=self._feed(session, first),
-            encoder=TurnEncoder(speech.output, self.host.executor, first.speed),
-            alignment=AlignmentWriter(is_absolute=self.options.is_absolute, speed=first.speed),
-            delivery=Delivery(Pacer(self.host.clock, self.host.limits.run_ahead_s), first.speed),
-            clock=self.host.clock,
-        )
-        return SpeakingContext(context_id, parts, send)
-
-    def _feed(self, session: SpeechSession, first: ClientMessage) -> TextFeed:
-        return MessageFeed(session) if self.options.is_auto else BufferedFeed(session, first.schedule)
+def _session(host: Host, name: str, voice: str, options: SocketQuery, first: ClientMessage) -> SpeechSession:
+    text_options = options.text_options
+    request = SpeechRequest(
+        "",
+        voice,
+        options.seed,
+        text_options=replace(text_options, lexicons=first.lexicons) if first.lexicons else text_options,
+        request_id=name,
+        is_interleaved=options.text_mode == "interleaved",
+        wants_times=True,
+    )
+    return SpeechSession(host.pipeline, request, split=WHOLE_TEXT if options.auto_mode else LIVE_TEXT)

@@ -19,16 +19,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from gateway.audio import DEFAULT_ELEVENLABS_FORMAT, OutputFormat
+from gateway.audio import OutputFormat
 from gateway.audio.formats import AUDIO_TYPES
 from gateway.delivery import TurnEncoder, frames_of, timed
 from gateway.dialects.answers import StreamedAnswer, checked_json, ignored_headers, read_body, warning_headers
 from gateway.dialects.elevenlabs.wire import (
     ElevenLabsErrorBody,
     LexiconLocatorFields,
+    SpeechQuery,
     VoiceSettingsFields,
     locators_of,
-    parse_request_options,
+    read_options,
     speed_of,
 )
 from gateway.dialects.endpoints import JSON, Door, Endpoint, VoiceName
@@ -60,22 +61,6 @@ class ElevenLabsSpeechBody(BaseModel):
     """Only `speed` has a meaning."""
     pronunciation_dictionary_locators: list[LexiconLocatorFields] | None = None
     """Pronunciation dictionaries, applied in order."""
-
-
-class SpeechQuery(BaseModel):
-    """Options in the URL of a request or a socket."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-    output_format: str = DEFAULT_ELEVENLABS_FORMAT
-    """Such as `mp3_44100_128` (default), `pcm_24000`, `opus_48000_64`, `ulaw_8000`."""
-    language_code: str | None = None
-    """BCP 47 tag; by default guessed from the text."""
-    apply_text_normalization: str = "auto"
-    """`auto` (default), `on` or `off`."""
-    seed: int | None = None
-    """0 to 2**63-1: the same seed and text give the same speech tokens."""
-    enable_ssml_parsing: bool = False
-    """`true`: the text is SSML, or what may stand in its `<speak>`."""
 
 
 _BASE64_GROUP_BYTES = 3
@@ -212,7 +197,7 @@ def read_speech(raw: bytes, query: Mapping[str, str], voice: str) -> ElevenLabsS
     """
     body = ElevenLabsSpeechBody.model_validate_json(checked_json(decode_text(raw)))
     fields = body.model_dump(exclude={"text", "voice_settings", "pronunciation_dictionary_locators"})
-    options = parse_request_options({**fields, **query})
+    options = read_options(SpeechQuery, {**fields, **query})
     speech = SpeechRequest(
         body.text,
         voice,

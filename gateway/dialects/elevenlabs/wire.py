@@ -8,54 +8,69 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi.responses import JSONResponse
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.audio import DEFAULT_ELEVENLABS_FORMAT, OutputFormat, parse_elevenlabs_format
-from gateway.dialects.answers import error_headers, first_problem, retry_after_s
+from gateway.dialects.answers import error_headers, retry_after_s, wrong_field
 from gateway.errors import GatewayError, InvalidRequestError, public_text, wire_status
 from gateway.speech.request import MAX_SEED
 from gateway.text import Normalization, TextOptions
 
 NORMAL_SPEED = 1.0
-DEFAULT_INACTIVITY_S = 20.0
-MAX_INACTIVITY_S = 180.0
 _MAX_CONTEXT_ID = 256
 _MAX_SCHEDULE = 64
 _MAX_BUFFERED_CHARACTERS = 500
-_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _MODELS_WITH_AUDIO_TAGS = "eleven_v3"
 """First letters of the names of ElevenLabs' models that read audio tags; other models speak the tags."""
-_NORMALIZATIONS = {"auto": Normalization.ON, "on": Normalization.ON, "off": Normalization.OFF}
 
 
-@dataclass(frozen=True)
-class RequestOptions:
-    """How to speak, as an URL or a body says it."""
+class SpeechQuery(BaseModel):
+    """Options in the URL of a request or a socket."""
 
-    output: OutputFormat
-    text_options: TextOptions
-    seed: int | None
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    output_format: str = DEFAULT_ELEVENLABS_FORMAT
+    """Such as `mp3_44100_128` (default), `pcm_24000`, `opus_48000_64`, `ulaw_8000`."""
+    model_id: str = ""
+    """Any name; with `eleven_v3` the gateway obeys audio tags such as `[whispers]` in the text."""
+    language_code: str | None = None
+    """BCP 47 tag; by default guessed from the text."""
+    apply_text_normalization: Literal["auto", "on", "off"] = "auto"
+    """`auto` (default), `on` or `off`."""
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
+    """0 to 2**63-1: the same seed and text give the same speech tokens."""
+    enable_ssml_parsing: bool = False
+    """`true`: the text is SSML, or what may stand in its `<speak>`."""
+
+    @property
+    def output(self) -> OutputFormat:
+        """The format; raises UnsupportedOptionError if it can't be had."""
+        return parse_elevenlabs_format(self.output_format)
+
+    @property
+    def text_options(self) -> TextOptions:
+        """How to read the text; raises InvalidRequestError if there is no such language."""
+        normalization = Normalization.OFF if self.apply_text_normalization == "off" else Normalization.ON
+        reads_tags = self.model_id.startswith(_MODELS_WITH_AUDIO_TAGS)
+        return TextOptions(
+            self.language_code, normalization, is_ssml=self.enable_ssml_parsing, has_audio_tags=reads_tags
+        )
 
 
-@dataclass(frozen=True)
-class SocketOptions:
-    """What holds for a socket."""
+class SocketQuery(SpeechQuery):
+    """Options in the URL of a socket."""
 
-    speech: RequestOptions
-    is_auto: bool
-    """Whether every text message is spoken at once; otherwise text is buffered."""
-    is_absolute: bool
-    """Times of characters count from the context's start; otherwise from the alignment before.
-
-    LiveKit's client needs the one and asks for it by `sync_alignment`, Pipecat's needs the other.
-    """
-    inactivity_s: float
-    is_interleaved: bool = False
-    """Whether the LLM takes the text a few words at a time while it speaks."""
+    auto_mode: bool = False
+    """`true`: a text message is spoken at once; `false` (default): it waits for the schedule or a flush."""
+    sync_alignment: bool = False
+    """`true`: times count from the context's start, as LiveKit's client needs it; `false` (default): from the alignment
+    before, as Pipecat's does."""
+    inactivity_timeout: float = Field(default=20.0, gt=0, le=180)
+    """Seconds without a message after which the socket is closed; at most 180."""
+    text_mode: Literal["segments", "interleaved"] = "segments"
+    """`interleaved`: the LLM takes the text a few words at a time while it speaks; not with `auto_mode`."""
 
 
 class GenerationConfig(BaseModel):
@@ -143,9 +158,7 @@ def parse_message(fields: Mapping[str, Any]) -> ClientMessage:
     try:
         return ClientMessage.model_validate(fields)
     except ValidationError as error:
-        where, problem = first_problem(error)
-        got = f"{where or 'message'}: {problem}"
-        raise InvalidRequestError(f"{got}; correct it and send it again", param=where) from error
+        raise wrong_field(error) from error
 
 
 def locators_of(fields: Sequence[LexiconLocatorFields] | None) -> tuple[str, ...]:
@@ -158,53 +171,32 @@ def speed_of(settings: VoiceSettingsFields | None) -> float:
     return NORMAL_SPEED if settings is None or settings.speed is None else settings.speed
 
 
-def parse_socket_options(query: Mapping[str, str]) -> SocketOptions:
+Options = TypeVar("Options", bound=SpeechQuery)
+
+
+def read_options(kind: type[Options], fields: Mapping[str, Any]) -> Options:
+    """Read the options of an URL, or of a body; None and empty text are as good as nothing.
+
+    Raises:
+        InvalidRequestError: a value that can't be.
+    """
+    try:
+        return kind.model_validate({name: value for name, value in fields.items() if value not in (None, "")})
+    except ValidationError as error:
+        raise wrong_field(error) from error
+
+
+def read_socket_options(query: Mapping[str, str]) -> SocketQuery:
     """Read a socket's query.
 
     Raises:
         InvalidRequestError: a value that can't be.
     """
-    seconds = _number(query, "inactivity_timeout", DEFAULT_INACTIVITY_S)
-    if not 0 < seconds <= MAX_INACTIVITY_S:
-        expected = f"expected more than 0 and at most {MAX_INACTIVITY_S:.0f} seconds"
-        raise InvalidRequestError(f"got inactivity_timeout {seconds}, {expected}", param="inactivity_timeout")
-    is_auto, is_interleaved = _boolean(query, "auto_mode"), _is_interleaved(query)
-    if is_auto and is_interleaved:
+    options = read_options(SocketQuery, query)
+    if options.auto_mode and options.text_mode == "interleaved":
         got = "got auto_mode with text_mode interleaved, whose text is spoken before a message of it is complete"
         raise InvalidRequestError(f"{got}; leave one out", param="auto_mode")
-    return SocketOptions(
-        parse_request_options(query), is_auto, _boolean(query, "sync_alignment"), seconds, is_interleaved
-    )
-
-
-def _is_interleaved(query: Mapping[str, str]) -> bool:
-    mode = query.get("text_mode") or "segments"
-    if mode not in ("segments", "interleaved"):
-        raise InvalidRequestError(f"got text_mode {mode!r}, expected segments or interleaved", param="text_mode")
-    return mode == "interleaved"
-
-
-def parse_request_options(fields: Mapping[str, Any]) -> RequestOptions:
-    """Read what URLs and bodies have in common; values may be absent or None.
-
-    Raises:
-        InvalidRequestError: a value that can't be.
-    """
-    normalization = fields.get("apply_text_normalization") or "auto"
-    if normalization not in _NORMALIZATIONS:
-        got = f"got apply_text_normalization {normalization!r}, expected auto, on or off"
-        raise InvalidRequestError(got, param="apply_text_normalization")
-    language = fields.get("language_code") or None
-    return RequestOptions(
-        parse_elevenlabs_format(fields.get("output_format") or DEFAULT_ELEVENLABS_FORMAT),
-        TextOptions(
-            language,
-            _NORMALIZATIONS[normalization],
-            is_ssml=_boolean(fields, "enable_ssml_parsing"),
-            has_audio_tags=str(fields.get("model_id") or "").startswith(_MODELS_WITH_AUDIO_TAGS),
-        ),
-        _seed(fields.get("seed")),
-    )
+    return options
 
 
 def audio_message(audio: bytes, alignment: Mapping[str, Any] | None, context_id: str | None) -> dict[str, Any]:
@@ -268,29 +260,3 @@ def detail(message: str, code: str) -> dict[str, dict[str, str]]:
 
 def _addressed(message: dict[str, Any], context_id: str | None) -> dict[str, Any]:
     return message if context_id is None else {**message, "contextId": context_id}
-
-
-def _boolean(query: Mapping[str, Any], name: str) -> bool:
-    given = str(query.get(name) or "false").lower()
-    if given not in _BOOLEANS:
-        raise InvalidRequestError(f"got {name} {given!r}, expected true or false", param=name)
-    return _BOOLEANS[given]
-
-
-def _number(query: Mapping[str, str], name: str, default: float) -> float:
-    try:
-        return float(query.get(name, default))
-    except ValueError as error:
-        raise InvalidRequestError(f"got {name} {query[name]!r}, expected a number", param=name) from error
-
-
-def _seed(given: Any) -> int | None:
-    if given is None or given == "":
-        return None
-    try:
-        seed = int(given)
-    except ValueError as error:
-        raise InvalidRequestError(f"got seed {given!r}, expected a whole number", param="seed") from error
-    if not 0 <= seed <= MAX_SEED:
-        raise InvalidRequestError(f"got seed {seed}, expected 0 to 2**63-1", param="seed")
-    return seed

@@ -15,31 +15,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Annotated
+import uuid
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Annotated, Any
 
 from fastapi import Query
 from starlette.routing import BaseRoute
 from starlette.websockets import WebSocket
 
 from gateway.audio import open_encoder
-from gateway.dialects.elevenlabs.context import ContextOpener, ContextState, SpeakingContext
-from gateway.dialects.elevenlabs.http import PATH, SpeechQuery
+from gateway.dialects.elevenlabs.context import ContextState, SpeakingContext
+from gateway.dialects.elevenlabs.http import PATH
 from gateway.dialects.elevenlabs.wire import (
-    DEFAULT_INACTIVITY_S,
     ClientMessage,
+    SocketQuery,
     closing_message,
     error_message,
     error_response,
     parse_message,
-    parse_socket_options,
+    read_socket_options,
 )
 from gateway.dialects.endpoints import Door, Socket, VoiceName
 from gateway.dialects.json_socket import (
     FAILURE_CLOSE,
     NORMAL_CLOSE,
     POLICY_CLOSE,
+    Conversation,
     JsonSocket,
     SocketClosedError,
     refuse,
@@ -58,68 +60,56 @@ FAREWELL_S = 0.3
 """How long the final messages of cancelled contexts may take."""
 
 
-class TextSocket(ABC):
-    """One connection: reads messages one by one while its contexts speak."""
+class TextSocket(Conversation):
+    """One connection; its contexts speak while it reads on."""
 
-    def __init__(self, socket: JsonSocket, opener: ContextOpener) -> None:
-        """Keep the accepted socket, and what makes contexts."""
-        self._socket = socket
-        self._opener = opener
+    def __init__(self, socket: JsonSocket, host: Host, voice: str, options: SocketQuery) -> None:
+        """Keep the accepted socket, and what its contexts have in common."""
+        super().__init__(socket, host.clock, options.inactivity_timeout)
+        self._host = host
+        self._voice = voice
+        self._options = options
+        self._name = uuid.uuid4().hex
+        self._opened = 0
         self._contexts: set[SpeakingContext] = set()
         self._is_leaving = False
-        self._last_message_s = opener.host.clock.now()
 
     async def serve(self) -> None:
         """Serve until either side closes; leaves nothing running."""
         try:
-            while True:
-                await self._obey(await self._receive())
-        except SocketClosedError:
-            pass
+            await self._obey_all()
         finally:
             await asyncio.gather(*(context.stop() for context in self._contexts))
 
+    async def _obey(self, message: dict[str, Any]) -> None:
+        await self._take_message(parse_message(message))
+
     @abstractmethod
-    async def _obey(self, message: ClientMessage) -> None: ...
+    async def _take_message(self, message: ClientMessage) -> None: ...
+
+    def _speeches(self) -> Collection[SpeakingContext]:
+        return self._contexts
+
+    async def _refuse(self, error: InvalidRequestError) -> None:
+        await self._socket.send(error_message(error, None))
 
     async def _over(self, context: SpeakingContext) -> None:
         self._contexts.discard(context)
 
-    async def _receive(self) -> ClientMessage:
-        """Wait for the next message that can be read; what can't be is refused and changes nothing."""
-        while True:
-            try:
-                message = parse_message(await self._socket.receive(self._patience_s()))
-            except InvalidRequestError as error:
-                await self._socket.send(error_message(error, None))
-            except asyncio.TimeoutError:
-                if self._patience_s() <= 0:
-                    await self._leave_idle()
-            else:
-                self._last_message_s = self._opener.host.clock.now()
-                return message
-
-    def _patience_s(self) -> float:
-        """Seconds that may pass without a message from now on; speech counts as one."""
-        now_s = self._opener.host.clock.now()
-        active_s = [self._last_message_s, *(context.last_active_s for context in self._contexts)]
-        if any(context.state is ContextState.ENDING for context in self._contexts):
-            active_s.append(now_s)
-        return max(active_s) + self._opener.options.inactivity_s - now_s
-
     def _open(
         self, context_id: str | None, first: ClientMessage, before: SpeakingContext | None = None
     ) -> SpeakingContext:
-        context = self._opener.open(context_id, first, self._socket.send)
+        self._opened += 1
+        name = f"{self._name}-{self._opened}"
+        context = SpeakingContext(self._host, name, self._voice, self._options, context_id, first, self._socket.send)
         self._contexts.add(context)
         context.start(self._over, before)
         return context
 
-    async def _leave_idle(self) -> None:
-        seconds = self._opener.options.inactivity_s
+    async def _leave_idle(self, reason: str) -> None:
         self._is_leaving = True
         await self._cancel_all()
-        await self._leave("input_timeout_exceeded", f"no message came for {seconds:g} seconds; connect again")
+        await self._leave("input_timeout_exceeded", reason)
 
     async def _leave(self, name: str, message: str) -> None:
         """Close for a reason.
@@ -140,13 +130,13 @@ class TextSocket(ABC):
 class MultiStreamInput(TextSocket):
     """Many ids, each on its own; the contexts of one id speak in turn."""
 
-    def __init__(self, socket: JsonSocket, opener: ContextOpener) -> None:
+    def __init__(self, socket: JsonSocket, host: Host, voice: str, options: SocketQuery) -> None:
         """Begin without contexts."""
-        super().__init__(socket, opener)
+        super().__init__(socket, host, voice, options)
         self._lines: dict[str, list[SpeakingContext]] = {}
         """Contexts by id, in the order of their answers; only the last may be open."""
 
-    async def _obey(self, message: ClientMessage) -> None:
+    async def _take_message(self, message: ClientMessage) -> None:
         context_id = message.context_id or DEFAULT_CONTEXT
         if message.text or message.flush:
             await self._take(context_id, message)
@@ -172,7 +162,7 @@ class MultiStreamInput(TextSocket):
             context.cancel()
 
     async def _open_within_limit(self, context_id: str, first: ClientMessage) -> SpeakingContext | None:
-        limit, line = self._opener.host.limits.max_contexts, self._lines.get(context_id, [])
+        limit, line = self._host.limits.max_contexts, self._lines.get(context_id, [])
         if not line and len(self._lines) >= limit:
             got = f"{limit} contexts are open on this connection, the most there may be"
             await self._leave("max_active_conversations", f"{got}; close one before you open another")
@@ -206,19 +196,16 @@ class MultiStreamInput(TextSocket):
         if not line:
             del self._lines[context.id or ""]
         # Clients that don't ask for absolute times ignore errors and take the audio so far for the whole.
-        if context.is_cut_short and not self._contexts and not self._opener.options.is_absolute:
+        if context.is_cut_short and not self._contexts and not self._options.sync_alignment:
             await self._socket.close(FAILURE_CLOSE, "speech failed")
 
 
 class StreamInput(TextSocket):
     """One text; the socket closes when it is spoken."""
 
-    def __init__(self, socket: JsonSocket, opener: ContextOpener) -> None:
-        """Begin without text."""
-        super().__init__(socket, opener)
-        self._context: SpeakingContext | None = None
+    _context: SpeakingContext | None = None
 
-    async def _obey(self, message: ClientMessage) -> None:
+    async def _take_message(self, message: ClientMessage) -> None:
         context = self._context or await self._begin(message)
         if context.state is not ContextState.OPEN:
             return
@@ -246,19 +233,20 @@ class StreamInput(TextSocket):
         await self._socket.close(FAILURE_CLOSE, context.failure.code)
 
 
-def _serving(make: Callable[[JsonSocket, ContextOpener], TextSocket]) -> Callable[[WebSocket], Awaitable[None]]:
+def _serving(kind: type[TextSocket]) -> Callable[[WebSocket], Awaitable[None]]:
     async def serve(websocket: WebSocket) -> None:
         host: Host = websocket.app.state.host
         try:
-            options = parse_socket_options(websocket.query_params)
-            host.voices.check(websocket.path_params["voice"])
-            open_encoder(options.speech.output).close()
+            options, voice = read_socket_options(websocket.query_params), websocket.path_params["voice"]
+            host.voices.check(voice)
+            host.pipeline.front_end.check(options.text_options)
+            open_encoder(options.output).close()
         except GatewayError as error:
             await refuse(websocket, error_response(error))
             return
         socket = JsonSocket(websocket, host.limits.max_message_bytes, host.limits.send_timeout_s)
         await socket.accept()
-        await make(socket, ContextOpener(host, websocket.path_params["voice"], options)).serve()
+        await kind(socket, host, voice, options).serve()
 
     return serve
 
@@ -276,17 +264,6 @@ async def _settled(contexts: Iterable[SpeakingContext], seconds: float) -> None:
     if waiting:
         await asyncio.wait(waiting, timeout=seconds)
         await stop(*waiting)
-
-
-class SocketQuery(SpeechQuery):
-    """Options in the URL of a socket."""
-
-    auto_mode: bool = False
-    """`true`: a text message is spoken at once; `false` (default): it waits for the schedule or a flush."""
-    sync_alignment: bool = False
-    """`true`: times count from the context's start; `false` (default): from the alignment before."""
-    inactivity_timeout: float = DEFAULT_INACTIVITY_S
-    """Seconds without a message after which the socket is closed; at most 180."""
 
 
 def _a_socket(voice: VoiceName, query: Annotated[SocketQuery, Query()]) -> None: ...

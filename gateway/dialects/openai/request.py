@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
 from gateway.core import InlineVoice
-from gateway.dialects.answers import checked_json, first_problem
-from gateway.errors import InvalidRequestError, UnsupportedOptionError
+from gateway.dialects.answers import checked_json, wrong_field
+from gateway.errors import UnsupportedOptionError
 from gateway.lexicons import own_rules
 from gateway.speech.request import SpeechRequest, decode_text, draw_seed
 from gateway.text import Normalization, TextOptions
@@ -193,7 +193,4 @@ def _parse(raw: bytes) -> SpeechBody:
     try:
         return SpeechBody.model_validate_json(checked_json(decode_text(raw)))
     except ValidationError as error:
-        where, problem = first_problem(error)
-        param = where.partition(".")[0] or None
-        message = f"{param or 'body'}: {problem}; send JSON with input and, optional, voice"
-        raise InvalidRequestError(message, param=param) from error
+        raise wrong_field(error, "body") from error

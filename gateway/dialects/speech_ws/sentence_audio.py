@@ -2,7 +2,7 @@
 
     audio     |frame|frame|frame|frame|frame|
     tokens    [ sentence 0    ][ sentence 1 ]
-    events    start, sound x 3, end, start, sound x 3, end
+    parts     sound x 3, end,  sound x 3, end
 
 What is called a sentence here is a segment: a sentence, or some short ones, or part of a very long one.
 """
@@ -20,127 +20,82 @@ from gateway.speech.text_clock import CharacterTime
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 
-@dataclass(frozen=True)
-class SentenceStart:
-    """Its audio comes next."""
+@dataclass
+class Sentence:
+    """One sentence; its characters are all there when it ends."""
 
     index: int
     text: str
-
-
-@dataclass(frozen=True)
-class SentenceSound:
-    """Some of its audio."""
-
-    samples: FloatArray
-    """[N] float32 in +-1 at 24 kHz."""
-
-
-@dataclass(frozen=True)
-class SentenceEnd:
-    """All of its audio has come."""
-
-    index: int
     began_s: float
     """Seconds from the session's first sample; the times of its characters count from there, too."""
-    characters: tuple[CharacterTime, ...]
-
-
-SentenceEvent = SentenceStart | SentenceSound | SentenceEnd
-
-
-@dataclass
-class _Sentence:
-    index: int
-    span: SpokenSpan
-    began_s: float
+    span: SpokenSpan | None
+    """Where it lies in its turn; None: it is the whole text."""
     characters: list[CharacterTime] = field(default_factory=list)
 
     @property
     def end_samples(self) -> float:
         """Where it ends within its turn; beyond all samples while the LLM still speaks it."""
-        return self.span.end_samples if self.span.is_complete else math.inf
+        return self.span.end_samples if self.span is not None and self.span.is_complete else math.inf
+
+    def move(self, characters: list[CharacterTime]) -> None:
+        """Take those characters that are its own off a list."""
+        end = math.inf if self.span is None else self.span.segment.source.end
+        while characters and characters[0].position < end:
+            self.characters.append(characters.pop(0))
 
 
-class SegmentCutter:
-    """Each segment is a sentence."""
+Part = tuple[Sentence, FloatArray | None]
+"""Some of a sentence's audio, [N] float32 in +-1 at 24 kHz; None: all of it has come."""
+
+
+class SentenceCutter:
+    """Each segment is a sentence, or the whole text is one."""
 
     def __init__(self, results: list[SpeechResult]) -> None:
         """Begin before the first sample; `results` are the session's, which grow."""
         self._results = results
         self._turn = self._span = 0
         self._heard_samples = self._turn_samples = 0
-        self._sentence: _Sentence | None = None
+        self._sentence: Sentence | None = None
+        self.whole: str | None = None
+        """The text, if it is one sentence."""
         self.count = 0
         """Number of sentences begun."""
 
-    def push(self, audio: SessionAudio) -> Iterator[SentenceEvent]:
-        """Take audio; return what happens in it."""
+    def push(self, audio: SessionAudio) -> Iterator[Part]:
+        """Take audio; return what it is of."""
         samples, characters = audio.samples, list(audio.characters)
         while len(samples):
-            sentence = self._sentence
-            if sentence is None:
-                sentence = self._begin()
-                yield SentenceStart(sentence.index, sentence.span.segment.source.text)
-            _move(characters, sentence)
+            sentence = self._sentence or self._begin()
+            sentence.move(characters)
             taken = samples[: int(min(sentence.end_samples - self._turn_samples, len(samples)))]
-            yield SentenceSound(taken) if len(taken) else self._end(sentence)
+            if len(taken):
+                yield sentence, taken
+            else:
+                yield from self._end()
             samples = samples[len(taken) :]
             self._turn_samples += len(taken)
             self._heard_samples += len(taken)
         if self._sentence is not None:
-            _move(characters, self._sentence)
-        if audio.is_turn_end:
-            yield from self._end_turn()
+            self._sentence.move(characters)
+        if audio.is_turn_end and self.whole is None:
+            yield from self._end()
+            self._turn += 1
+            self._span = self._turn_samples = 0
 
-    def finish(self) -> Iterator[SentenceEvent]:
-        """Return nothing: the last turn has ended already."""
-        return iter(())
+    def finish(self) -> Iterator[Part]:
+        """Return what happens at the end of all audio."""
+        yield from self._end()
 
-    def _begin(self) -> _Sentence:
-        span = self._results[self._turn].spans[self._span]
-        self._sentence = _Sentence(self.count, span, self._heard_samples / SAMPLE_RATE_HZ)
+    def _begin(self) -> Sentence:
+        span = self._results[self._turn].spans[self._span] if self.whole is None else None
+        text = self.whole or "" if span is None else span.segment.source.text
+        self._sentence = Sentence(self.count, text, self._heard_samples / SAMPLE_RATE_HZ, span)
         self.count += 1
         return self._sentence
 
-    def _end(self, sentence: _Sentence) -> SentenceEnd:
-        self._sentence = None
-        self._span += 1
-        return SentenceEnd(sentence.index, sentence.began_s, tuple(sentence.characters))
-
-    def _end_turn(self) -> Iterator[SentenceEvent]:
-        if self._sentence is not None:
-            yield self._end(self._sentence)
-        self._turn += 1
-        self._span = self._turn_samples = 0
-
-
-class UtteranceCutter:
-    """The whole text is one sentence."""
-
-    def __init__(self, text: str) -> None:
-        """Begin before the first sample."""
-        self._text = text
-        self._characters: list[CharacterTime] = []
-        self.count = 0
-
-    def push(self, audio: SessionAudio) -> Iterator[SentenceEvent]:
-        """Take audio; return what happens in it."""
-        self._characters.extend(audio.characters)
-        if len(audio.samples) and not self.count:
-            self.count = 1
-            yield SentenceStart(0, self._text)
-        if len(audio.samples):
-            yield SentenceSound(audio.samples)
-
-    def finish(self) -> Iterator[SentenceEvent]:
-        """Return what happens at the end of all audio."""
-        if self.count:
-            yield SentenceEnd(0, 0.0, tuple(self._characters))
-
-
-def _move(characters: list[CharacterTime], sentence: _Sentence) -> None:
-    """Give a sentence those of the characters that are its own."""
-    end = sentence.span.segment.source.end
-    while characters and characters[0].position < end:
-        sentence.characters.append(characters.pop(0))
+    def _end(self) -> Iterator[Part]:
+        if (ended := self._sentence) is not None:
+            self._sentence = None
+            self._span += 1
+            yield ended, None

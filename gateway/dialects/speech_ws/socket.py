@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket
 
 from gateway.audio import open_encoder
 from gateway.dialects.endpoints import Door, Socket
-from gateway.dialects.json_socket import NORMAL_CLOSE, POLICY_CLOSE, JsonSocket, SocketClosedError
+from gateway.dialects.json_socket import NORMAL_CLOSE, POLICY_CLOSE, Conversation, JsonSocket, SocketClosedError
 from gateway.dialects.speech_ws.utterance import SpeakingUtterance, UtteranceParts
 from gateway.dialects.speech_ws.wire import (
     MAX_CONFIG_BYTES,
@@ -47,44 +47,34 @@ _TEXTS = "Speak texts that are still being written, one utterance after the othe
 ROUTES: list[BaseRoute] = [Socket(PATH, _serve, Door.OMNI, _TEXTS)]
 
 
-class SpeechSocket:
+class SpeechSocket(Conversation):
     """One connection: takes text while its utterances are spoken, one behind the other."""
 
     def __init__(self, socket: JsonSocket, host: Host) -> None:
         """Keep the accepted socket; nothing can be said before a config."""
-        self._socket = socket
+        super().__init__(socket, host.clock, host.limits.idle_timeout_s)
         self._host = host
         self._session_id = f"speech_ws_{uuid.uuid4().hex}"
         self._config: SpeechConfig | None = None
         self._utterances: list[SpeakingUtterance] = []
         self._to_speak: asyncio.Queue[SpeakingUtterance | None] = asyncio.Queue()
         self._made = 0
-        self._last_message_s = host.clock.now()
 
     async def serve(self) -> None:
         """Serve until either side closes; leaves nothing running."""
         speaker = asyncio.create_task(self._speak_all(), name=self._session_id)
         try:
-            while True:
-                await self._receive()
-        except SocketClosedError:
-            pass
+            await self._obey_all()
         finally:
             for utterance in self._utterances:
                 utterance.abandon()
             await stop(speaker)
 
-    async def _receive(self) -> None:
-        """Take one message, or notice that none comes; what can't be read or done is refused and changes nothing."""
-        try:
-            message = await self._socket.receive(self._patience_s())
-            self._last_message_s = self._host.clock.now()
-            await self._obey(message)
-        except InvalidRequestError as error:
-            await self._socket.send(error_message(error))
-        except asyncio.TimeoutError:
-            if self._patience_s() <= 0:
-                await self._leave_idle()
+    def _speeches(self) -> list[SpeakingUtterance]:
+        return self._utterances
+
+    async def _refuse(self, error: InvalidRequestError) -> None:
+        await self._socket.send(error_message(error))
 
     async def _obey(self, message: dict[str, Any]) -> None:
         kind = message.get("type")
@@ -130,7 +120,7 @@ class SpeechSocket:
     def _cancel(self) -> None:
         for utterance in self._utterances:
             utterance.interrupt()
-            if not utterance.has_ended:
+            if not utterance.is_ending:
                 utterance.end()
 
     def _finish(self) -> None:
@@ -144,7 +134,7 @@ class SpeechSocket:
     def _open(self) -> SpeakingUtterance | None:
         """The utterance that takes text."""
         last = self._utterances[-1] if self._utterances else None
-        return None if last is None or last.has_ended else last
+        return None if last is None or last.is_ending else last
 
     def _opened(self) -> SpeakingUtterance:
         if self._config is None:
@@ -170,16 +160,7 @@ class SpeechSocket:
         except SocketClosedError:
             pass
 
-    def _patience_s(self) -> float:
-        """Seconds that may pass without a message from now on; speech counts as one."""
-        now_s = self._host.clock.now()
-        active_s = [self._last_message_s, *(utterance.last_active_s for utterance in self._utterances)]
-        if any(utterance.has_ended for utterance in self._utterances):
-            active_s.append(now_s)
-        return max(active_s) + self._host.limits.idle_timeout_s - now_s
-
-    async def _leave_idle(self) -> None:
-        error = InvalidRequestError(f"no message came for {self._host.limits.idle_timeout_s:g} seconds; connect again")
-        await self._socket.send(error_message(error))
+    async def _leave_idle(self, reason: str) -> None:
+        await self._refuse(InvalidRequestError(reason))
         await self._socket.close(POLICY_CLOSE, "idle")
         raise SocketClosedError

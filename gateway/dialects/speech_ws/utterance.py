@@ -21,14 +21,7 @@ from gateway.audio.codecs import PCM16_BYTES
 from gateway.core import FloatArray
 from gateway.delivery import Delivery, Pacer, TurnEncoder
 from gateway.dialects.json_socket import Interruptible, JsonSocket
-from gateway.dialects.speech_ws.sentence_audio import (
-    SegmentCutter,
-    SentenceEnd,
-    SentenceEvent,
-    SentenceSound,
-    SentenceStart,
-    UtteranceCutter,
-)
+from gateway.dialects.speech_ws.sentence_audio import Sentence, SentenceCutter
 from gateway.dialects.speech_ws.wire import Granularity, SpeechConfig, error_message, word_times
 from gateway.errors import GatewayError, TextTooLongError
 from gateway.host import Host
@@ -77,12 +70,12 @@ class SpeakingUtterance:
         self._has_ended = self._is_cancelled = False
         self._speech: Interruptible | None = None
         self._sentence: tuple[int, StreamedWriter | WholeWriter] | None = None
-        self._cutter: SegmentCutter | UtteranceCutter = SegmentCutter(self._session.results)
+        self._cutter = SentenceCutter(self._session.results)
         self.last_active_s = host.clock.now()
         """When the utterance last took text or sent audio, in seconds of the clock."""
 
     @property
-    def has_ended(self) -> bool:
+    def is_ending(self) -> bool:
         """Whether all its text has come."""
         return self._has_ended
 
@@ -110,7 +103,7 @@ class SpeakingUtterance:
         self._has_ended = True
         try:
             if self._parts.config.granularity is Granularity.NONE:
-                self._cutter = UtteranceCutter(self._held)
+                self._cutter.whole = self._held
                 self._session.write(self._held)
         finally:
             self._session.end()
@@ -154,37 +147,38 @@ class SpeakingUtterance:
         try:
             async with aclosing(frames):
                 async for frame in frames:
-                    for event in self._cutter.push(frame):
-                        await self._obey(event)
+                    for sentence, samples in self._cutter.push(frame):
+                        await self._hear(sentence, samples)
                     self.last_active_s = self._parts.host.clock.now()
-            for event in self._cutter.finish():
-                await self._obey(event)
+            for sentence, samples in self._cutter.finish():
+                await self._hear(sentence, samples)
         finally:
             if self._sentence is not None:
                 self._sentence[1].close()
 
-    async def _obey(self, event: SentenceEvent) -> None:
-        if isinstance(event, SentenceStart):
-            await self._begin_sentence(event)
-        elif self._sentence is not None and isinstance(event, SentenceSound):
-            await self._sentence[1].sound(event.samples)
-        elif self._sentence is not None and isinstance(event, SentenceEnd):
-            index, writer = self._sentence
-            await writer.end(event)
-            self._sentence = None
-            await self._send_done(index, writer, has_failed=False)
+    async def _hear(self, sentence: Sentence, samples: FloatArray | None) -> None:
+        _, writer = self._sentence or await self._begin_sentence(sentence)
+        if samples is not None:
+            await writer.sound(samples)
+            return
+        await writer.end(sentence)
+        self._sentence = None
+        await self._send_done(sentence.index, writer, has_failed=False)
 
-    async def _begin_sentence(self, start: SentenceStart) -> None:
+    async def _begin_sentence(self, sentence: Sentence) -> tuple[int, StreamedWriter | WholeWriter]:
         parts, output = self._parts, self._parts.config.output
-        names = {"utterance_index": parts.index, "sentence_index": start.index}
+        names = {"utterance_index": parts.index, "sentence_index": sentence.index}
+        begun: tuple[int, StreamedWriter | WholeWriter]
         if parts.config.is_streamed:
-            self._sentence = start.index, StreamedWriter(parts.socket, parts.host, parts.config, names)
+            begun = sentence.index, StreamedWriter(parts.socket, parts.host, parts.config, names)
         else:
-            self._sentence = start.index, WholeWriter(parts.socket, parts.host, parts.config)
+            begun = sentence.index, WholeWriter(parts.socket, parts.host, parts.config)
+        self._sentence = begun
         described = {"format": output.audio_format.value, "sample_rate": output.sample_rate_hz, "channels": 1}
         if parts.config.has_word_times:
             described["word_timestamps"] = True
-        await self._send("audio.start", sentence_index=start.index, sentence_text=start.text.strip(), **described)
+        await self._send("audio.start", sentence_index=sentence.index, sentence_text=sentence.text.strip(), **described)
+        return begun
 
     async def _send_done(self, index: int, writer: StreamedWriter | WholeWriter, *, has_failed: bool) -> None:
         await self._send("audio.done", sentence_index=index, total_bytes=writer.total_bytes, error=has_failed)
@@ -224,7 +218,7 @@ class WholeWriter:
         """Take some of its audio."""
         self._parts.append(samples)
 
-    async def end(self, sentence: SentenceEnd) -> None:
+    async def end(self, sentence: Sentence) -> None:
         """Send it."""
         samples = np.concatenate([np.zeros(0, np.float32), *self._parts])
         loop = asyncio.get_running_loop()
@@ -259,7 +253,7 @@ class StreamedWriter:
         """Take some of its audio."""
         await self._send(await self._encoder.encode(samples))
 
-    async def end(self, sentence: SentenceEnd) -> None:
+    async def end(self, sentence: Sentence) -> None:
         """Send the rest of it."""
         rest, config = await self._encoder.finish(), self._config
         times = word_times(sentence.characters, sentence.began_s, config.speed) if config.has_word_times else None

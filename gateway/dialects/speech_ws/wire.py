@@ -14,7 +14,7 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
 from gateway.core import InlineVoice
-from gateway.dialects.answers import first_problem, retry_after_s
+from gateway.dialects.answers import retry_after_s, wrong_field
 from gateway.errors import (
     GatewayError,
     InvalidRequestError,
@@ -151,8 +151,7 @@ def parse_config(message: Mapping[str, Any]) -> SpeechConfig:
     try:
         fields = ConfigFields.model_validate(message if nested is None else nested)
     except ValidationError as error:
-        where, problem = first_problem(error)
-        raise InvalidRequestError(f"{where or 'session'}: {problem}; correct it", param=where) from error
+        raise wrong_field(error, "session") from error
     _check(fields)
     return SpeechConfig(
         voice=_voice(fields),
@@ -182,7 +181,7 @@ def error_message(error: GatewayError) -> dict[str, Any]:
     return message | {name: value for name, value in known.items() if value is not None}
 
 
-def word_times(characters: tuple[CharacterTime, ...], began_s: float, speed: float) -> list[dict[str, Any]]:
+def word_times(characters: list[CharacterTime], began_s: float, speed: float) -> list[dict[str, Any]]:
     """Return a sentence's words with their times from its first sample."""
     gatherer = WordGatherer()
     words = [*gatherer.push(characters), *gatherer.finish()]

@@ -6,12 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.speech_ws.sentence_audio import (
-    SegmentCutter,
-    SentenceEvent,
-    SentenceSound,
-    SentenceStart,
-)
+from gateway.dialects.speech_ws.sentence_audio import Part, SentenceCutter
 from gateway.speech.request import SpeechResult, SpokenSpan
 from gateway.speech.session import SessionAudio
 from gateway.text import WHOLE_TEXT, Segment, TextOptions, plain_front_end
@@ -51,26 +46,21 @@ cuts = st.lists(st.integers(1, 16 * SAMPLES_PER_TOKEN), max_size=8)
 def test_every_sample_goes_to_its_own_sentence_however_the_audio_is_cut(
     turns: list[list[int]], cuts: list[int]
 ) -> None:
-    cutter = SegmentCutter(spoken(turns))
-    heard: list[SentenceEvent] = []
+    cutter = SentenceCutter(spoken(turns))
+    heard: list[Part] = []
     first = 0
     for turn in turns:
         for piece in audio_of(turn, cuts, first):
             heard.extend(cutter.push(piece))
         first += len(turn)
     heard.extend(cutter.finish())
-    current = None
-    lengths: dict[int, int] = {}
-    for event in heard:
-        if isinstance(event, SentenceStart):
-            assert current is None
-            current = event.index
-        elif isinstance(event, SentenceSound):
-            assert current is not None and set(event.samples.tolist()) == {float(current)}
-            lengths[current] = lengths.get(current, 0) + len(event.samples)
+    lengths = [0]
+    for sentence, samples in heard:
+        assert sentence.index == len(lengths) - 1
+        if samples is None:
+            lengths.append(0)
         else:
-            assert event.index == current
-            current = None
-    assert current is None
-    assert list(lengths.values()) == [count * SAMPLES_PER_TOKEN for turn in turns for count in turn]
-    assert cutter.count == len(lengths)
+            assert set(samples.tolist()) == {float(sentence.index)}
+            lengths[-1] += len(samples)
+    assert lengths == [*(count * SAMPLES_PER_TOKEN for turn in turns for count in turn), 0]
+    assert cutter.count == len(lengths) - 1
