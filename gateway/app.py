@@ -269,8 +269,8 @@ def _make_pipeline(
 async def _open_metrics_port(
     doors: AsyncExitStack, config: GatewayConfig, port: int, telemetry: Telemetry, clock: Clock
 ) -> None:
-    heartbeat = await doors.enter_async_context(beating(clock))
-    doors.enter_context(exposition.metrics_port(telemetry.metrics.registry, heartbeat.silence_s, config.host, port))
+    silence_s = await doors.enter_async_context(beating(clock))
+    doors.enter_context(exposition.metrics_port(telemetry.metrics.registry, silence_s, config.host, port))
 
 
 def _grpc_settings(config: GatewayConfig, port: int) -> GrpcSettings:

@@ -39,35 +39,23 @@ MAX_SILENCE_S = 15.0
 """Seconds without a sign of the event loop after which it counts as dead: longer than a busy loop's pauses."""
 
 
-class Heartbeat:
-    """When the event loop last turned. Read from any thread."""
-
-    def __init__(self, clock: Clock) -> None:
-        """Count from now."""
-        self._clock = clock
-        self._last_s = clock.now()
-
-    def beat(self) -> None:
-        """Note that the loop turns."""
-        self._last_s = self._clock.now()
-
-    def silence_s(self) -> float:
-        """Return the seconds since the last beat."""
-        return self._clock.now() - self._last_s
-
-
 @asynccontextmanager
-async def beating(clock: Clock) -> AsyncIterator[Heartbeat]:
-    """Have the running event loop beat until the context is left."""
-    heartbeat = Heartbeat(clock)
-    async with running_meanwhile(_beat(heartbeat), "heartbeat"):
-        yield heartbeat
+async def beating(clock: Clock) -> AsyncIterator[Callable[[], float]]:
+    """Have the running event loop beat until the context is left.
 
+    Yields:
+        What tells, in any thread, the seconds since the last beat.
+    """
+    last_s = clock.now()
 
-async def _beat(heartbeat: Heartbeat) -> None:
-    while True:
-        heartbeat.beat()
-        await asyncio.sleep(BEAT_INTERVAL_S)
+    async def beat() -> None:
+        nonlocal last_s
+        while True:
+            last_s = clock.now()
+            await asyncio.sleep(BEAT_INTERVAL_S)
+
+    async with running_meanwhile(beat(), "heartbeat"):
+        yield lambda: clock.now() - last_s
 
 
 PATH = "/metrics"

@@ -64,40 +64,6 @@ def outcome_of_status(status: int) -> Outcome:
     return Outcome.FAILED if status >= HTTP_SERVER_ERROR else Outcome.INVALID
 
 
-class Playback:
-    """One listener; all times are seconds of one clock."""
-
-    def __init__(self) -> None:
-        """Begin before the first audio."""
-        self._dry_s: float | None = None
-
-    def deliver(self, asked_s: float, now_s: float, audio_s: float) -> float | None:
-        """Note a chunk.
-
-        Args:
-            asked_s: when the caller began to wait for it.
-            now_s: when it was handed over.
-            audio_s: its length; 0 changes nothing.
-
-        Returns:
-            Its slack in seconds: how long before the listener would have run dry it came, below 0 if after. None for
-            the first audio and for chunks without audio.
-        """
-        if audio_s <= 0:
-            return None
-        if self._dry_s is None:
-            self._dry_s = now_s + audio_s
-            return None
-        slack_s = max(self._dry_s, asked_s) - now_s
-        self._dry_s = max(self._dry_s, now_s) + audio_s
-        return slack_s
-
-
-def underrun_s(slack_s: float) -> float:
-    """Return the silence that a listener hears for such a slack."""
-    return max(-slack_s, 0.0)
-
-
 PREFIX = "cosydit_gateway"
 FIRST_AUDIO_BUCKETS_S = (0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 SLACK_BUCKETS_S = (-5.0, -1.0, -0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -187,7 +153,8 @@ class _MeteredStream(StreamObserver):
         self._metrics = metrics
         self._clock = clock
         self._dialect = dialect
-        self._playback = Playback()
+        self._dry_s: float | None = None
+        """When the listener has played all audio so far; None before the first."""
         self._began_s = self._asked_s = clock.now()
         self._tokens = self._samples = 0
         metrics.streams.inc()
@@ -200,13 +167,17 @@ class _MeteredStream(StreamObserver):
         self._metrics.guarded.labels(note.trouble, note.outcome.value).inc()
 
     def heard(self, audio: AudioChunk) -> None:
+        if not len(audio.samples):
+            return
         now_s = self._clock.now()
-        if not self._samples and len(audio.samples):
+        if self._dry_s is None:
             self._metrics.first_audio.observe(now_s - self._began_s)
-        slack_s = self._playback.deliver(self._asked_s, now_s, audio.duration_s)
-        if slack_s is not None:
+            self._dry_s = now_s
+        else:
+            slack_s = max(self._dry_s, self._asked_s) - now_s
             self._metrics.slack.observe(slack_s)
-            self._metrics.underrun.inc(underrun_s(slack_s))
+            self._metrics.underrun.inc(max(-slack_s, 0.0))
+        self._dry_s = max(self._dry_s, now_s) + audio.duration_s
         self._samples += len(audio.samples)
         self._metrics.audio.inc(audio.duration_s)
 
@@ -255,10 +226,6 @@ class ReplicaMetrics(Collector):
     def __init__(self, *snapshots: Snapshot) -> None:
         """Keep how the replicas of each service are read; a registry takes it once."""
         self._snapshots = snapshots
-
-    def describe(self) -> list[Metric]:
-        """See `Collector`; tells nothing, or the registry would ask the routers when it is set up."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         """See `Collector`."""

@@ -27,7 +27,6 @@ from gateway.telemetry.exposition import (
     BEAT_INTERVAL_S,
     MAX_CONNECTIONS,
     MAX_SILENCE_S,
-    Heartbeat,
     beating,
     metrics_port,
 )
@@ -175,13 +174,13 @@ def test_settings_that_can_not_work_are_refused(options: list[str], said: str) -
 
 def test_the_port_of_metrics_answers_until_it_is_closed_and_a_taken_one_is_said_so() -> None:
     (port,) = free_ports(1)
-    registry, heartbeat = GatewayMetrics().registry, Heartbeat(ManualClock())
-    with metrics_port(registry, heartbeat.silence_s, "127.0.0.1", port) as opened:
+    registry = GatewayMetrics().registry
+    with metrics_port(registry, lambda: 0.0, "127.0.0.1", port) as opened:
         with urllib.request.urlopen(f"http://127.0.0.1:{opened}/metrics", timeout=PATIENCE_S) as answer:
             assert b"cosydit_gateway_streams 0.0" in answer.read()
         with (
             pytest.raises(ConfigError, match="--metrics-port"),
-            metrics_port(registry, heartbeat.silence_s, "127.0.0.1", port),
+            metrics_port(registry, lambda: 0.0, "127.0.0.1", port),
         ):
             pass
     with pytest.raises(OSError):
@@ -190,8 +189,8 @@ def test_the_port_of_metrics_answers_until_it_is_closed_and_a_taken_one_is_said_
 
 def test_idle_connections_to_the_port_of_metrics_take_few_threads_and_keep_nobody_out() -> None:
     (port,) = free_ports(1)
-    heartbeat, before = Heartbeat(ManualClock()), threading.active_count()
-    with metrics_port(GatewayMetrics().registry, heartbeat.silence_s, "127.0.0.1", port), ExitStack() as idle:
+    before = threading.active_count()
+    with metrics_port(GatewayMetrics().registry, lambda: 0.0, "127.0.0.1", port), ExitStack() as idle:
         for _ in range(4 * MAX_CONNECTIONS):
             idle.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
             assert threading.active_count() - before <= 3 * MAX_CONNECTIONS
@@ -214,8 +213,8 @@ def ask_livez(port: int) -> tuple[int, str]:
 
 async def test_the_gateway_lives_while_its_event_loop_beats_and_not_while_it_stands_still() -> None:
     (port,), clock = free_ports(1), ManualClock()
-    async with beating(clock) as heartbeat:
-        with metrics_port(GatewayMetrics().registry, heartbeat.silence_s, "127.0.0.1", port):
+    async with beating(clock) as silence_s:
+        with metrics_port(GatewayMetrics().registry, silence_s, "127.0.0.1", port):
             await asyncio.sleep(0)
             clock.seconds += MAX_SILENCE_S
             assert ask_livez(port) == (200, "ok\n")
@@ -227,13 +226,13 @@ async def test_the_gateway_lives_while_its_event_loop_beats_and_not_while_it_sta
 
 async def test_a_gateway_with_full_doors_lives(voices: Voices) -> None:
     (port,) = free_ports(1)
-    async with opened_door(voices, AccessSettings(wire=SMALL)) as door, beating(SystemClock()) as heartbeat:
+    async with opened_door(voices, AccessSettings(wire=SMALL)) as door, beating(SystemClock()) as silence_s:
         address = door.url.rpartition(":")[2]
         idle = [await asyncio.open_connection("127.0.0.1", int(address)) for _ in range(SMALL.max_connections)]
         for _, writer in idle:
             writer.write(b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
         await asyncio.sleep(0.1)
-        with metrics_port(GatewayMetrics().registry, heartbeat.silence_s, "127.0.0.1", port):
+        with metrics_port(GatewayMetrics().registry, silence_s, "127.0.0.1", port):
             assert (await door.http.get("/healthz")).status_code == 503
             assert await asyncio.to_thread(ask_livez, port) == (200, "ok\n")
         for _, writer in idle:

@@ -7,9 +7,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import Enum
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway import errors
 from gateway.core import AudioChunk
@@ -17,11 +16,12 @@ from gateway.speech.guard import GuardMode, GuardSettings
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.telemetry.call import Call, serve_call
-from gateway.telemetry.metrics import GatewayMetrics, Playback, ReplicaMetrics, underrun_s
+from gateway.telemetry.metrics import GatewayMetrics, ReplicaMetrics
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 from tests.observability.reading import Reading
+from token2wav_service.contract import SAMPLE_RATE_HZ
 
 Voices = list[NamedVoice]
 UNGUARDED = GuardSettings()
@@ -226,42 +226,28 @@ def test_each_scrape_asks_anew_and_the_gone_are_gone() -> None:
     assert not Reading(metrics.registry).above_zero("replica_open_streams")
 
 
-def test_the_first_audio_has_no_slack_and_empty_chunks_none_at_all() -> None:
-    listener = Playback()
-    assert listener.deliver(0.0, 0.4, 0.0) is None
-    assert listener.deliver(0.4, 0.5, 1.0) is None
-    assert listener.deliver(0.5, 0.9, 0.0) is None
-
-
-def test_slack_is_what_is_left_to_play_and_adds_up() -> None:
-    listener = Playback()
-    listener.deliver(0.0, 0.5, 1.0)
-    assert listener.deliver(0.5, 0.7, 2.0) == pytest.approx(0.8)
-    assert listener.deliver(0.7, 3.0, 1.0) == pytest.approx(0.5)
-
-
-def test_after_an_underrun_the_listener_plays_on_from_the_late_chunk() -> None:
-    listener = Playback()
-    listener.deliver(0.0, 0.0, 1.0)
-    late = listener.deliver(0.0, 1.3, 1.0)
-    assert late == pytest.approx(-0.3)
-    assert late is not None and underrun_s(late) == pytest.approx(0.3)
-    assert listener.deliver(1.3, 2.0, 1.0) == pytest.approx(0.3), "the silence moved the end by as much"
-
-
-def test_who_asks_late_waits_from_then_on() -> None:
-    listener = Playback()
-    listener.deliver(0.0, 0.0, 1.0)
-    assert listener.deliver(5.0, 5.1, 1.0) == pytest.approx(-0.1), "not the 4.1 s in which nobody asked"
-
-
-@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.01, 3.0)), min_size=2, max_size=30))
-def test_silence_and_audio_fill_the_time_of_a_listener_who_always_asks(chunks: list[tuple[float, float]]) -> None:
-    listener, now_s, asked_s, silence_s = Playback(), 0.0, 0.0, 0.0
-    for pause_s, audio_s in chunks:
-        now_s += pause_s
-        slack_s = listener.deliver(asked_s, now_s, audio_s)
-        silence_s += underrun_s(slack_s) if slack_s is not None else 0.0
-        asked_s = now_s
-    last_began_s = now_s - chunks[0][0]
-    assert last_began_s <= sum(audio_s for _, audio_s in chunks[:-1]) + silence_s + 1e-6
+@pytest.mark.parametrize(
+    ("chunks", "slacks", "silence_s"),
+    [
+        pytest.param([(0.0, 0.4, 0.0), (0.4, 0.5, 1.0), (0.5, 0.9, 0.0)], 0, 0.0, id="first audio and empty chunks"),
+        pytest.param([(0.0, 0.5, 1.0), (0.5, 0.7, 2.0), (0.7, 3.4, 1.0)], 2, 0.0, id="what is left to play adds up"),
+        pytest.param([(0.0, 0.0, 1.0), (0.0, 1.3, 1.0), (1.3, 2.2, 1.0)], 2, 0.3, id="an underrun moves the end"),
+        pytest.param([(0.0, 0.0, 1.0), (5.0, 5.1, 1.0)], 1, 0.1, id="who asks late waits from then on"),
+    ],
+)
+async def test_a_listener_hears_silence_where_a_chunk_comes_after_the_audio_before_it(
+    chunks: list[tuple[float, float, float]], slacks: int, silence_s: float
+) -> None:
+    """Each chunk: when it was asked for, when it came, and its length."""
+    clock = ManualClock()
+    telemetry = make_telemetry(clock)
+    serve_call(Call("openai"))
+    stream = telemetry.observer.begin("a")
+    for index, (asked_s, came_s, audio_s) in enumerate(chunks):
+        clock.seconds = asked_s
+        stream.asked()
+        clock.seconds = came_s
+        stream.heard(AudioChunk(index, np.zeros(round(audio_s * SAMPLE_RATE_HZ), np.float32), False))
+    got = Reading(telemetry.metrics.registry)
+    assert got.value("chunk_slack_seconds_count") == slacks
+    assert got.value("underrun_seconds_total") == pytest.approx(silence_s)
