@@ -24,7 +24,7 @@ from gateway.host import Host, HostLimits
 from gateway.lexicons import LexiconBook, load_lexicons
 from gateway.lifecycle.gate import Gate, Routes
 from gateway.lifecycle.readiness import Readiness, check_penalty
-from gateway.lifecycle.shutdown import Shutdown, return_memory_at_rest
+from gateway.lifecycle.shutdown import drain, return_memory_at_rest
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.routed import LLMReplicaClient, RoutedSpeechLM
 from gateway.llm.token_client import SCHEME, TokenStreamClient
@@ -118,7 +118,7 @@ async def open_gateway(
                 limits=HostLimits(run_ahead_s=config.run_ahead_s),
                 declaration=declaration,
                 routes=routes,
-                shutdown=Shutdown(gate, readiness, config.drain_delay_s, config.drain_timeout_s),
+                drain=partial(drain, gate, readiness, config.drain_delay_s, config.drain_timeout_s),
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
@@ -11,7 +11,6 @@ from gateway.delivery import DEFAULT_RUN_AHEAD_S
 from gateway.lexicons import LexiconBook
 from gateway.lifecycle.gate import Routes
 from gateway.lifecycle.readiness import Readiness
-from gateway.lifecycle.shutdown import Shutdown
 from gateway.speech.speaker import Speaker
 from gateway.voices.registry import VoiceRegistry
 from servicekit.checkpoint_file import CheckpointDeclaration
@@ -73,5 +72,5 @@ class Host:
     """The checkpoint's declaration of itself."""
     routes: Routes | None = None
     """The replicas behind the pipeline; None where the pipeline speaks to fixed services."""
-    shutdown: Shutdown | None = None
-    """Lets open streams end before the doors close; None where the gateway stops at once."""
+    drain: Callable[[], Awaitable[None]] | None = None
+    """Lets open streams end before the doors close."""

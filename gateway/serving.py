@@ -15,7 +15,6 @@ from gateway.config import GatewayConfig
 from gateway.dialects.json_socket import quiet_refusals
 from gateway.doors.http import build_app
 from gateway.errors import ConfigError
-from gateway.host import Host
 from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE, DrainingServer
 from gateway.processes.ports import open_port
 from gateway.processes.worker import LEAVE, Worker
@@ -63,12 +62,6 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
         registry if config.telemetry.is_at_the_door(access.has_keys) else None,
         on_warm=exempt_startup_objects,
     )
-
-    async def drain() -> None:
-        host: Host = app.state.host
-        if host.shutdown is not None:
-            await host.shutdown.drain()
-
     door = TelemetryMiddleware(guarded(app, access, http_rules(config.access, config.host)), telemetry)
     server = DrainingServer(
         uvicorn.Config(
@@ -81,7 +74,7 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
             timeout_graceful_shutdown=config.graces.http_s,  # type: ignore[arg-type]  # any number will do
             **uvicorn_options(config.access, access.connections),
         ),
-        drain,
+        lambda: app.state.host.drain(),
         drain_s=config.drain_delay_s + config.drain_timeout_s,
         close_s=config.graces.all_s,
         ignores_interrupts=worker is not None,

@@ -45,34 +45,24 @@ def let_many_wait(servers: Iterable[asyncio.AbstractServer]) -> None:
                 listening.listen(MAX_UNACCEPTED)
 
 
-class Shutdown:
-    """Brings one gateway's streams to their end."""
+async def drain(gate: Gate, readiness: Readiness, delay_s: float, timeout_s: float) -> None:
+    """Return when no stream is under way, or when it has taken too long.
 
-    def __init__(self, gate: Gate, readiness: Readiness, delay_s: float, timeout_s: float) -> None:
-        """Do nothing yet.
-
-        Args:
-            gate: in front of every stream.
-            readiness: tells load balancers to send no more requests.
-            delay_s: seconds that they may take to notice.
-            timeout_s: how long streams may then take to end.
-        """
-        self._gate = gate
-        self._readiness = readiness
-        self._delay_s = delay_s
-        self._timeout_s = timeout_s
-
-    async def drain(self) -> None:
-        """Return when no stream is under way, or when it has taken too long."""
-        self._readiness.withdraw("this gateway is being stopped; ask another one")
-        await asyncio.sleep(self._delay_s)
-        self._gate.drain()
-        logger.info("draining: %d streams under way", self._gate.speaking)
-        try:
-            async with timeout(self._timeout_s):
-                await self._gate.until_idle()
-        except asyncio.TimeoutError:
-            logger.warning("%d streams did not end within %.0f s; leaving", self._gate.speaking, self._timeout_s)
+    Args:
+        gate: in front of every stream.
+        readiness: tells load balancers to send no more requests.
+        delay_s: seconds that they may take to notice.
+        timeout_s: how long streams may then take to end.
+    """
+    readiness.withdraw("this gateway is being stopped; ask another one")
+    await asyncio.sleep(delay_s)
+    gate.drain()
+    logger.info("draining: %d streams under way", gate.speaking)
+    try:
+        async with timeout(timeout_s):
+            await gate.until_idle()
+    except asyncio.TimeoutError:
+        logger.warning("%d streams did not end within %.0f s; leaving", gate.speaking, timeout_s)
 
 
 class DrainingServer(uvicorn.Server):

@@ -12,7 +12,7 @@ import pytest
 from gateway.errors import LLMUnavailableError, NotReadyError, OverloadedError, Token2WavUnavailableError
 from gateway.lifecycle.gate import Gate
 from gateway.lifecycle.readiness import Readiness
-from gateway.lifecycle.shutdown import Shutdown
+from gateway.lifecycle.shutdown import drain
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SessionAudio, SpeechSession
@@ -117,9 +117,8 @@ async def test_a_drained_gateway_is_not_ready_and_lets_streams_end() -> None:
     async with routed_llm(llm) as llms, routed(replica) as token2wav:
         gate = Gate(llms, token2wav, SystemClock())
         readiness = _ready()
-        shutdown = Shutdown(gate, readiness, delay_s=0.1, timeout_s=5.0)
         async with gate.admitted(USUAL):
-            draining = asyncio.create_task(shutdown.drain())
+            draining = asyncio.create_task(drain(gate, readiness, delay_s=0.1, timeout_s=5.0))
             await asyncio.sleep(0.02)
             with pytest.raises(NotReadyError, match="stopped"):
                 await readiness.check()
@@ -137,7 +136,7 @@ async def test_draining_ends_in_time_even_if_a_stream_does_not() -> None:
     async with routed_llm(ScriptedLLM("l")) as llms, routed(ScriptedToken2Wav("a")) as token2wav:
         gate = Gate(llms, token2wav, SystemClock())
         async with gate.admitted(USUAL):
-            await Shutdown(gate, _ready(), delay_s=0.0, timeout_s=0.05).drain()
+            await drain(gate, _ready(), delay_s=0.0, timeout_s=0.05)
 
 
 def _ready() -> Readiness:
