@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -18,11 +17,8 @@ import grpc
 
 from gateway.access.access import Access
 from gateway.access.caller import NOBODY, Caller, calling
-from gateway.dialects.grpc.errors import ERROR_CODE_KEY
-from gateway.errors import GatewayError, InvalidRequestError, OverloadedError, UnauthenticatedError, wire_status
+from gateway.errors import InvalidRequestError, OverloadedError, UnauthenticatedError
 from servicekit.timeouts import timeout
-
-logger = logging.getLogger(__name__)
 
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
@@ -36,7 +32,7 @@ _BEARER = "bearer"
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Goes before all other interceptors that look at a call."""
+    """Goes behind `gateway.doors.grpc_calls.CallInterceptor`, which tells the caller of the errors."""
 
     def __init__(self, access: Access, max_calls: int, message_s: float) -> None:
         """Begin with no calls.
@@ -64,7 +60,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         try:
             caller = self._access.authenticate(presented, NOBODY)
         except UnauthenticatedError as error:
-            return _refusing(error, method)
+            return _refusing(error)
         room = self._watches if method == HEALTH_WATCH else self._calls
         return _within(handler, room, self._message_s, caller)
 
@@ -117,10 +113,9 @@ def address_of_peer(peer: str) -> str:
     return peer.rpartition("/")[2].rpartition(":")[0] or NOBODY
 
 
-def _refusing(error: UnauthenticatedError, method: str) -> Any:
+def _refusing(error: UnauthenticatedError) -> Any:
     async def refuse(requests: AsyncIterator[Any], context: Any) -> None:
-        logger.info("%s refused to %s: %s", method, context.peer(), error.code)
-        await _abort(context, error)
+        raise error
 
     # NOTE: this kind answers without waiting for a request, whatever the method's own kind is.
     return grpc.stream_stream_rpc_method_handler(refuse)
@@ -136,16 +131,13 @@ def _within(handler: Any, room: _Room, message_s: float, caller: Caller) -> Any:
     async def call(requests: AsyncIterator[Any], context: Any) -> Any:
         # The peer's address is known here only.
         named = replace(caller, name=address_of_peer(context.peer())) if caller.name == NOBODY else caller
-        try:
-            with room.taken(named.name), calling(named):
-                begun = _begun(requests, message_s)
-                request = begun if handler.request_streaming else await _only(begun)
-                if not inspect.isasyncgenfunction(behavior):
-                    return await behavior(request, context)
-                async for answer in behavior(request, context):
-                    await context.write(answer)
-        except (OverloadedError, InvalidRequestError) as error:
-            await _abort(context, error)
+        with room.taken(named.name), calling(named):
+            begun = _begun(requests, message_s)
+            request = begun if handler.request_streaming else await _only(begun)
+            if not inspect.isasyncgenfunction(behavior):
+                return await behavior(request, context)
+            async for answer in behavior(request, context):
+                await context.write(answer)
 
     streams = handler.response_streaming
     make_handler = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
@@ -174,8 +166,3 @@ async def _only(requests: AsyncIterator[Any]) -> Any:
     async for request in requests:
         return request
     raise InvalidRequestError("the call ended without a message; send one")
-
-
-async def _abort(context: Any, error: GatewayError) -> None:
-    status = wire_status(error)
-    await context.abort(grpc.StatusCode[status.grpc], str(error), ((ERROR_CODE_KEY, status.code),))

@@ -1,18 +1,8 @@
 """Hosts the gRPC dialects: one asynchronous server with health, reflection and message limits.
 
     TextToSpeechService ─┐
-    RivaSpeechSynthesis ─┼─ Error-, Access-, Telemetry-, ResetInterceptor ── grpc.aio.Server ── grpc_front ── callers
+    RivaSpeechSynthesis ─┼─ AccessInterceptor ── CallInterceptor ── grpc.aio.Server ── grpc_front ── callers
     health, reflection ──┘
-
-Calls that came to nothing are kept from holding memory: those that were reset, and those that were refused. gRPC keeps
-the exception of a refused call with the call, and the exception's traceback leads back to it: what was sent would be
-held until the collector of cycles runs.
-
-A client may open and reset thousands of calls in a second (CVE-2023-44487). gRPC hands them over like all others, and
-reading their message fails. grpcio loses 80 bytes with each such read (also in 1.85.3; grpc/grpc#43360), and these
-keep the freed memory around them from going back to the kernel. Measured on one process: 240,000 such calls lost 11 MiB
-and kept 240 MiB of freed memory. Calls that come more slowly begin at once: what a slow attacker could lose is a few KB
-a second.
 
 Knows nothing of HTTP or of how the gateway's parts are made.
 """
@@ -21,13 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import grpc
 from google.protobuf.descriptor import FileDescriptor
@@ -43,14 +31,13 @@ from gateway.access.caller import CallerLimits
 from gateway.access.grpc_interceptor import MAX_OPEN_CALLS, MAX_WATCHES, AccessInterceptor
 from gateway.access.settings import TlsFiles
 from gateway.dialects.grpc import riva_grpc, tts_grpc
-from gateway.dialects.grpc.errors import ErrorInterceptor
+from gateway.doors.grpc_calls import CallInterceptor
 from gateway.doors.grpc_front import SERVER_NAME, fronting
 from gateway.errors import NotReadyError
 from gateway.host import Host
 from gateway.lifecycle.readiness import Readiness
 from gateway.processes.ports import open_port, port_of
-from gateway.telemetry.doors import TelemetryInterceptor
-from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.telemetry import Telemetry, make_telemetry
 from servicekit.tasks import running_meanwhile
 
 logger = logging.getLogger(__name__)
@@ -182,11 +169,10 @@ def _interceptors(
 ) -> list[grpc.aio.ServerInterceptor]:
     """Return them from the outermost inwards."""
     max_string_bytes = max(_MIN_STRING_BYTES, _LONGEST_CHARACTER_BYTES * host.pipeline.settings.max_text_characters)
-    interceptors: list[grpc.aio.ServerInterceptor] = [ResetInterceptor()]
-    if telemetry is not None:
-        interceptors.append(TelemetryInterceptor(telemetry))
-    interceptors.append(AccessInterceptor(access, settings.max_calls, settings.message_s))
-    return [*interceptors, ErrorInterceptor([*_SERVICES, _HEALTH, reflection.SERVICE_NAME], max_string_bytes)]
+    return [
+        CallInterceptor(telemetry or make_telemetry(host.clock), max_string_bytes),
+        AccessInterceptor(access, settings.max_calls, settings.message_s),
+    ]
 
 
 async def _watch(readiness: Readiness, health: health_aio.HealthServicer, interval_s: float) -> None:
@@ -207,47 +193,3 @@ async def _status(readiness: Readiness) -> health_pb2.HealthCheckResponse.Servin
     except NotReadyError:
         return health_pb2.HealthCheckResponse.NOT_SERVING
     return health_pb2.HealthCheckResponse.SERVING
-
-
-PAUSE_S = 0.001
-"""Seconds in which a thread of gRPC tells the event loop of a reset: it does so only once a call is handed over."""
-FREE_CALLS, _FREE_WITHIN_S = 32, 1.0
-"""Calls within a time that begin without the pause."""
-
-
-class ResetInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Waits where many calls come, so that gRPC cancels those that were reset; goes before all others."""
-
-    def __init__(self) -> None:
-        """Begin with no calls."""
-        self._latest_s: deque[float] = deque(maxlen=FREE_CALLS)
-
-    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """See `grpc.aio.ServerInterceptor`."""
-        now_s = asyncio.get_running_loop().time()
-        are_many = len(self._latest_s) == FREE_CALLS and now_s - self._latest_s[0] < _FREE_WITHIN_S
-        self._latest_s.append(now_s)
-        if are_many:
-            await asyncio.sleep(PAUSE_S)
-        handler = await continuation(handler_call_details)
-        return None if handler is None else _forgetting(handler, handler_call_details.method)
-
-
-def _forgetting(handler: Any, method: str) -> Any:
-    behavior = handler.stream_stream or handler.stream_unary  # `access.grpc_interceptor` makes no others
-
-    async def call(requests: Any, context: Any) -> Any:
-        try:
-            async with aclosing(aiter(requests)) as messages:  # left open, it leads back to the call as well
-                return await behavior(messages, context)
-        except grpc.aio.AbortError as error:
-            error.__context__ = None
-            del requests, messages, context
-            raise error.with_traceback(None)  # noqa: B904
-        except grpc.aio.InternalError as error:  # NOTE: gRPC raises this where nothing can be sent any more
-            logger.info("%s: the caller left or its deadline passed (%s)", method, error)
-            raise asyncio.CancelledError from None
-
-    streams = handler.response_streaming
-    make_handler = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
-    return make_handler(call, handler.request_deserializer, handler.response_serializer)

@@ -13,21 +13,20 @@ import errno
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 
 from gateway.access.access import Access
-from gateway.access.caller import NOBODY, calling
-from gateway.access.connections import Connections
+from gateway.access.caller import NOBODY, CallerLimits, calling
 from gateway.dialects.wyoming.connection import WyomingConnection, describe
 from gateway.dialects.wyoming.settings import WYOMING_OPTION, WyomingSettings
-from gateway.dialects.wyoming.wire import CountedReader, EventStream
+from gateway.dialects.wyoming.wire import EventReader, EventStream
 from gateway.errors import ConfigError, OverloadedError
 from gateway.host import Host
 from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE, let_many_wait
 from gateway.processes.ports import open_port, port_of
-from gateway.telemetry.call import WYOMING, Call, serve_call
-from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.call import WYOMING
+from gateway.telemetry.telemetry import Telemetry, make_telemetry
 from servicekit.tasks import stop
 
 logger = logging.getLogger(__name__)
@@ -67,12 +66,12 @@ async def serving_wyoming(
         yield None
         return
     port = port_of(bound)
-    connections = access.connections if access is not None else Connections()
-    door = _Door(host, settings, access, telemetry, connections)
+    access = access or Access(None, CallerLimits(), host.clock)
+    door = _Door(host, settings, access, telemetry or make_telemetry(host.clock))
     loop = asyncio.get_running_loop()
     servers = [
         await loop.create_server(door.protocol, sock=each, backlog=ACCEPTED_AT_ONCE)
-        for each in connections.listen(bound, NAME)
+        for each in access.connections.listen(bound, NAME)
     ]
     let_many_wait(servers)
     logger.info("Wyoming (Home Assistant) on %s:%d", settings.host, port)
@@ -117,11 +116,10 @@ class _Door:
         self,
         host: Host,
         settings: WyomingSettings,
-        access: Access | None,
-        telemetry: Telemetry | None,
-        connections: Connections,
+        access: Access,
+        telemetry: Telemetry,
     ) -> None:
-        self._connections = connections
+        self._connections = access.connections
         self._host = host
         self._settings = settings
         self._access = access
@@ -130,7 +128,7 @@ class _Door:
 
     def protocol(self) -> asyncio.StreamReaderProtocol:
         """Make the protocol of one connection."""
-        reader, is_full = CountedReader(self._settings.max_event_bytes), self._connections.is_full(NAME)
+        reader, is_full = EventReader(self._settings.max_event_bytes), self._connections.is_full(NAME)
         return (asyncio.StreamReaderProtocol if is_full else _LateStart)(reader, self._serve)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -138,8 +136,8 @@ class _Door:
         # Pings find a peer that vanished, and what it used is freed.
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         limits, settings = self._host.limits, self._settings
-        assert isinstance(reader, CountedReader)
-        events = EventStream(reader, writer, settings.max_event_bytes, limits.reader_timeout_s)
+        assert isinstance(reader, EventReader)
+        events = EventStream(reader, writer, limits.reader_timeout_s)
         counted = self._connections.of(writer.transport)
         counted.greeted()
         counted.on_drop = writer.transport.abort
@@ -155,8 +153,9 @@ class _Door:
         connection = self._open[task] = WyomingConnection(
             self._host, events, info, settings.idle_timeout_s, partial(self._connections.set_idle, counted)
         )
+        caller = self._access.caller_without_key((writer.get_extra_info("peername") or (NOBODY,))[0])
         try:
-            with self._on_behalf_of((writer.get_extra_info("peername") or (NOBODY,))[0]):
+            with self._telemetry.serving(WYOMING, "Wyoming connection", None), calling(caller):
                 await connection.serve()
         finally:
             del self._open[task]
@@ -170,13 +169,3 @@ class _Door:
         tasks = set(self._open)
         _, late = await asyncio.wait(tasks, timeout=self._settings.grace_s)
         await stop(*late)
-
-    def _on_behalf_of(self, address: str) -> AbstractContextManager[object]:
-        stack = ExitStack()
-        if self._access is not None:
-            stack.enter_context(calling(self._access.caller_without_key(address)))
-        if self._telemetry is not None:
-            call = Call(WYOMING, self._telemetry.tracer.begin("Wyoming connection", None))
-            stack.push(lambda kind, error, traceback: call.span.end(error))
-            serve_call(call)
-        return stack

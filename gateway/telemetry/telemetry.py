@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gateway.errors import ConfigError
 from gateway.speech.observer import Observer
-from gateway.telemetry.call import Call
+from gateway.telemetry.call import Call, serve_call
 from gateway.telemetry.metrics import GatewayMetrics, MetricsObserver
 from gateway.telemetry.tracing_observer import TracingObserver
 from servicekit.clock import Clock
@@ -54,6 +56,18 @@ class Telemetry:
     """Receives the pipeline's events."""
     counting: MetricsObserver
     tracer: Tracer = NULL_TRACER
+
+    @contextmanager
+    def serving(self, dialect: str, name: str, traceparent: str | None) -> Iterator[Call]:
+        """Have what the running task does until the context is left be done on behalf of a call."""
+        call = Call(dialect, self.tracer.begin(name, traceparent))
+        serve_call(call)
+        try:
+            yield call
+        except BaseException as error:
+            call.span.end(error)
+            raise
+        call.span.end()
 
     def refused_at_the_door(self, call: Call, http_status: int) -> None:
         """Note a call that was answered with an error; nothing is counted twice."""

@@ -29,7 +29,7 @@ from gateway.dialects.grpc.tts_config import read_config
 from gateway.dialects.json_socket import JsonSocket
 from gateway.dialects.openai.request import read_request as read_openai
 from gateway.dialects.speech_ws.wire import parse_config
-from gateway.dialects.wyoming.wire import ClientLeftError, CountedReader, EventStream, read_text, read_voice
+from gateway.dialects.wyoming.wire import ClientLeftError, EventReader, EventStream, read_text, read_voice
 from gateway.errors import GatewayError
 from gateway.lexicons import rules_of_json, rules_of_pls
 from gateway.llm.wire import EventLines, LLMWire, event_data
@@ -100,10 +100,10 @@ def _contained(data: bytes) -> object:
 
 def _wyoming(data: bytes) -> object:
     async def read() -> None:
-        reader = CountedReader(limit=MAX_BYTES)
+        reader = EventReader(MAX_BYTES)
         reader.feed_data(data)
         reader.feed_eof()
-        stream = EventStream(reader, SimpleNamespace(), MAX_BYTES, 1.0)  # type: ignore[arg-type]
+        stream = EventStream(reader, SimpleNamespace(), 1.0)  # type: ignore[arg-type]
         while True:
             try:
                 event = await stream.receive()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tts_api.tts.v1 import speech_pb2
 
@@ -35,6 +37,9 @@ _NORMALIZATIONS: dict[int, Normalization] = {
     speech_pb2.TEXT_NORMALIZATION_ON: Normalization.ON,
     speech_pb2.TEXT_NORMALIZATION_OFF: Normalization.OFF,
 }
+_TEXT_MODES: dict[int, bool] = dict.fromkeys(speech_pb2.TextMode.values(), False)
+_TEXT_MODES[speech_pb2.TEXT_MODE_INTERLEAVED] = True
+"""Whether the LLM takes the text while it speaks."""
 _NORMAL_SPEED = 1.0
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -79,7 +84,7 @@ def read_config(config: speech_pb2.SpeechConfig, text: str = "") -> GrpcSpeech:
         config.priority or DEFAULT_PRIORITY,
         text_options=_read_text_options(config),
         request_id=_read_request_id(config.request_id),
-        is_interleaved=_read_text_mode(config.text_mode),
+        is_interleaved=_known(_TEXT_MODES, config.text_mode, "text_mode"),
         wants_times=True,
     )
     speed = config.speed if config.HasField("speed") else _NORMAL_SPEED
@@ -95,10 +100,9 @@ def _read_voice(voice: speech_pb2.Voice) -> str | InlineVoice:
 
 def _read_format(asked: speech_pb2.AudioFormat) -> OutputFormat:
     encoding = asked.encoding or speech_pb2.AUDIO_ENCODING_PCM_S16LE
-    if encoding not in _FORMATS:
-        expected = f"expected a value of AudioEncoding, {min(_FORMATS)} to {max(_FORMATS)}"
-        raise UnsupportedOptionError(f"got encoding {encoding}, {expected}", param="audio_format")
-    return OutputFormat(_FORMATS[encoding], asked.sample_rate_hz or SAMPLE_RATE_HZ, asked.bit_rate_kbps or None)
+    return OutputFormat(
+        _known(_FORMATS, encoding, "audio_format"), asked.sample_rate_hz or SAMPLE_RATE_HZ, asked.bit_rate_kbps or None
+    )
 
 
 def _read_text_options(config: speech_pb2.SpeechConfig) -> TextOptions:
@@ -106,27 +110,21 @@ def _read_text_options(config: speech_pb2.SpeechConfig) -> TextOptions:
         got = "got a version of a pronunciation dictionary, which is a file and has one version only"
         raise InvalidRequestError(f"{got}; leave the version out", param="lexicons")
     lexicons = [each.id for each in config.lexicons]
-    normalization = _read_normalization(config.text_normalization)
+    normalization = _known(_NORMALIZATIONS, config.text_normalization, "text_normalization")
     style = style_of(style=config.style)
     rules = own_rules(config.pronunciations, lexicons)
     return TextOptions(config.language_code or None, normalization, config.ssml, rules, tuple(lexicons), style)
 
 
-def _read_normalization(value: int) -> Normalization:
-    if value not in _NORMALIZATIONS:
-        expected = f"expected a value of TextNormalization, {min(_NORMALIZATIONS)} to {max(_NORMALIZATIONS)}"
-        raise UnsupportedOptionError(f"got text_normalization {value}, {expected}", param="text_normalization")
-    return _NORMALIZATIONS[value]
+T = TypeVar("T")
 
 
-def _read_text_mode(value: int) -> bool:
-    """Return whether the LLM takes the text while it speaks."""
-    if value not in speech_pb2.TextMode.values():
-        last = max(speech_pb2.TextMode.values())
-        raise UnsupportedOptionError(
-            f"got text_mode {value}, expected a value of TextMode, 0 to {last}", param="text_mode"
-        )
-    return value == speech_pb2.TEXT_MODE_INTERLEAVED
+def _known(meanings: Mapping[int, T], value: int, param: str) -> T:
+    """Return what a value of an enumeration means."""
+    if value not in meanings:
+        got = f"got the value {value} in {param}, expected {min(meanings)} to {max(meanings)}"
+        raise UnsupportedOptionError(f"{got}; see the service's .proto file", param=param)
+    return meanings[value]
 
 
 def _read_request_id(request_id: str) -> str:

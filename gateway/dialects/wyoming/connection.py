@@ -16,23 +16,24 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 
-from wyoming.audio import AudioChunk, AudioStart
+from wyoming.audio import AudioChunk as AudioEvent
+from wyoming.audio import AudioStart
 from wyoming.event import Event
 from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
 from wyoming.ping import Ping, Pong
 from wyoming.tts import SynthesizeStopped
 
 from gateway.audio.codecs import PCM16_BYTES, to_pcm16
-from gateway.core import FloatArray
+from gateway.core import AudioChunk, FloatArray
 from gateway.dialects.wyoming.wire import ClientLeftError, EventStream, SpeechStop, VoiceWish, read_text, read_voice
 from gateway.errors import GatewayError, InvalidRequestError, StalledReaderError, TextTooLongError
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest, SpeechResult
-from gateway.speech.session import SpeechSession
+from gateway.speech.session import SessionAudio, SpeechSession
 from gateway.text import TextOptions
 from gateway.voices.directory import StoredVoice
 from gateway.voices.profile import DEFAULT_VOICE, NO_PROFILE
@@ -51,8 +52,7 @@ _FORMAT = {"rate": SAMPLE_RATE_HZ, "width": PCM16_BYTES, "channels": 1}
 class Speech:
     """A text on its way to be spoken."""
 
-    audio: AsyncGenerator[FloatArray]
-    """Pieces of audio, each [N] float32 in +-1 at 24 kHz."""
+    audio: AsyncGenerator[AudioChunk] | AsyncGenerator[SessionAudio]
     is_streamed: bool
     """Whether the text came in pieces."""
     results: list[SpeechResult]
@@ -142,8 +142,8 @@ class WyomingConnection:
             await self._events.send(Pong(Ping.from_event(event).text))
         elif kind == "synthesize" and self._open is None:
             result = SpeechResult()
-            audio = self._whole(read_text(event), self._request(read_voice(event)), result)
-            self._queue(Speech(audio, is_streamed=False, results=[result]))
+            request = replace(self._request(read_voice(event)), text=read_text(event))
+            self._queue(Speech(self._host.pipeline.synthesize(request, result), is_streamed=False, results=[result]))
         elif kind == "synthesize-start":
             self._start(read_voice(event))
         elif kind == "synthesize-chunk":
@@ -158,7 +158,7 @@ class WyomingConnection:
         request = self._request(wish)
         self._host.voices.check(request.voice)  # before the text comes; of a whole text, the pipeline's task
         session = SpeechSession(self._host.pipeline, request)
-        self._queue(Speech(_samples_of(session), is_streamed=True, results=session.results))
+        self._queue(Speech(session.audio(), is_streamed=True, results=session.results))
         self._open = session
 
     def _opened(self, kind: str) -> SpeechSession:
@@ -184,12 +184,6 @@ class WyomingConnection:
         self._set_idle(False)
         self._to_speak.put_nowait(speech)
 
-    async def _whole(self, text: str, request: SpeechRequest, result: SpeechResult) -> AsyncGenerator[FloatArray]:
-        asked = SpeechRequest(text, request.voice, text_options=request.text_options, request_id=request.request_id)
-        async with aclosing(self._host.pipeline.synthesize(asked, result)) as audio:
-            async for chunk in audio:
-                yield chunk.samples
-
     async def _speak_all(self) -> None:
         """Speak one text behind the other; return after the last one, or the first that failed."""
         try:
@@ -211,11 +205,11 @@ class WyomingConnection:
         self._is_speaking, has_started = True, False
         try:
             async with aclosing(speech.audio) as audio:
-                async for samples in audio:
-                    if len(samples) and not has_started:
+                async for piece in audio:
+                    if len(piece.samples) and not has_started:
                         has_started = True
                         await self._events.send(AudioStart(**_FORMAT))
-                    await self._send_audio(samples)
+                    await self._send_audio(piece.samples)
         finally:
             self._is_speaking = False
         if not has_started:
@@ -227,14 +221,8 @@ class WyomingConnection:
     async def _send_audio(self, samples: FloatArray) -> None:
         for at in range(0, len(samples), _CHUNK_SAMPLES):
             pcm = to_pcm16(samples[at : at + _CHUNK_SAMPLES])
-            await self._events.send(AudioChunk(audio=pcm, **_FORMAT))
+            await self._events.send(AudioEvent(audio=pcm, **_FORMAT))
             self._active_s = self._host.clock.now()
-
-
-async def _samples_of(session: SpeechSession) -> AsyncGenerator[FloatArray]:
-    async with aclosing(session.audio()) as audio:
-        async for piece in audio:
-            yield piece.samples
 
 
 PROGRAM = "cosydit"

@@ -36,11 +36,17 @@ class ClientLeftError(Exception):
     """The connection is gone, or was closed from this side."""
 
 
-class CountedReader(asyncio.StreamReader):
-    """A connection's reader that tells how much it holds of what nobody has taken yet."""
+class EventReader(asyncio.StreamReader):
+    """Reads lines and exact numbers of bytes up to a limit, and tells how much it holds that nobody has taken."""
 
     hold: Callable[[int], None] = staticmethod(lambda count: None)
     """Is told how many bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """Begin a connection; `max_bytes` are those of an event's first line, of its data and of its payload."""
+        super().__init__(max_bytes)
+        self._max_bytes = max_bytes
+        self._data_is_next = False
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
         """See `asyncio.StreamReader`."""
@@ -51,23 +57,44 @@ class CountedReader(asyncio.StreamReader):
         """Tell what is held now."""
         self.hold(len(self._buffer))  # type: ignore[attr-defined]
 
+    async def readline(self) -> bytes:
+        """See `asyncio.StreamReader`; raises InvalidRequestError, and ClientLeftError for a line that is cut."""
+        try:
+            line = await super().readline()
+        except ValueError as error:  # longer than the limit
+            raise self._too_long() from error
+        if line and not line.endswith(b"\n"):
+            raise ClientLeftError
+        checked_json(line.decode("utf-8", "replace"))
+        self._data_is_next = b'"data_length"' in line
+        return line
+
+    async def readexactly(self, n: int) -> bytes:
+        """See `asyncio.StreamReader`; raises InvalidRequestError."""
+        if n > self._max_bytes:
+            raise self._too_long()
+        data = await super().readexactly(n)
+        if self._data_is_next:
+            checked_json(data.decode("utf-8", "replace"))
+        self._data_is_next = False
+        return data
+
+    def _too_long(self) -> TextTooLongError:
+        return TextTooLongError(f"an event passes {self._max_bytes} bytes; send the text in pieces", param="data")
+
 
 class EventStream:
     """One connection; read by one coroutine, written by any number."""
 
-    def __init__(
-        self, reader: CountedReader, writer: asyncio.StreamWriter, max_bytes: int, send_timeout_s: float
-    ) -> None:
+    def __init__(self, reader: EventReader, writer: asyncio.StreamWriter, send_timeout_s: float) -> None:
         """Take over the connection.
 
         Args:
-            reader: its limit is that of an event's first line.
+            reader: read by nobody else.
             writer: closed by `close`.
-            max_bytes: of an event's data, and of its payload.
             send_timeout_s: a reader who makes no room for so long is taken for gone.
         """
         self._reader = reader
-        self._bounded = _BoundedReader(reader, max_bytes)
         self._writer = writer
         self._send_timeout_s = send_timeout_s
         self._sending = asyncio.Lock()
@@ -81,8 +108,7 @@ class EventStream:
             ClientLeftError: there will be none.
         """
         try:
-            # The bounded reader has the two methods that the package calls.
-            event = await async_read_event(self._bounded)  # type: ignore[arg-type]
+            event = await async_read_event(self._reader)
         except (OSError, asyncio.IncompleteReadError) as error:
             raise ClientLeftError from error
         except _UNREADABLE as error:
@@ -139,38 +165,6 @@ class EventStream:
             self._writer.write_eof()
             async with timeout(_LINGER_S):
                 await self.until_left()
-
-
-class _BoundedReader:
-    """Reads lines and exact numbers of bytes, as the package asks, up to a limit."""
-
-    def __init__(self, reader: asyncio.StreamReader, max_bytes: int) -> None:
-        self._reader = reader
-        self._max_bytes = max_bytes
-        self._data_is_next = False
-
-    async def readline(self) -> bytes:
-        try:
-            line = await self._reader.readline()
-        except ValueError as error:  # longer than the reader's own limit
-            raise self._too_long() from error
-        if line and not line.endswith(b"\n"):
-            raise ClientLeftError
-        checked_json(line.decode("utf-8", "replace"))
-        self._data_is_next = b'"data_length"' in line
-        return line
-
-    async def readexactly(self, count: int) -> bytes:
-        if count > self._max_bytes:
-            raise self._too_long()
-        data = await self._reader.readexactly(count)
-        if self._data_is_next:
-            checked_json(data.decode("utf-8", "replace"))
-        self._data_is_next = False
-        return data
-
-    def _too_long(self) -> TextTooLongError:
-        return TextTooLongError(f"an event passes {self._max_bytes} bytes; send the text in pieces", param="data")
 
 
 def _unreadable() -> InvalidRequestError:

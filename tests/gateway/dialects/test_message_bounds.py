@@ -25,12 +25,12 @@ from gateway.audio import AudioFormat
 from gateway.dialects.answers import MAX_VALUES, read_body
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import wire as elevenlabs_wire
-from gateway.dialects.grpc import errors as grpc_errors
+from gateway.dialects.grpc import messages as grpc_messages
 from gateway.dialects.grpc import riva_request, tts_config
 from gateway.dialects.json_socket import JsonSocket
 from gateway.dialects.openai import request as openai_request
 from gateway.dialects.speech_ws import wire as speech_wire
-from gateway.dialects.wyoming.wire import CountedReader, EventStream
+from gateway.dialects.wyoming.wire import EventReader, EventStream
 from gateway.errors import GatewayError
 from gateway.voices.draft import MAX_PROMPT_BYTES
 
@@ -139,11 +139,11 @@ def test_json_of_many_values_is_refused_before_it_is_parsed(monkeypatch: pytest.
 
 @pytest.mark.parametrize("in_line", [True, False])
 async def test_a_wyoming_event_of_many_values_is_refused_before_it_is_parsed(in_line: bool) -> None:
-    reader, many = CountedReader(limit=4 * MAX_BYTES), worst_json()["empty lists"].encode()
+    reader, many = EventReader(MAX_BYTES), worst_json()["empty lists"].encode()
     line = b'{"type":"synthesize","data":%b}' % many if in_line else b'{"type":"a","data_length":%d}' % len(many)
     reader.feed_data(line + b"\n" + many)
     with pytest.raises(GatewayError, match="more than 2000 values"):
-        await EventStream(reader, cast(Any, None), MAX_BYTES, 1).receive()
+        await EventStream(reader, cast(Any, None), 1).receive()
 
 
 def fields_of(kind: Descriptor, path: tuple[FieldDescriptor, ...] = ()) -> Iterator[tuple[FieldDescriptor, ...]]:
@@ -187,7 +187,7 @@ REQUESTS = [
 @pytest.mark.parametrize("request_class", REQUESTS, ids=lambda each: str(each.__name__))
 def test_a_grpc_message_of_many_or_long_values_is_refused_before_it_is_parsed(request_class: type[Message]) -> None:
     unparsed = type("Unparsed", (Unparsed,), {"DESCRIPTOR": request_class.DESCRIPTOR})
-    parse = grpc_errors._forgiving(unparsed.FromString, MAX_BYTES)
+    parse = grpc_messages.forgiving(unparsed.FromString, MAX_BYTES)
     messages = [b"\x82\x7d\x00" * MANY]  # fields that are not known
     for path in fields_of(request_class.DESCRIPTOR):
         if path[-1].type == FieldDescriptor.TYPE_STRING:
@@ -196,7 +196,7 @@ def test_a_grpc_message_of_many_or_long_values_is_refused_before_it_is_parsed(re
             messages.append(within(path, bytes(MAX_PROMPT_BYTES + 1)))
         messages.append(within(path[:-1], within(path[-1:], b"") * MAX_VALUES))
     for message in messages:
-        assert isinstance(parse(message), grpc_errors._Refused)
+        assert isinstance(parse(message), grpc_messages._Refused)
 
 
 WORDS = {f"{number:03d}{'a' * 197}": "b" * 400 for number in range(500)}
@@ -223,7 +223,7 @@ def test_more_words_or_dictionaries_than_allowed_are_refused_before_rules_are_ma
 
 
 def test_as_many_words_as_allowed_are_read_at_every_door() -> None:
-    parse = grpc_errors._forgiving(tts_service_pb2.SynthesizeRequest.FromString, MAX_BYTES)
+    parse = grpc_messages.forgiving(tts_service_pb2.SynthesizeRequest.FromString, MAX_BYTES)
     asked = parse(tts_service_pb2.SynthesizeRequest(config={"pronunciations": WORDS}).SerializeToString())
     assert len(tts_config.read_config(asked.config).speech.text_options.aliases) == len(WORDS)
     body = json.dumps({"model": "m", "input": '"Yes," she said. ' * 4000, "voice": "v", "pronunciations": WORDS})

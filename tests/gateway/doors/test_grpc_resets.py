@@ -13,12 +13,13 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.doors.grpc import FREE_CALLS, PAUSE_S, ResetInterceptor
+from gateway.doors.grpc_calls import FREE_CALLS, PAUSE_S, CallInterceptor
+from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice
 from servicekit.timeouts import timeout
 from tests.gateway.doors.grpc_door import opened_grpc
 from tests.gateway.doors.test_grpc import health_of
-from tests.gateway.fakes import FakeLLM, FakeToken2Wav
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock
 from tests.raw_clients import reset_rapidly
 
 CLIENTS = 6
@@ -63,7 +64,7 @@ async def test_calls_that_are_reset_at_once_take_little_memory_and_keep_none(voi
 
 
 async def test_calls_wait_only_where_many_come() -> None:
-    interceptor, loop = ResetInterceptor(), asyncio.get_running_loop()
+    interceptor, loop = CallInterceptor(make_telemetry(ManualClock()), 1000), asyncio.get_running_loop()
     waited = []
 
     async def go_on(_details: object) -> None:
@@ -85,6 +86,7 @@ async def test_a_caller_who_leaves_while_it_is_refused_is_no_error() -> None:
     async def nothing() -> AsyncIterator[bytes]:
         yield b""
 
-    handler = await ResetInterceptor().intercept_service(go_on, SimpleNamespace(method="/a/b"))
+    interceptor = CallInterceptor(make_telemetry(ManualClock()), 1000)
+    handler = await interceptor.intercept_service(go_on, SimpleNamespace(method="/a/b", invocation_metadata=()))
     with pytest.raises(asyncio.CancelledError):  # gRPC logs any other with its traceback
         await handler.stream_unary(nothing(), None)
