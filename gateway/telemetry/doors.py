@@ -35,27 +35,21 @@ class TelemetryMiddleware:
         if dialect is None or scope.get("method", "POST") != "POST":
             await self._app(scope, receive, send)
             return
-        status = _Status(send)
+        status: int | None = None
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                status = message["status"]
+            await send(message)
+
         name = f"{scope.get('method', 'WS')} {path[:_MAX_PATH_CHARACTERS]}"
         # Each request and socket has a task of its own.
         with self._telemetry.serving(dialect, name, Headers(scope=scope).get(TRACEPARENT)) as call:
             try:
-                await self._app(scope, receive, status.send)
+                await self._app(scope, receive, watched)
             finally:
-                if status.code is not None:
-                    call.span.note(http__response__status_code=status.code)
-                    if status.code >= _ERRORS_FROM:
-                        self._telemetry.refused_at_the_door(call, status.code)
-
-
-class _Status:
-    """Sees the status of an answer on its way out."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.code: int | None = None
-
-    async def send(self, message: Message) -> None:
-        if message["type"] in ("http.response.start", "websocket.http.response.start"):
-            self.code = message["status"]
-        await self._send(message)
+                if status is not None:
+                    call.span.note(http__response__status_code=status)
+                    if status >= _ERRORS_FROM:
+                        self._telemetry.refused_at_the_door(call, status)
