@@ -88,10 +88,10 @@ class JsonSocket:
     """One accepted connection; read by one coroutine, written by any number."""
 
     def __init__(self, websocket: WebSocket, max_message_bytes: int, send_timeout_s: float) -> None:
-        """Keep the connection; `accept` it before anything else.
+        """Keep the connection.
 
         Args:
-            websocket: just opened.
+            websocket: accepted before anything else.
             max_message_bytes: longer messages are refused one by one.
             send_timeout_s: a reader who makes no room for so long is taken for gone.
         """
@@ -99,10 +99,6 @@ class JsonSocket:
         self._max_message_bytes = max_message_bytes
         self._send_timeout_s = send_timeout_s
         self._is_closed = False
-
-    async def accept(self) -> None:
-        """Let the client in."""
-        await self._websocket.accept()
 
     async def receive(self, timeout_s: float) -> dict[str, Any]:
         """Wait for the next message.

@@ -263,7 +263,7 @@ def _requests() -> Mapping[str, Target]:
     refused = (RequestRefused,)
     return {
         "openai": Target(lambda data: read_openai(data, AudioFormat.PCM, "r"), _GATEWAY, (_json(speech), _json(more))),
-        "speech_ws": Target(lambda data: parse_config(_message(data)), _GATEWAY, (_CONFIG,)),
+        "speech_ws": Target(lambda data: parse_config(_message(data)).text_options(), _GATEWAY, (_CONFIG,)),
         "elevenlabs_ws": Target(lambda data: elevenlabs.parse_message(_message(data)), _GATEWAY, _SOCKET_TEXTS),
         "elevenlabs_query": Target(
             lambda data: elevenlabs.read_socket_options(dict(parse_qsl(_text(data)))), _GATEWAY, (query,)

@@ -244,8 +244,8 @@ def _serving(kind: type[TextSocket]) -> Callable[[WebSocket], Awaitable[None]]:
         except GatewayError as error:
             await refuse(websocket, error_response(error))
             return
+        await websocket.accept()
         socket = JsonSocket(websocket, host.limits.max_message_bytes, host.limits.send_timeout_s)
-        await socket.accept()
         await kind(socket, host, voice, options).serve()
 
     return serve

@@ -49,11 +49,10 @@ class VoiceObject(BaseModel):
     """The voice's id or name."""
 
 
-class SpeechBody(BaseModel):
-    """The request body, null and left out being the same; `sample_rate` and all from `seed` on are ours, the rest
-    OpenAI's."""
+class OpenAIFields(BaseModel):
+    """Fields of OpenAI's body, and some of ours: `sample_rate`, `priority`, `normalize` and `word_timestamps`."""
 
-    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(use_attribute_docstrings=True)
     model: str | None = None
     """Any name: there is one model, and clients insist on names of their own."""
     input: str
@@ -68,40 +67,64 @@ class SpeechBody(BaseModel):
     sample_rate: int | None = None
     """Samples a second, 8000 to 48000; of `mp3` and `aac` 8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100 or
     48000. By default 24000, of `mulaw` and `alaw` 8000. `x-sample-rate` tells it."""
-    speed: float | None = None
-    """0.25 to 4 times the normal speed at the same pitch; other values than 1 need the extra `audio`."""
     stream_format: str | None = None
     """`audio` (default): the audio's bytes alone; `sse`: server-sent events."""
-    instructions: str | None = None
-    """How to speak, at most 1000 characters. If the checkpoint takes no instructions, `x-ignored-fields` names the
-    field, or the request is refused (`--unsupported-style`)."""
-    seed: int | None = None
-    """0 to 2**63-1: the same seed and text give the same speech tokens. By default the server draws one; `x-seed`
-    tells it."""
     priority: int | None = None
     """Scheduling class from 1 (first) to 10 (last, the default)."""
+    normalize: bool | None = None
+    """`true` (default): written forms such as `3.50` become words; `false`: the text is spoken as it is written."""
+    word_timestamps: bool | None = None
+    """`true`: events `speech.audio.words` tell when each word is spoken; needs `stream_format` `sse`."""
+
+
+class SpeechFields(BaseModel):
+    """How to speak, as this dialect and that of vllm-omni's WebSocket say it; null and left out are the same."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    speed: float | None = None
+    """0.25 to 4 times the normal speed at the same pitch; other values than 1 need the extra `audio`."""
+    instructions: str | None = None
+    """How to speak, at most 1000 characters. If the checkpoint takes no instructions, the answer names the field among
+    those that it ignored, or the request is refused (`--unsupported-style`)."""
+    style: str | None = None
+    """Another name of `instructions`, which may be a word such as `happy` or `whisper`."""
+    seed: int | None = None
+    """0 to 2**63-1: the same seed and text give the same speech tokens. By default the server draws one."""
     language: str | None = None
     """BCP 47 tag such as `en` or `zh-CN`, or a name such as `English`; `auto` (default): guessed from the text, part by
     part."""
-    normalize: bool | None = None
-    """`true` (default): written forms such as `3.50` become words; `false`: the text is spoken as it is written."""
     ssml: bool | None = None
-    """`true`: `input` is SSML, or the content of a `<speak>` element."""
+    """`true`: the text is SSML, or the content of a `<speak>` element."""
     pronunciations: dict[str, str] | None = None
     """Words and what is spoken for them, such as `{"Xiaomi": "show me"}`; 500 at most."""
     lexicons: list[str] | None = None
     """Names of pronunciation dictionaries, applied in order; 8 at most."""
     ref_audio: str | None = None
-    """A voice for this request only, instead of `voice`: an audio file as base64 or as a `data:` URL; addresses are
-    refused."""
+    """A voice for this request or session only, instead of `voice`: an audio file as base64 or as a `data:` URL;
+    addresses are refused."""
     ref_text: str | None = None
     """Transcript of the recording."""
     x_vector_only_mode: bool | None = None
     """`true`: take only the timbre of the recording, whatever `ref_text` says."""
-    style: str | None = None
-    """Another name of `instructions`, which may be a word such as `happy` or `whisper`."""
-    word_timestamps: bool | None = None
-    """`true`: events `speech.audio.words` tell when each word is spoken; needs `stream_format` `sse`."""
+
+    def voice_or(self, name: str | None) -> str | InlineVoice:
+        """Return the voice that came along, or the name of one."""
+        if self.ref_audio is not None:
+            return voice_in_base64(self.ref_audio, "" if self.x_vector_only_mode else self.ref_text or "")
+        return name or DEFAULT_VOICE
+
+    def text_options(self, normalization: Normalization = Normalization.ON) -> TextOptions:
+        """Return how to read the text; raises InvalidRequestError if a field can't be."""
+        asks_style = self.instructions or self.style
+        style = style_of(instructions=self.instructions, style=self.style) if asks_style else None
+        rules = own_rules(self.pronunciations, self.lexicons) if self.pronunciations else ()
+        return TextOptions(self.language, normalization, self.ssml is True, rules, tuple(self.lexicons or ()), style)
+
+
+class SpeechBody(SpeechFields, OpenAIFields):
+    """The request body, null and left out being the same."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
 
 
 @dataclass(frozen=True)
@@ -145,10 +168,10 @@ def read_request(raw: bytes, default: AudioFormat, request_id: str) -> OpenAISpe
     body = _parse(raw)
     speech = SpeechRequest(
         body.input,
-        _voice(body),
+        body.voice_or(body.voice.id if isinstance(body.voice, VoiceObject) else body.voice),
         draw_seed() if body.seed is None else body.seed,
         DEFAULT_PRIORITY if body.priority is None else body.priority,
-        text_options=_text_options(body),
+        text_options=body.text_options(Normalization.OFF if body.normalize is False else Normalization.ON),
         request_id=request_id,
         wants_times=body.word_timestamps is True,
     )
@@ -164,20 +187,6 @@ def read_request(raw: bytes, default: AudioFormat, request_id: str) -> OpenAISpe
         tuple(filter(_FIELD_NAME.fullmatch, body.model_extra or ()))[:_MAX_NAMED_FIELDS],
         body.word_timestamps is True,
     )
-
-
-def _voice(body: SpeechBody) -> str | InlineVoice:
-    if body.ref_audio is not None:
-        return voice_in_base64(body.ref_audio, "" if body.x_vector_only_mode else body.ref_text or "")
-    return (body.voice.id if isinstance(body.voice, VoiceObject) else body.voice) or DEFAULT_VOICE
-
-
-def _text_options(body: SpeechBody) -> TextOptions:
-    normalization = Normalization.OFF if body.normalize is False else Normalization.ON
-    asks_style = body.instructions or body.style
-    style = style_of(instructions=body.instructions, style=body.style) if asks_style else None
-    rules = own_rules(body.pronunciations, body.lexicons) if body.pronunciations else ()
-    return TextOptions(body.language, normalization, body.ssml is True, rules, tuple(body.lexicons or ()), style)
 
 
 def _read_stream_format(name: str) -> StreamFormat:

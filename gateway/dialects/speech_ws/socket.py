@@ -21,11 +21,11 @@ from starlette.websockets import WebSocket
 from gateway.audio import open_encoder
 from gateway.dialects.endpoints import Door, Socket
 from gateway.dialects.json_socket import NORMAL_CLOSE, POLICY_CLOSE, Conversation, JsonSocket, SocketClosedError
-from gateway.dialects.speech_ws.utterance import SpeakingUtterance, UtteranceParts
+from gateway.dialects.speech_ws.utterance import SpeakingUtterance
 from gateway.dialects.speech_ws.wire import (
     MAX_CONFIG_BYTES,
     MAX_TEXT_BYTES,
-    SpeechConfig,
+    ConfigFields,
     error_message,
     parse_config,
 )
@@ -38,9 +38,8 @@ PATH = "/v1/audio/speech/stream"
 
 async def _serve(websocket: WebSocket) -> None:
     host: Host = websocket.app.state.host
-    socket = JsonSocket(websocket, MAX_CONFIG_BYTES, host.limits.send_timeout_s)
-    await socket.accept()
-    await SpeechSocket(socket, host).serve()
+    await websocket.accept()
+    await SpeechSocket(JsonSocket(websocket, MAX_CONFIG_BYTES, host.limits.send_timeout_s), host).serve()
 
 
 _TEXTS = "Speak texts that are still being written, one utterance after the other."
@@ -55,7 +54,7 @@ class SpeechSocket(Conversation):
         super().__init__(socket, host.clock, host.limits.idle_timeout_s)
         self._host = host
         self._session_id = f"speech_ws_{uuid.uuid4().hex}"
-        self._config: SpeechConfig | None = None
+        self._config: ConfigFields | None = None
         self._utterances: list[SpeakingUtterance] = []
         self._to_speak: asyncio.Queue[SpeakingUtterance | None] = asyncio.Queue()
         self._made = 0
@@ -97,12 +96,13 @@ class SpeechSocket(Conversation):
             got = "session.config came while text is being taken"
             raise InvalidRequestError(f"{got}; send input.done first", param="type")
         config = parse_config(message)
-        self._host.voices.check(config.voice)
-        self._host.pipeline.front_end.check(config.text_options)
-        open_encoder(config.output, config.speed).close()
+        self._host.voices.check(config.speaker)
+        front_end, text_options = self._host.pipeline.front_end, config.text_options()
+        front_end.check(text_options)
+        open_encoder(config.output, config.times_as_fast).close()
         self._config = config
         told: dict[str, Any] = {"type": "session.configured", "session_id": self._session_id, **config.description}
-        if ignored := self._host.pipeline.front_end.ignored(config.text_options):
+        if ignored := front_end.ignored(text_options):
             told["ignored_fields"] = ignored
         await self._socket.send(told)
 
@@ -144,9 +144,8 @@ class SpeechSocket(Conversation):
         if len(self._utterances) >= self._host.limits.max_contexts:
             got = f"{len(self._utterances)} utterances wait, which is the limit"
             raise TextTooLongError(f"{got}; wait for session.done before you send more", param="text")
-        parts = UtteranceParts(self._socket, self._host, self._config, self._session_id, self._made)
+        utterance = SpeakingUtterance(self._socket, self._host, self._config, self._session_id, self._made)
         self._made += 1
-        utterance = SpeakingUtterance(parts)
         self._utterances.append(utterance)
         self._to_speak.put_nowait(utterance)
         return utterance

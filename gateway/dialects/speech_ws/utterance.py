@@ -11,7 +11,6 @@ import asyncio
 import base64
 import math
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from gateway.core import FloatArray
 from gateway.delivery import Delivery, Pacer, TurnEncoder
 from gateway.dialects.json_socket import Interruptible, JsonSocket
 from gateway.dialects.speech_ws.sentence_audio import Sentence, SentenceCutter
-from gateway.dialects.speech_ws.wire import Granularity, SpeechConfig, error_message, word_times
+from gateway.dialects.speech_ws.wire import ConfigFields, Granularity, error_message, word_times
 from gateway.errors import GatewayError, TextTooLongError
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest
@@ -34,37 +33,26 @@ MAX_WHOLE_CHARACTERS = 4096
 """Most characters of an utterance spoken as one sentence: about five minutes, kept until its end."""
 
 
-@dataclass(frozen=True)
-class UtteranceParts:
-    """Where an utterance belongs."""
-
-    socket: JsonSocket
-    host: Host
-    config: SpeechConfig
-    session_id: str
-    index: int
-
-
 class SpeakingUtterance:
     """One text; made and written by its socket, spoken when its turn comes."""
 
-    def __init__(self, parts: UtteranceParts) -> None:
+    def __init__(self, socket: JsonSocket, host: Host, config: ConfigFields, session_id: str, index: int) -> None:
         """Begin without text."""
-        self._parts = parts
-        config, host = parts.config, parts.host
-        name = f"{parts.session_id}-{parts.index}"
+        self._socket, self._host, self._config = socket, host, config
+        self._session_id, self._index = session_id, index
+        self._name = name = f"{session_id}-{index}"
         request = SpeechRequest(
             "",
-            config.voice,
+            config.speaker,
             config.seed,
-            text_options=config.text_options,
+            text_options=config.text_options(),
             request_id=name,
             is_interleaved=config.is_interleaved,
-            wants_times=config.has_word_times,
+            wants_times=config.word_timestamps,
         )
         self._session = SpeechSession(host.pipeline, request, split=config.granularity.split)
         self._delivery = Delivery(
-            Pacer(host.clock, host.limits.run_ahead_s if config.is_streamed else math.inf), config.speed
+            Pacer(host.clock, host.limits.run_ahead_s if config.stream_audio else math.inf), config.times_as_fast
         )
         self._held = ""
         self._has_ended = self._is_cancelled = False
@@ -85,8 +73,8 @@ class SpeakingUtterance:
         Raises:
             InvalidRequestError: it can't be taken, and nothing of it was.
         """
-        self.last_active_s = self._parts.host.clock.now()
-        if self._parts.config.granularity is not Granularity.NONE:
+        self.last_active_s = self._host.clock.now()
+        if self._config.granularity is not Granularity.NONE:
             self._session.write(text)
             return
         if len(self._held) + len(text) > MAX_WHOLE_CHARACTERS:
@@ -102,7 +90,7 @@ class SpeakingUtterance:
         """
         self._has_ended = True
         try:
-            if self._parts.config.granularity is Granularity.NONE:
+            if self._config.granularity is Granularity.NONE:
                 self._cutter.whole = self._held
                 self._session.write(self._held)
         finally:
@@ -126,7 +114,7 @@ class SpeakingUtterance:
             SocketClosedError: the client left.
         """
         if not self._is_cancelled:
-            self._speech = Interruptible(self._speak(), f"speak-{self._parts.session_id}-{self._parts.index}")
+            self._speech = Interruptible(self._speak(), f"speak-{self._name}")
             await self._close_sentence(await self._speech.wait())
         warning = warning_field(*self._session.results)
         await self._send("session.done", total_sentences=self._cutter.count, progress=self._progress, **warning)
@@ -136,7 +124,7 @@ class SpeakingUtterance:
         heard = self._sentence is not None and self._sentence[1].total_bytes > 0
         if error is not None:
             discard = {"partial_audio": True, "action": "discard"} if heard else {}
-            await self._parts.socket.send({**error_message(error), **discard})
+            await self._socket.send({**error_message(error), **discard})
         if self._sentence is not None:
             index, writer = self._sentence
             self._sentence = None
@@ -149,7 +137,7 @@ class SpeakingUtterance:
                 async for frame in frames:
                     for sentence, samples in self._cutter.push(frame):
                         await self._hear(sentence, samples)
-                    self.last_active_s = self._parts.host.clock.now()
+                    self.last_active_s = self._host.clock.now()
             for sentence, samples in self._cutter.finish():
                 await self._hear(sentence, samples)
         finally:
@@ -166,16 +154,16 @@ class SpeakingUtterance:
         await self._send_done(sentence.index, writer, has_failed=False)
 
     async def _begin_sentence(self, sentence: Sentence) -> tuple[int, StreamedWriter | WholeWriter]:
-        parts, output = self._parts, self._parts.config.output
-        names = {"utterance_index": parts.index, "sentence_index": sentence.index}
+        config, output = self._config, self._config.output
+        names = {"utterance_index": self._index, "sentence_index": sentence.index}
         begun: tuple[int, StreamedWriter | WholeWriter]
-        if parts.config.is_streamed:
-            begun = sentence.index, StreamedWriter(parts.socket, parts.host, parts.config, names)
+        if config.stream_audio:
+            begun = sentence.index, StreamedWriter(self._socket, self._host, config, names)
         else:
-            begun = sentence.index, WholeWriter(parts.socket, parts.host, parts.config)
+            begun = sentence.index, WholeWriter(self._socket, self._host, config)
         self._sentence = begun
         described = {"format": output.audio_format.value, "sample_rate": output.sample_rate_hz, "channels": 1}
-        if parts.config.has_word_times:
+        if config.word_timestamps:
             described["word_timestamps"] = True
         await self._send("audio.start", sentence_index=sentence.index, sentence_text=sentence.text.strip(), **described)
         return begun
@@ -184,9 +172,8 @@ class SpeakingUtterance:
         await self._send("audio.done", sentence_index=index, total_bytes=writer.total_bytes, error=has_failed)
 
     async def _send(self, kind: str, **fields: Any) -> None:
-        parts = self._parts
-        names = {"type": kind, "session_id": parts.session_id, "utterance_index": parts.index}
-        await parts.socket.send({**names, **fields})
+        names = {"type": kind, "session_id": self._session_id, "utterance_index": self._index}
+        await self._socket.send({**names, **fields})
 
     @property
     def _progress(self) -> dict[str, Any]:
@@ -205,7 +192,7 @@ _MS_PER_S = 1000
 class WholeWriter:
     """Sends a sentence as one binary message, a file of its own."""
 
-    def __init__(self, socket: JsonSocket, host: Host, config: SpeechConfig) -> None:
+    def __init__(self, socket: JsonSocket, host: Host, config: ConfigFields) -> None:
         """Begin without audio; the host lends threads."""
         self._socket = socket
         self._host = host
@@ -222,7 +209,7 @@ class WholeWriter:
         """Send it."""
         samples = np.concatenate([np.zeros(0, np.float32), *self._parts])
         loop = asyncio.get_running_loop()
-        output, speed = self._config.output, self._config.speed
+        output, speed = self._config.output, self._config.times_as_fast
         data = await loop.run_in_executor(self._host.executor, encode_whole, samples, output, speed)
         await self._socket.send_bytes(data)
         self.total_bytes += len(data)
@@ -235,14 +222,14 @@ class WholeWriter:
 class StreamedWriter:
     """Sends a sentence's PCM while it is made: in binary messages, or in JSON whose last one has the words' times."""
 
-    def __init__(self, socket: JsonSocket, host: Host, config: SpeechConfig, names: dict[str, Any]) -> None:
+    def __init__(self, socket: JsonSocket, host: Host, config: ConfigFields, names: dict[str, Any]) -> None:
         """Open the encoder; `names` are the fields that say in JSON which sentence a message is of.
 
         Raises:
             UnsupportedOptionError: the format or the speed can't be had here.
         """
         self._socket = socket
-        self._encoder = TurnEncoder(config.output, host.executor, config.speed)
+        self._encoder = TurnEncoder(config.output, host.executor, config.times_as_fast)
         self._config = config
         self._names = names
         self._chunks = 0
@@ -256,7 +243,8 @@ class StreamedWriter:
     async def end(self, sentence: Sentence) -> None:
         """Send the rest of it."""
         rest, config = await self._encoder.finish(), self._config
-        times = word_times(sentence.characters, sentence.began_s, config.speed) if config.has_word_times else None
+        speed = config.times_as_fast
+        times = word_times(sentence.characters, sentence.began_s, speed) if config.word_timestamps else None
         await self._send(rest, times)
 
     def close(self) -> None:
@@ -265,7 +253,7 @@ class StreamedWriter:
 
     async def _send(self, data: bytes, timestamps: list[dict[str, Any]] | None = None) -> None:
         start_ms, self.total_bytes = self._heard_ms, self.total_bytes + len(data)
-        if data and not self._config.has_word_times:
+        if data and not self._config.word_timestamps:
             await self._socket.send_bytes(data)
         elif data or timestamps is not None:
             audio = {

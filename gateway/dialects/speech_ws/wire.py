@@ -6,47 +6,30 @@ Fields of their models that have no meaning here (`task_type`, `max_new_tokens`,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import AliasChoices, BaseModel, Field, ValidationError
+from pydantic import AliasChoices, Field, ValidationError
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
 from gateway.core import InlineVoice
 from gateway.dialects.answers import retry_after_s, wrong_field
+from gateway.dialects.openai.request import SpeechFields
 from gateway.errors import (
     GatewayError,
     InvalidRequestError,
     UnsupportedOptionError,
     public_text,
 )
-from gateway.lexicons import own_rules
 from gateway.speech.request import MAX_SEED
 from gateway.speech.text_clock import CharacterTime, WordGatherer
-from gateway.text import WHOLE_TEXT, Normalization, TextOptions
+from gateway.text import WHOLE_TEXT
 from gateway.text.splitter import CutBounds, SplitSettings
-from gateway.text.styles import style_of
-from gateway.voices.draft import voice_in_base64
-from gateway.voices.profile import DEFAULT_VOICE
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 MAX_TEXT_BYTES = 128 * 1024
 _MS_PER_S = 1000
-_LANGUAGES = {
-    "auto": None,
-    "chinese": "zh",
-    "english": "en",
-    "french": "fr",
-    "german": "de",
-    "italian": "it",
-    "japanese": "ja",
-    "korean": "ko",
-    "portuguese": "pt",
-    "russian": "ru",
-    "spanish": "es",
-}
-"""Names of languages that vllm-omni's clients send; anything else is a BCP 47 tag."""
 
 
 class Granularity(Enum):
@@ -72,7 +55,7 @@ _SPLITS = {
 }
 
 
-class ConfigFields(BaseModel):
+class ConfigFields(SpeechFields):
     """The fields of `session.config`, flat or in `session`."""
 
     voice: str | None = Field(default=None, validation_alias=AliasChoices("voice", "speaker"))
@@ -80,8 +63,6 @@ class ConfigFields(BaseModel):
     response_format: str | None = None
     """Format as on `POST /v1/audio/speech`; default `wav`, with `stream_audio` `pcm`, the only one that can be
     streamed."""
-    speed: float | None = None
-    """0.25 to 4 times the normal speed; other values than 1 need the extra `audio`."""
     stream_audio: bool = False
     """`true`: audio is sent while it is made; `false`: each sentence is one binary message."""
     word_timestamps: bool = False
@@ -91,57 +72,47 @@ class ConfigFields(BaseModel):
     text_mode: Literal["segments", "interleaved"] = "segments"
     """`interleaved`: the LLM takes the text a few words at a time while it speaks; an utterance is one sentence then.
     Needs the embedded LLM server, and a checkpoint that has learnt it."""
-    language: str | None = None
-    """BCP 47 tag, or a name such as `English`; `auto` (default): guessed from the text."""
-    instructions: str | None = None
-    """How to speak, at most 1000 characters. If the checkpoint takes no instructions, `session.configured` names the
-    field in `ignored_fields`, or it is refused (`--unsupported-style`)."""
-    ref_audio: str | None = None
-    """A voice for this session only: an audio file as base64 or as a `data:` URL; addresses are refused."""
-    ref_text: str | None = None
-    """Transcript of the recording."""
-    x_vector_only_mode: bool | None = None
-    """`true`: take only the timbre of the recording, whatever `ref_text` says."""
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
-    """0 to 2**63-1: the same seed and text give the same speech tokens."""
-    ssml: bool = False
-    """`true`: the text is SSML, or the content of a `<speak>` element."""
-    pronunciations: dict[str, str] | None = None
-    """Words and what is spoken for them, such as `{"Xiaomi": "show me"}`; 500 at most."""
-    lexicons: list[str] | None = None
-    """Names of pronunciation dictionaries, applied in order; 8 at most."""
-    style: str | None = None
-    """Another name of `instructions`, which may be a word such as `happy` or `whisper`."""
+    """0 to 2**63-1: the same seed and text give the same speech tokens. By default the server draws one."""
 
+    @property
+    def output(self) -> OutputFormat:
+        """The format; raises UnsupportedOptionError if it can't be had."""
+        default = AudioFormat.PCM if self.stream_audio else AudioFormat.WAV
+        return parse_openai_format(self.response_format or default.value)
 
-@dataclass(frozen=True)
-class SpeechConfig:
-    """How to speak until another config comes."""
+    @cached_property
+    def speaker(self) -> str | InlineVoice:
+        """The voice; raises InvalidRequestError if a recording can't be one."""
+        return self.voice_or(self.voice)
 
-    voice: str | InlineVoice
-    output: OutputFormat
-    speed: float
-    is_streamed: bool
-    """Whether audio is sent while it is made; otherwise each sentence is one message."""
-    has_word_times: bool
-    granularity: Granularity
-    is_interleaved: bool
-    """Whether the LLM takes the text while it speaks."""
-    text_options: TextOptions
-    seed: int | None
+    @property
+    def times_as_fast(self) -> float:
+        """The speed."""
+        return 1.0 if self.speed is None else self.speed
+
+    @property
+    def granularity(self) -> Granularity:
+        """What is a sentence."""
+        return self.split_granularity or Granularity.SENTENCE
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether the LLM takes the text while it speaks."""
+        return self.text_mode == "interleaved"
 
     @property
     def description(self) -> dict[str, Any]:
         """What the client is told of it."""
         return {
             "response_format": self.output.audio_format.value,
-            "stream_audio": self.is_streamed,
+            "stream_audio": self.stream_audio,
             "split_granularity": self.granularity.value,
             "sample_rate": self.output.sample_rate_hz,
         }
 
 
-def parse_config(message: Mapping[str, Any]) -> SpeechConfig:
+def parse_config(message: Mapping[str, Any]) -> ConfigFields:
     """Read a `session.config`.
 
     Raises:
@@ -153,24 +124,7 @@ def parse_config(message: Mapping[str, Any]) -> SpeechConfig:
     except ValidationError as error:
         raise wrong_field(error, "session") from error
     _check(fields)
-    return SpeechConfig(
-        voice=_voice(fields),
-        output=_output(fields),
-        speed=1.0 if fields.speed is None else fields.speed,
-        is_streamed=fields.stream_audio,
-        has_word_times=fields.word_timestamps,
-        granularity=fields.split_granularity or Granularity.SENTENCE,
-        is_interleaved=fields.text_mode == "interleaved",
-        text_options=TextOptions(
-            _language(fields.language),
-            Normalization.ON,
-            fields.ssml,
-            own_rules(fields.pronunciations, fields.lexicons),
-            tuple(fields.lexicons or ()),
-            style_of(instructions=fields.instructions, style=fields.style),
-        ),
-        seed=fields.seed,
-    )
+    return fields
 
 
 def error_message(error: GatewayError) -> dict[str, Any]:
@@ -205,18 +159,3 @@ def _check(fields: ConfigFields) -> None:
     if fields.text_mode == "interleaved" and fields.split_granularity is not None:
         got = f"split_granularity {fields.split_granularity.value} with text_mode interleaved, which splits nothing"
         raise UnsupportedOptionError(f"{got}; leave one of them out", param="split_granularity")
-
-
-def _output(fields: ConfigFields) -> OutputFormat:
-    default = AudioFormat.PCM if fields.stream_audio else AudioFormat.WAV
-    return parse_openai_format(fields.response_format or default.value)
-
-
-def _voice(fields: ConfigFields) -> str | InlineVoice:
-    if fields.ref_audio is None:
-        return fields.voice or DEFAULT_VOICE
-    return voice_in_base64(fields.ref_audio, "" if fields.x_vector_only_mode else fields.ref_text or "")
-
-
-def _language(given: str | None) -> str | None:
-    return _LANGUAGES.get(given.lower(), given) if given else None

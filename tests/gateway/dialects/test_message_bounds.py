@@ -93,6 +93,11 @@ def read_socket(parse: Callable[[dict[str, Any]], object], text: str) -> None:
     parse(JsonSocket(cast(Any, None), 4 * MAX_BYTES, 1)._parse(text))
 
 
+def read_config(message: dict[str, Any]) -> None:
+    config = speech_wire.parse_config(message)
+    assert config.speaker and config.text_options()
+
+
 JSON_DOORS: dict[str, tuple[type[BaseModel], Callable[[str], object], dict[str, Any]]] = {
     "openai": (openai_request.SpeechBody, read_openai, {"model": "m", "input": "a", "voice": "v"}),
     "elevenlabs": (elevenlabs_http.ElevenLabsSpeechBody, read_elevenlabs, {"text": "a"}),
@@ -103,7 +108,7 @@ JSON_DOORS: dict[str, tuple[type[BaseModel], Callable[[str], object], dict[str, 
     ),
     "speech socket": (
         speech_wire.ConfigFields,
-        lambda text: read_socket(speech_wire.parse_config, text),
+        lambda text: read_socket(read_config, text),
         {"type": "session.config"},
     ),
 }
