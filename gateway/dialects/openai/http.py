@@ -26,7 +26,7 @@ from typing import Annotated, Any
 from fastapi import Path
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from gateway.audio import AsyncEncoder, open_encoder
 from gateway.audio.formats import AUDIO_TYPES
@@ -58,7 +58,7 @@ SPEECH_HEADERS = {
 }
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _EVENT_STREAM = "text/event-stream"
-_NO_CONTENT, _NOT_FOUND = 204, 404
+_NOT_FOUND = 404
 _STARTED_S = int(time.time())
 _HEAD_SAMPLES = SAMPLE_RATE_HZ // 10
 """Samples encoded first, so that the first bytes need not wait until the codec has all of the first chunk."""
@@ -238,15 +238,6 @@ def _model(host: Host) -> dict[str, Any]:
     return facts | {"instruct": declared.instruct, "phonemes": declared.phonemes}
 
 
-def options_route(path: str, methods: str) -> Route:
-    """Return the route that answers OPTIONS: `methods` is what else may be asked of the path."""
-
-    async def allow(request: Request) -> Response:
-        return Response(status_code=_NO_CONTENT, headers={"allow": f"{methods}, OPTIONS"})
-
-    return Route(path, allow, methods=["OPTIONS"])
-
-
 def _a_speech(body: SpeechBody) -> None: ...
 def _a_model(model: Annotated[str, Path(description="Name of the model.")]) -> None: ...
 
@@ -264,13 +255,10 @@ ROUTES: list[BaseRoute] = [
         headers=SPEECH_HEADERS,
         speaks=True,
     ),
-    options_route(PATH, "POST"),
     Endpoint(
         *("GET", MODELS_PATH, list_models, *_OURS),
         "List the models; there is one.",
         example={"object": "list", "data": [_MODEL]},
     ),
     Endpoint("GET", _ONE_MODEL, show_model, *_OURS, "Show the model.", takes=_a_model, example=_MODEL),
-    options_route(MODELS_PATH, "GET, HEAD"),
-    options_route(_ONE_MODEL, "GET, HEAD"),
 ]

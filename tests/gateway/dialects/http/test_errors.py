@@ -27,7 +27,7 @@ ELEVENLABS = (
 
 def code_of(path: str, body: dict[str, Any]) -> str:
     """Return the code of an error, whose shape must be that of the door below whose prefix `path` is."""
-    if path in OPENAI or path.startswith("/v1/audio"):
+    if path in OPENAI or path.startswith(("/v1/audio", "/v1/models")):
         assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}, body
         assert path in body["error"]["message"]
         return str(body["error"]["code"])
@@ -47,7 +47,8 @@ async def test_an_unknown_address_is_refused_in_the_shape_of_its_door(voices: Vo
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        pytest.param("GET", "/v1/audio/speech", "OPTIONS, POST", id="OpenAI"),
+        pytest.param("GET", "/v1/audio/speech", "POST", id="OpenAI"),
+        pytest.param("OPTIONS", "/v1/models", "GET, HEAD", id="options"),
         pytest.param("PUT", "/v1/audio/voices", "GET, HEAD, POST", id="voices"),
         pytest.param("PATCH", "/v1/audio/voices/a", "DELETE, GET, HEAD", id="a voice"),
         pytest.param("GET", "/v1/text-to-speech/a", "POST", id="ElevenLabs"),
