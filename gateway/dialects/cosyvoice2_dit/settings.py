@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from gateway.chunking.policies import ChunkSettings
 from gateway.errors import ConfigError
@@ -27,11 +28,15 @@ from llm_service.speech_bounds import load_speech_bounds
 from llm_service.text_encoder import load_text_encoder
 from servicekit.checkpoint_file import CheckpointDeclaration, CheckpointFileError, find_declaration
 
+_CHUNKS = ("dynamic_chunk_strategy", "token_hop_len", "token_hop_len_first", "token_hop_len_max")
+"""Parameters of the chunks; of the last one 0 means that there is no bound."""
+
 
 @dataclass(frozen=True)
 class DropInConfig:
     """Everything one process of `cosyvoice2_dit` needs to start; field names are the parameters' names."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
     llm_tokenizer_dir: Path
     llm_api_base: str = "http://localhost:8000"
     llm_backend: LLMBackend = LLMBackend.EMBEDDED
@@ -58,18 +63,16 @@ class DropInConfig:
         Raises:
             ConfigError: an unknown name, a missing one, or a value that does not parse.
         """
-        unknown = sorted(set(parameters) - set(_PARSERS) - set(_CHUNK_PARSERS))
-        if unknown or "llm_tokenizer_dir" not in parameters:
-            raise ConfigError(
-                f"the parameters of cosyvoice2_dit hold unknown {unknown} or lack llm_tokenizer_dir: "
-                "assemble the repository again with `python -m token2wav_service.serving.assemble`"
-            )
+        chunks: dict[str, str | None] = {name: parameters[name] for name in _CHUNKS if name in parameters}
+        if chunks.get("token_hop_len_max") == "0":
+            chunks["token_hop_len_max"] = None
+        own = {name: value for name, value in parameters.items() if name not in chunks}
         try:
-            own = {name: parse(parameters[name]) for name, parse in _PARSERS.items() if name in parameters}
-            chunks = {name: parse(parameters[name]) for name, parse in _CHUNK_PARSERS.items() if name in parameters}
-        except ValueError as err:
-            raise ConfigError(f"a parameter of cosyvoice2_dit does not parse: {err}") from err
-        return cls(**own, chunks=ChunkSettings(**chunks))
+            return TypeAdapter(cls).validate_python({**own, "chunks": chunks})
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            expected = "assemble the repository again with `python -m token2wav_service.serving.assemble`"
+            raise ConfigError(f"the parameters of cosyvoice2_dit can't be used ({wrong}): {expected}") from error
 
 
 @asynccontextmanager
@@ -113,27 +116,3 @@ def _declaration(config: DropInConfig) -> CheckpointDeclaration:
         return find_declaration(config.llm_tokenizer_dir)
     except CheckpointFileError as error:
         raise ConfigError(str(error)) from error
-
-
-def _bound(text: str) -> int | None:
-    """Read a bound of which 0 means none."""
-    return int(text) or None
-
-
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "llm_tokenizer_dir": Path,
-    "llm_api_base": str,
-    "llm_backend": LLMBackend,
-    "llm_model": str,
-    "triton_grpc_address": str,
-    "voices_dir": Path,
-    "created_voices_dir": Path,
-    "default_voice": str,
-    "requests_per_instance": int,
-}
-_CHUNK_PARSERS: dict[str, Callable[[str], Any]] = {
-    "dynamic_chunk_strategy": str,
-    "token_hop_len": int,
-    "token_hop_len_first": int,
-    "token_hop_len_max": _bound,
-}
