@@ -19,13 +19,7 @@ from starlette.types import ASGIApp
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from gateway.host import (
-    DEFAULT_IDLE_TIMEOUT_S,
-    DEFAULT_MAX_CONTEXTS,
-    DEFAULT_READER_TIMEOUT_S,
-    DEFAULT_SEND_TIMEOUT_S,
-    HostLimits,
-)
+from gateway.host import HostLimits
 from gateway.text import TextFrontEnd
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock, SystemClock
@@ -122,27 +116,17 @@ async def opened_door(
     voices: list[NamedVoice],
     *,
     clock: Clock | None = None,
-    run_ahead_s: float = math.inf,
-    max_contexts: int = DEFAULT_MAX_CONTEXTS,
-    idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S,
-    send_timeout_s: float = DEFAULT_SEND_TIMEOUT_S,
-    reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S,
     front_end: TextFrontEnd | None = None,
+    **limits: Any,
 ) -> AsyncIterator[Door]:
-    """Start the server and stop it again."""
+    """Start the server and stop it again; `limits` are those of `HostLimits`."""
     pipeline = make_pipeline(llm, token2wav, voices, front_end=front_end)
-    limits = HostLimits(
-        run_ahead_s=run_ahead_s,
-        reader_timeout_s=reader_timeout_s,
-        max_contexts=max_contexts,
-        max_body_bytes=MAX_BODY_BYTES,
-        max_message_bytes=MAX_MESSAGE_BYTES,
-        idle_timeout_s=idle_timeout_s,
-        send_timeout_s=send_timeout_s,
-    )
+    usual = {"run_ahead_s": math.inf, "max_body_bytes": MAX_BODY_BYTES, "max_message_bytes": MAX_MESSAGE_BYTES}
     with ThreadPoolExecutor(1) as executor:
         registry = VoiceRegistry(token2wav, voices)
-        host = make_host(pipeline, registry, executor, clock=clock or SystemClock(), limits=limits)
+        host = make_host(
+            pipeline, registry, executor, clock=clock or SystemClock(), limits=HostLimits(**usual | limits)
+        )
         async with served_door(app_of(host), llm, token2wav) as door:
             yield door
         left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith(_SPEAKERS)]

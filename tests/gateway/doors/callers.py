@@ -60,10 +60,7 @@ def _of_http(answer: httpx.Response) -> Heard:
 
 
 async def openai(door: Door, text: str, **fields: Any) -> Heard:
-    answer = await door.speak(input=text, **fields)
-    return Heard(
-        b"" if answer.is_error else answer.content, f"{answer.headers} {answer.text if answer.is_error else ''}"
-    )
+    return _of_http(await door.speak(input=text, **fields))
 
 
 async def openai_events(door: Door, text: str, **fields: Any) -> Heard:
@@ -77,9 +74,8 @@ async def openai_events(door: Door, text: str, **fields: Any) -> Heard:
 
 
 async def elevenlabs(door: Door, text: str, **fields: Any) -> Heard:
-    answer = await door.http.post(ELEVENLABS, json={"text": text, **fields}, params={"output_format": "pcm_24000"})
-    return Heard(
-        b"" if answer.is_error else answer.content, f"{answer.headers} {answer.text if answer.is_error else ''}"
+    return _of_http(
+        await door.http.post(ELEVENLABS, json={"text": text, **fields}, params={"output_format": "pcm_24000"})
     )
 
 

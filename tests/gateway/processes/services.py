@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
-import numpy as np
 from aiohttp import web
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -24,7 +23,6 @@ from benchmarks.lib.paced_services import (
 )
 from llm_service.vocab import llm_id_from_speech_id
 from token2wav_service.contract import ErrorCode, Operation, ServerStatus, encode_error
-from token2wav_service.voice_file import VoiceFile, encode_voice_file
 
 HOST = "127.0.0.1"
 SLOTS = 6
@@ -46,9 +44,6 @@ class Services:
         self._loop = asyncio.new_event_loop()
         self._short = 0
         """Tokens of the warm-up's prompt, which is the first."""
-        self.open = 0
-        """Answers of the LLM under way."""
-        self.token2wav = _Token2Wav()
 
     def let_go(self) -> None:
         """Have all that is held end."""
@@ -61,7 +56,7 @@ class Services:
     async def _serve(self) -> None:
         llm, token2wav = self._ports
         server = grpc.aio.server()
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self.token2wav, server)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Token2Wav(), server)
         server.add_insecure_port(f"{HOST}:{token2wav}")
         await server.start()
         application = web.Application()
@@ -81,15 +76,12 @@ class Services:
         await server.stop(0)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        self.open += 1
         try:
             prompt = (await request.json())["prompt"]
             self._short = self._short or len(prompt)
             return await self._answer(request, len(prompt) > self._short + _SHORT_TOKENS)
         except ConnectionResetError:
             return web.Response()  # the gateway wants no more
-        finally:
-            self.open -= 1
 
     async def _answer(self, request: web.Request, is_held: bool) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -118,11 +110,9 @@ class Services:
 
 
 class _Token2Wav(PacedToken2Wav):
-    """Says how many streams it holds, and makes voices that can be kept."""
+    """Says how many streams it holds."""
 
-    def __init__(self) -> None:
-        self._open = 0
-        self.registrations = 0
+    _open = 0
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         async def seen() -> AsyncIterator[Any]:
@@ -133,7 +123,6 @@ class _Token2Wav(PacedToken2Wav):
                         is_full.append(True)
                         return
                     self._open, opened[0] = self._open + 1, True
-                self.registrations += operation is Operation.REGISTER_VOICE
                 yield request
 
         opened, is_full = [False], list[bool]()
@@ -147,17 +136,12 @@ class _Token2Wav(PacedToken2Wav):
             self._open -= opened[0]
 
     def _told(self, response: Any) -> Any:
-        """Put our own status and voice files in place of the constant ones."""
+        """Put our own status in place of the constant one."""
         inferred = response.infer_response
-        named = {tensor.name for tensor in inferred.outputs}
-        if "status" in named:
-            status = ServerStatus(SLOTS, self._open, 0, SLOTS, 0, None, None, is_draining=False)
-            return stream_response(inferred.id, {"status": bytes_tensor(status.to_json().encode())})
-        if "voice_file" in named:
-            mel, speaker = np.zeros((100, 80), np.float32), np.zeros(192, np.float32)
-            file = VoiceFile("model-1", np.zeros(50, np.int32), mel, speaker)
-            return stream_response(inferred.id, {"voice_file": bytes_tensor(encode_voice_file(file))})
-        return response
+        if all(tensor.name != "status" for tensor in inferred.outputs):
+            return response
+        status = ServerStatus(SLOTS, self._open, 0, SLOTS, 0, None, None, is_draining=False)
+        return stream_response(inferred.id, {"status": bytes_tensor(status.to_json().encode())})
 
 
 @contextmanager

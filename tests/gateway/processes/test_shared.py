@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import generate_latest
 
 from gateway.access.caller import Caller, CallerLimits
-from gateway.errors import AudioLimitError, NotReadyError, OverloadedError, StreamLimitError, VoiceNotFoundError
+from gateway.errors import AudioLimitError, NotReadyError, StreamLimitError, VoiceNotFoundError
 from gateway.ledger import CallerLedger
 from gateway.processes.worker import lasting, merged, snapshot
 from gateway.voices.directory import Viewer
@@ -29,16 +29,6 @@ async def _speak(process: Process, seconds: float, priority: int = 10) -> None:
     voice = (await process.token2wav.register_voice(b"anna")).voice_id
     async with process.gate.admitted(priority), process.token2wav.open_stream(voice, 1):
         await asyncio.sleep(seconds)
-
-
-async def test_processes_that_know_nothing_of_each_other_fill_one_service_and_no_more(tmp_path: Path) -> None:
-    group = Group(tmp_path, replace(QUICK, admission_wait_s=0.3))
-    async with group.two() as (first, second):
-        most = [asyncio.create_task(_speak(process, 2.0)) for process in (first, second) for _ in range(SLOTS)]
-        results = await asyncio.gather(*most, return_exceptions=True)
-        refused = [result for result in results if isinstance(result, OverloadedError)]
-        assert len(refused) == SLOTS and group.token2wav.opened_total == SLOTS
-        assert (first.gate.speaking, second.gate.speaking, first.gate.waiting, second.gate.waiting) == (0, 0, 0, 0)
 
 
 async def test_a_process_without_streams_gets_a_slot_while_another_one_takes_all_that_it_can(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""The requests that desktop programs send, as they send them: Open WebUI and SillyTavern.
+"""The requests that programs send, as they send them: Open WebUI, SillyTavern and the harness `tts_bench`.
 
-Read in their sources: Open WebUI, backend/open_webui/routers/audio.py; SillyTavern, src/endpoints/openai.js. The
-programs themselves don't run here.
+Read in their sources: Open WebUI, backend/open_webui/routers/audio.py; SillyTavern, src/endpoints/openai.js;
+nari-labs/benchmarks at commit a2d65e1, tts_bench/targets.py. The programs themselves don't run here.
 """
 
 from __future__ import annotations
@@ -63,3 +63,14 @@ async def test_sillytavern_hears_an_mp3_with_a_key_and_without(voices: Voices, k
         response = await door.http.post("/v1/audio/speech", json=body, headers=headers)
     assert (response.status_code, response.headers["content-type"]) == (200, "audio/mpeg")
     assert response.content.startswith(MP3_FRAME)
+
+
+@pytest.mark.parametrize(("form", "kind"), [("pcm", "audio/pcm"), ("wav", "audio/wav")])
+async def test_tts_bench_hears_what_it_measures(voices: Voices, form: str, kind: str) -> None:
+    asked = {"model": "Qwen3-TTS", "input": "So.", "voice": "Ryan", "language": "English", "response_format": form}
+    async with opened_door(FakeLLM(speech_deltas(20)), FakeToken2Wav(), voices, aliases=VoiceAliases()) as door:
+        await door.until_ready()
+        assert (await door.http.get("/health")).status_code == 200
+        answer = await door.http.post("/v1/audio/speech", json={**asked, "stream": True, "non_streaming_mode": False})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, kind)
+    assert answer.headers["x-sample-rate"] == "24000"

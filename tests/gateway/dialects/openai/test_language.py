@@ -1,8 +1,6 @@
-"""Text in a language that the checkpoint does not declare: a warning, or an error where the operator wants one."""
+"""Text in a language that the checkpoint does not declare, where the operator wants an error, and tags."""
 
 from __future__ import annotations
-
-import logging
 
 import pytest
 
@@ -17,40 +15,6 @@ ENGLISH = CheckpointDeclaration(languages=("en",), tags=())
 CHINESE_TEXT = "今天天气很好。"
 MIXED_TEXT = f"The library closes at six on Fridays. {CHINESE_TEXT}"
 REFUSE = PipelineSettings(refuses_foreign=True)
-
-
-@pytest.mark.parametrize(
-    ("body", "language"),
-    [
-        pytest.param({"input": CHINESE_TEXT}, "zh", id="guessed"),
-        pytest.param({"input": "Hello there.", "language": "German"}, "de", id="named"),
-    ],
-)
-async def test_another_language_is_spoken_with_a_warning(
-    voices: Voices, body: dict[str, str], language: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with opened_door(FakeLLM(speech_deltas(9)), FakeToken2Wav(), voices, declaration=ENGLISH) as door:
-        answer = await door.speak(**body)
-
-    assert answer.status_code == 200 and len(answer.content) > 1000
-    assert f"the text is in {language}, which the checkpoint does not declare" in answer.headers["x-language-warning"]
-    (record,) = [record for record in caplog.records if "does not declare" in record.getMessage()]
-    assert record.levelno == logging.WARNING and f"in {language}," in record.getMessage()
-
-
-@pytest.mark.parametrize(
-    ("declared", "text"),
-    [
-        pytest.param(ENGLISH, "The library closes at six on Fridays.", id="the declared one"),
-        pytest.param(ENGLISH, "Bonjour!", id="too short to tell"),
-        pytest.param(CheckpointDeclaration(), CHINESE_TEXT, id="nothing is declared"),
-    ],
-)
-async def test_nothing_is_said_of_other_texts(voices: Voices, declared: CheckpointDeclaration, text: str) -> None:
-    async with opened_door(FakeLLM(speech_deltas(9)), FakeToken2Wav(), voices, declaration=declared) as door:
-        answer = await door.speak(input=text)
-
-    assert answer.status_code == 200 and "x-language-warning" not in answer.headers
 
 
 @pytest.mark.parametrize("text", [CHINESE_TEXT, MIXED_TEXT], ids=["all of it", "the end of it"])
