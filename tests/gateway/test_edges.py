@@ -93,6 +93,7 @@ def test_what_concerns_voices_is_a_setting() -> None:
         ["--llm-url", "127.0.0.1:8000"],
         ["--token2wav-url", "http://x:1"],
         ["--token-hop-len", "1"],
+        *(["--run-ahead-s", given] for given in ("-1", "nan", "soon")),
         ["--voice-alias", "alloy"],
         ["--voice-alias", "=anna"],
         ["--voice-alias", "a=b", "--voice-alias", "a=c"],
