@@ -95,10 +95,11 @@ def test_stage_three_starts_both_services_and_the_gateway_on_the_ports_of_the_or
 
 
 def test_ports_are_settings() -> None:
-    llm, triton, gateway = planned("3", "3", "--llm-port", "1", "--triton-grpc-port", "2", GATEWAY_PORT="3")
-    assert "--port 1 " in llm
+    ports = ("--llm-port", "1", "--triton-grpc-port", "2", "--llm-grpc-port", "4")
+    llm, triton, gateway = planned("3", "3", *ports, GATEWAY_PORT="3")
+    assert "--port 1 " in llm and "--grpc-port 4" in llm
     assert "--grpc-port 2 " in triton
-    assert "--port 3 --llm-url http://127.0.0.1:1 " in gateway and "--token2wav-url 127.0.0.1:2 " in gateway
+    assert "--port 3 --llm-url grpc://127.0.0.1:4 " in gateway and "--token2wav-url 127.0.0.1:2 " in gateway
 
 
 def test_stage_seven_starts_one_llm_and_each_token2wav_server_on_ports_of_its_own() -> None:
