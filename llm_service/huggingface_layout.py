@@ -181,10 +181,14 @@ def stores_head_bias(model_dir: Path) -> bool:
     """
     from safetensors import SafetensorError, safe_open  # comes with the engines, not with the gateway
 
+    if (model_dir / SPEECH_HEAD_FILE).is_file():
+        return True
     try:
-        return (model_dir / SPEECH_HEAD_FILE).is_file() or any(
-            HEAD_BIAS in safe_open(path, framework="np").keys() for path in model_dir.glob("*.safetensors")
-        )
+        for path in model_dir.glob("*.safetensors"):
+            with safe_open(path, framework="np") as file:
+                if HEAD_BIAS in list(file.keys()):
+                    return True
+        return False
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"the weights in {model_dir} can't be read: {error}; download or make them again"
