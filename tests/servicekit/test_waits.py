@@ -29,7 +29,6 @@ OWNED_OTHERWISE = {
 UNBOUNDED = {
     "servicekit/tasks.py": "until_first waits for its works, whose owner stops it",
     "llm_service/embedded/generation.py": "ends with the request or its client, whom uvicorn watches",
-    "llm_service/export/trtllm_build.py": "the program has closed its output: it ends",
     "token2wav_service/serving/process/server.py": "the process was killed",
     "gateway/speech/session.py": "no lock: the session notes that it holds a place",
     "gateway/dialects/grpc/tts_grpc.py": "ends with the speech or its caller",
