@@ -33,8 +33,7 @@ class SpeechHead:
     """Row i belongs to LLM id `first_id + i` of the vocabulary: speech tokens, then closing tokens."""
 
     weight: torch.Tensor  # [rows, hidden]; 6564 rows for CosyVoice2
-    bias: torch.Tensor  # [rows]
-    has_bias: bool  # False: the directory stores none, and `bias` is zero
+    bias: torch.Tensor  # [rows]; zero where none is stored
 
 
 def read_vocabulary(model_dir: Path) -> SpeechVocabulary:
@@ -116,7 +115,7 @@ def _checked(parts: Mapping[str, torch.Tensor], where: Path, vocabulary: SpeechV
             "this directory was made; convert the official llm.pt if you have it",
             *(where, HEAD_BIAS, SPEECH_HEAD_FILE),
         )
-    return SpeechHead(parts["weight"], bias, "bias" in parts)
+    return SpeechHead(parts["weight"], bias)
 
 
 class TensorFiles(Mapping[str, torch.Tensor]):

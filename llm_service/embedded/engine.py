@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 import numpy as np
@@ -227,8 +227,9 @@ class SpeechLMEngine:
         return [] if done is None else self._read(done)
 
     def stats(self) -> EngineStats:
-        """Return the counters."""
-        return self._counters.holding(
+        """Return the counters, and what the engine holds now."""
+        return replace(
+            self._counters,
             running=len(self._held),
             waiting=len(self._waiting),
             slots=self._limits.slots,

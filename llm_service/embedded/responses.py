@@ -29,32 +29,29 @@ class AnswerShape:
 
     def chunk(self, output: GenerationOutput) -> dict[str, Any]:
         """Return one streamed chunk."""
-        return self._envelope() | {"choices": [self._choice(output)]}
-
-    def whole(self, output: GenerationOutput) -> dict[str, Any]:
-        """Return the unstreamed answer; `output` holds all of it."""
-        return self.chunk(output) | {"usage": self.usage(len(output.token_ids))}
-
-    def usage_chunk(self, completion_tokens: int) -> dict[str, Any]:
-        """Return the last chunk of a stream that asked for usage."""
-        return self._envelope() | {"choices": [], "usage": self.usage(completion_tokens)}
-
-    def usage(self, completion_tokens: int) -> dict[str, int]:
-        """Return token counts."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": self.prompt_tokens + completion_tokens,
-        }
-
-    def _choice(self, output: GenerationOutput) -> dict[str, Any]:
-        return {
+        choice = {
             "index": 0,
             "text": "",
             "token_ids": list(output.token_ids),
             "logprobs": None,
             "finish_reason": output.finish_reason.value if output.finish_reason is not None else None,
             "stop_reason": output.stop_reason,
+        }
+        return self._envelope() | {"choices": [choice]}
+
+    def whole(self, output: GenerationOutput) -> dict[str, Any]:
+        """Return the unstreamed answer; `output` holds all of it."""
+        return self.chunk(output) | {"usage": self._usage(len(output.token_ids))}
+
+    def usage_chunk(self, completion_tokens: int) -> dict[str, Any]:
+        """Return the last chunk of a stream that asked for usage."""
+        return self._envelope() | {"choices": [], "usage": self._usage(completion_tokens)}
+
+    def _usage(self, completion_tokens: int) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
         }
 
     def _envelope(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from llm_service.embedded.interleaving import InterleavedPrompt
@@ -95,7 +95,3 @@ class EngineStats:
     finished: int = 0
     aborted: int = 0
     failed: int = 0
-
-    def holding(self, *, running: int, waiting: int, slots: int, free_slots: int) -> EngineStats:
-        """Return a copy with what the engine holds now."""
-        return replace(self, running=running, waiting=waiting, slots=slots, free_slots=free_slots)

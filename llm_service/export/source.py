@@ -163,7 +163,7 @@ def read_official(path: Path, qwen_dir: Path) -> SpeechLMSource:
         if name.startswith(DECODER_PREFIX) and name != TEXT_EMBEDDING
     }
     bias = tensors.get(HEAD_BIAS, torch.zeros(vocabulary.head_rows))
-    head = SpeechHead(tensors[HEAD_WEIGHT], bias, has_bias=True)
+    head = SpeechHead(tensors[HEAD_WEIGHT], bias)
     tokenizer_files = build_tokenizer_files(qwen_dir, vocabulary)
     return SpeechLMSource(shape, decoder, _embedding(tensors, path, vocabulary), head, tokenizer_files, vocabulary)
 

@@ -141,13 +141,11 @@ def test_bodies_that_are_no_request_are_refused(client: httpx.Client, body: byte
     assert response.status_code == 400 and response.json()["error"]["message"]
 
 
-@pytest.mark.slow
 def test_a_huge_body_and_an_unknown_path_are_refused(client: httpx.Client) -> None:
     limit = FIXED_BODY_BYTES + 4096 * BODY_BYTES_PER_TOKEN
     assert refusal(client, {"prompt": "a" * limit})["status"] == 413
     assert limit < 256 * 1024
-    longest = {"prompt": [158223] * 4095, "max_tokens": 1, "return_token_ids": True}
-    assert client.post("/v1/completions", json=longest).status_code == 200
+    assert refusal(client, {"prompt": [158223] * 4095})["param"] is None, "the longest prompt is read"
     assert refusal(client, {}, "/v1/embeddings")["status"] == 404
 
 

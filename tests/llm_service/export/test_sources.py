@@ -18,7 +18,6 @@ from llm_service.errors import CheckpointError
 from llm_service.export.convert import QWEN_DIR, read_source, source_files
 from llm_service.export.source import SpeechLMSource, build_tokenizer_files
 from llm_service.huggingface_layout import INLINE_TOKENS
-from llm_service.speech_head import read_speech_head
 from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET, TASK_ID
 from tests.llm_service.export.conftest import official_tensors, text_tokenizer
 
@@ -40,7 +39,6 @@ def test_both_forms_are_the_same_model(official_dir: Path, source: SpeechLMSourc
 def test_the_converted_form_is_a_source_too(converted_dir: Path, source: SpeechLMSource) -> None:
     again = read_source(converted_dir, None)
     assert torch.equal(again.head.bias, source.head.bias)
-    assert again.head.has_bias
     assert torch.equal(again.embedding, source.embedding.float())
 
 
@@ -55,7 +53,6 @@ def test_a_whole_vocabulary_head_with_a_bias_gives_its_speech_rows(
     head = read_source(model_dir, None).head
     assert torch.equal(head.bias, source.head.bias)
     assert torch.equal(head.weight, source.head.weight)
-    assert read_speech_head(model_dir).has_bias
 
 
 def test_a_lost_bias_is_said(stock_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
