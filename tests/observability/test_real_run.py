@@ -35,6 +35,7 @@ REQUESTS = 6
 WINDOW = "60s"
 TRACES = [digit * 32 for digit in "abc"]
 PARENT = "eee19b7ec3c1b174"
+LLM_CALL = "/tts_api.llm.v1.SpeechTokenService/GenerateMany"
 TEXT = "Hello there, this is a sentence to be spoken. And this is one more of them."
 
 
@@ -169,7 +170,7 @@ def test_one_trace_from_the_client_s_request_to_each_chunk(watched: Watched) -> 
     paths = [path(span) for span in spans]
     speech = "gateway:POST /v1/audio/speech > gateway:speech"
     stream = f"{speech} > gateway:token2wav.stream"
-    assert f"{speech} > gateway:llm.generate > llm:POST /v1/completions > llm:decode" in paths, paths
+    assert f"{speech} > gateway:llm.generate > llm:{LLM_CALL} > llm:decode" in paths, paths
     chunks = sum(each == f"{speech} > gateway:chunk" for each in paths)
     assert chunks >= 2, paths
     engine = next(each for each in paths if each.endswith("token2wav:token2wav.stream"))
@@ -195,7 +196,7 @@ def is_whole(spans: list[ReceivedSpan]) -> bool:
     """Whether each service has sent its last span of a stream."""
     names = [(span.service, span.name) for span in spans]
     chunks = names.count(("cosydit-gateway", "chunk"))
-    ends = {("cosydit-gateway", "POST /v1/audio/speech"), ("cosydit-llm", "POST /v1/completions")}
+    ends = {("cosydit-gateway", "POST /v1/audio/speech"), ("cosydit-llm", LLM_CALL)}
     ends |= {("cosydit-token2wav", "token2wav.stream")}
     return ends <= set(names) and names.count(("triton", "InferRequest")) == chunks + 1
 
@@ -212,7 +213,7 @@ def test_logs_are_json_and_follow_a_stream_through_the_services(watched: Watched
     (llm,) = [line for line in logs["llm_service"] if line.get("trace_id") == trace]
     assert gateway["request_id"] and gateway["caller"] == "127.0.0.1"
     assert token2wav["stream_id"] == gateway["stream_id"]
-    assert llm["request_id"].startswith("cmpl-")
+    assert llm["request_id"].startswith("grpc-")
     for name in ("gateway", "llm_service"):
         plain = [line for line in watched.log_lines(name) if not line.startswith("{")]
         assert plain == [], f"{name} wrote lines that are no JSON"
