@@ -159,7 +159,6 @@ class Answer:
             is_barred = np.ones(head_rows, bool)
             is_barred[self._rows_of(params.allowed_token_ids)] = False
             flags[is_barred] |= BANNED
-        flags[self._rows_of(params.banned_token_ids)] |= BANNED
         flags[self._barred_now()] |= BANNED
         flags[self._drawn_rows] |= SEEN
         drawn = len(self._drawn_rows)
@@ -192,8 +191,6 @@ class Answer:
     def accept_closely(self, row: int) -> GenerationOutput:
         """Take a row that may end the answer, or one whose text is to come; return what may be handed out."""
         if row in self.closing_rows:
-            if self.request.params.include_end_token:
-                self.pending.append(row)
             return self.flush(FinishReason.STOP, row + self._vocabulary.first_id)
         self.pending.append(row)
         return self.flush(FinishReason.LENGTH if self.generated >= self.most_tokens else None)

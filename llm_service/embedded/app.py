@@ -60,7 +60,7 @@ class SpeechLMServer:
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
-        fields = parse_request(CompletionRequest, await _read_body(request, self._max_body_bytes))
+        fields = parse_request(await _read_body(request, self._max_body_bytes))
         return await self._answer(request, fields)
 
     def models(self) -> dict[str, Any]:
@@ -77,14 +77,10 @@ class SpeechLMServer:
         params = _sampling_params(fields, self.loop.max_sequence_tokens - len(prompt_ids))
         span = self.tracer.begin(f"POST {request.url.path}", request.headers.get(TRACEPARENT))
         span.note(request_id=request_id)
-        asked = GenerationRequest(
-            request_id, prompt_ids, params, span.trace_id, continued_tokens=fields.continued_tokens
-        )
-        generation = Generation(self.loop, asked, span)
+        generation = Generation(self.loop, GenerationRequest(request_id, prompt_ids, params, span.trace_id), span)
         generation.start()
         if fields.stream:
-            include_usage = fields.stream_options is not None and fields.stream_options.include_usage
-            return AnswerStream(generation, shape, include_usage)
+            return AnswerStream(generation, shape)
         try:
             return JSONResponse(shape.whole(await run_unless_disconnected(request.receive, generation.whole())))
         finally:
@@ -97,9 +93,10 @@ class SpeechLMServer:
 class AnswerStream(StreamingResponse):
     """Streams an answer as server-sent events; its end, and a client that leaves, abort the generation."""
 
-    def __init__(self, generation: Generation, shape: AnswerShape, include_usage: bool) -> None:
-        events = self._events(generation, shape, include_usage)
-        super().__init__(events, headers={"cache-control": "no-cache"}, media_type="text/event-stream")
+    def __init__(self, generation: Generation, shape: AnswerShape) -> None:
+        super().__init__(
+            self._events(generation, shape), headers={"cache-control": "no-cache"}, media_type="text/event-stream"
+        )
         self._generation = generation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,17 +105,12 @@ class AnswerStream(StreamingResponse):
         finally:
             self._generation.abort()
 
-    async def _events(self, generation: Generation, shape: AnswerShape, include_usage: bool) -> AsyncIterator[bytes]:
-        count = 0
+    async def _events(self, generation: Generation, shape: AnswerShape) -> AsyncIterator[bytes]:
         try:
             async for output in generation.outputs():
-                count += len(output.token_ids)
                 yield sse_event(shape.chunk(output))
         except EngineError as err:
             yield sse_event(error_body(str(err), err.kind))
-        else:
-            if include_usage:
-                yield sse_event(shape.usage_chunk(count))
         yield DONE_EVENT
 
 
@@ -220,8 +212,6 @@ def _sampling_params(fields: CompletionRequest, room_tokens: int) -> SamplingPar
         min_tokens=fields.min_tokens,
         stop_token_ids=frozenset(fields.stop_token_ids or ()),
         ignore_eos=fields.ignore_eos,
-        banned_token_ids=frozenset(fields.banned_token_ids or ()),
         allowed_token_ids=None if fields.allowed_token_ids is None else frozenset(fields.allowed_token_ids),
-        include_end_token=not fields.skip_special_tokens,
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )

@@ -49,7 +49,7 @@ STEP_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 UNBOUNDED = np.iinfo(np.int32).max
 """Length in a step of an answer whose real length is checked when a token is read."""
 _REASONS = {
-    NO_TOKEN: "no token is possible: stop_token_ids, banned or allowed ids and min_tokens exclude all of them",
+    NO_TOKEN: "no token is possible: stop_token_ids, allowed ids and min_tokens exclude all of them",
     NOT_FINITE: "the model gave logits that are not finite; check the checkpoint and dtype",
     BROKEN: "generation failed; see the server's log",
 }

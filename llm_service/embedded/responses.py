@@ -37,25 +37,14 @@ class AnswerShape:
             "finish_reason": output.finish_reason.value if output.finish_reason is not None else None,
             "stop_reason": output.stop_reason,
         }
-        return self._envelope() | {"choices": [choice]}
+        envelope = {"id": self.answer_id, "object": "text_completion", "created": self.created, "model": self.model}
+        return {**envelope, "choices": [choice]}
 
     def whole(self, output: GenerationOutput) -> dict[str, Any]:
         """Return the unstreamed answer; `output` holds all of it."""
-        return self.chunk(output) | {"usage": self._usage(len(output.token_ids))}
-
-    def usage_chunk(self, completion_tokens: int) -> dict[str, Any]:
-        """Return the last chunk of a stream that asked for usage."""
-        return self._envelope() | {"choices": [], "usage": self._usage(completion_tokens)}
-
-    def _usage(self, completion_tokens: int) -> dict[str, int]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": self.prompt_tokens + completion_tokens,
-        }
-
-    def _envelope(self) -> dict[str, Any]:
-        return {"id": self.answer_id, "object": "text_completion", "created": self.created, "model": self.model}
+        asked, answered = self.prompt_tokens, len(output.token_ids)
+        usage = {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
+        return self.chunk(output) | {"usage": usage}
 
 
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:

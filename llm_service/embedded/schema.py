@@ -5,13 +5,12 @@ Field names and meanings are OpenAI's, and vLLM's or TensorRT-LLM's for the exte
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from llm_service.vocab import VOCABULARIES
 
-MAX_STOP_STRINGS = 16
 MAX_TEMPERATURE = 10.0
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 10.0
 MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
@@ -19,7 +18,6 @@ MAX_COUNT = (1 << 31) - 1
 """Most tokens or rows that a request may name, within the engines' integers."""
 
 TokenId = Annotated[int, Field(ge=0, lt=max(each.table_rows for each in VOCABULARIES))]
-EndToken = Annotated[str, Field(pattern=r"^<\|(eos\d?|endoftext|im_end|fill)\|>$")]
 
 
 class RequestRefused(Exception):
@@ -34,19 +32,12 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
-class UsageOptions(_Strict):
-    """What else a stream carries: the wire's `stream_options`."""
-
-    include_usage: bool = False
-
-
 class CompletionRequest(_Strict):
     """POST /v1/completions. None or absent means the server's default."""
 
     prompt: list[int]  # LLM ids
     model: str | None = None
     stream: bool = False
-    stream_options: UsageOptions | None = None
     n: Literal[1] = 1
     max_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None  # default: all the room there is
     min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
@@ -56,16 +47,9 @@ class CompletionRequest(_Strict):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None  # least share of the likeliest token's probability
     repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = None
     seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
-    # As the original's clients send it, and nothing else: every end token ends an answer, named here or not.
-    stop: EndToken | Annotated[list[EndToken], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: list[TokenId] | None = None  # beside the end tokens, all of which end an answer
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None  # nothing else comes out
-    banned_token_ids: list[TokenId] | None = None  # never come out
-    continued_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = (
-        0  # at the prompt's end: tokens of this answer, drawn elsewhere
-    )
     ignore_eos: bool = False  # end tokens can't come out at all
-    skip_special_tokens: bool = True  # false: the end token is handed out too
     # Answers are token ids, never text; a caller says that it wants them in vLLM's way or in TensorRT-LLM's.
     return_token_ids: bool = False
     detokenize: bool = True
@@ -76,32 +60,24 @@ class CompletionRequest(_Strict):
             raise ValueError("answers are token ids; ask for them with return_token_ids=true or detokenize=false")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is possible with stream=true only")
         return self
 
 
-RequestT = TypeVar("RequestT", bound=BaseModel)
-
-
-def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
+def parse_request(body: bytes) -> CompletionRequest:
     """Parse a body.
 
     Raises:
         RequestRefused: it is no JSON, has unknown fields (all are named) or a value out of range.
     """
     try:
-        return kind.model_validate_json(body)
+        return CompletionRequest.model_validate_json(body)
     except ValidationError as err:
         errors = err.errors(include_url=False, include_context=False, include_input=False)
     unknown = [_path(error["loc"]) for error in errors if error["type"] == "extra_forbidden"]
     if unknown:
         raise RequestRefused(f"unknown fields: {', '.join(unknown)}", param=unknown[0], code="unknown_field")
-    # A union has one error for each of its members, placed below the field's own name.
     field = str(errors[0]["loc"][0]) if errors[0]["loc"] else None
-    of_field = [error for error in errors if field is None or str(error["loc"][0]) == field]
-    message = "; or ".join(dict.fromkeys(error["msg"] for error in of_field))
-    raise RequestRefused(f"{field}: {message}" if field else message, param=field)
+    raise RequestRefused(f"{field}: {errors[0]['msg']}" if field else errors[0]["msg"], param=field)
 
 
 def _path(location: tuple[int | str, ...]) -> str:

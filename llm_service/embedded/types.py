@@ -37,8 +37,6 @@ class SamplingParams:
     repetition_penalty: float = 1.1  # 1 is none
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False  # end tokens are impossible
-    include_end_token: bool = False  # hand out the end token too
-    banned_token_ids: frozenset[int] = frozenset()  # never drawn
     allowed_token_ids: frozenset[int] | None = None  # nothing else is drawn; None: no such limit
 
     def __post_init__(self) -> None:

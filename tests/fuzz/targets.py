@@ -38,7 +38,7 @@ from gateway.text.ssml import check_ssml
 from gateway.text.tags import InlineTags
 from gateway.voices import decoder
 from gateway.voices.recordings import container_of
-from llm_service.embedded.schema import CompletionRequest, RequestRefused, parse_request
+from llm_service.embedded.schema import RequestRefused, parse_request
 from llm_service.vocab import COSYVOICE2
 from servicekit.checkpoint_file import CheckpointFileError, read_declaration
 from token2wav_service.checkpoint.family import read_description
@@ -253,7 +253,6 @@ def _requests() -> Mapping[str, Target]:
         "prompt": [1, 2],
         "max_tokens": 5,
         "stream": True,
-        "stop": ["<|eos1|>"],
         "return_token_ids": True,
         "seed": 1,
         "top_p": 0.5,
@@ -272,7 +271,7 @@ def _requests() -> Mapping[str, Target]:
             lambda data: elevenlabs.read_options(elevenlabs.SpeechQuery, _message(data)), _GATEWAY, _SOCKET_TEXTS
         ),
         "wyoming": Target(_wyoming, _GATEWAY, (wyoming,)),
-        "llm_completions": Target(lambda data: parse_request(CompletionRequest, data), refused, (_json(completion),)),
+        "llm_completions": Target(lambda data: parse_request(data), refused, (_json(completion),)),
     }
 
 

@@ -52,10 +52,7 @@ BEGUN = (SOS_ID, 50, 51, 52, *(SPEECH_TOKEN_OFFSET + token for token in range(40
 INTERLEAVED = InterleavedPrompt(begin_tokens=1, transcript_tokens=3)
 
 
-def test_banned_tokens_never_come_and_of_allowed_ones_only_those(model: SpeechLanguageModel) -> None:
-    tokens, _ = run_one(make_engine(model), make_request("a", ignore_eos=True))
-    asked = make_request("b", ignore_eos=True, banned_token_ids=frozenset(tokens))
-    assert not set(run_one(make_engine(model), asked)[0]) & set(tokens)
+def test_of_allowed_tokens_only_those_come(model: SpeechLanguageModel) -> None:
     allowed = frozenset(range(SPEECH_TOKEN_OFFSET + 10, SPEECH_TOKEN_OFFSET + 40))
     only, _ = run_one(make_engine(model), make_request("c", allowed_token_ids=allowed))
     assert set(only) <= allowed and len(set(only)) > 5
