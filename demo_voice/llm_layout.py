@@ -6,7 +6,6 @@ The bundle stores only rows that are used; here they take their places in tables
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,32 +37,8 @@ NEVER = -30.0
 """Bias of the two reserved end tokens, which no training text asks for."""
 
 
-@dataclass(frozen=True)
-class DemoLLMShape:
-    """Sizes of the decoder, as config.json names them."""
-
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    intermediate_size: int
-    max_position_embeddings: int
-
-    @property
-    def decoder(self) -> Qwen2Shape:
-        """The same in the LLM service's own words."""
-        return Qwen2Shape(
-            self.hidden_size,
-            self.intermediate_size,
-            self.num_hidden_layers,
-            self.num_attention_heads,
-            self.num_key_value_heads,
-            self.max_position_embeddings,
-        )
-
-
 def write_llm(
-    directory: Path, shape: DemoLLMShape, tensors: Mapping[str, FloatArray], text_tokenizer: Mapping[str, Any]
+    directory: Path, shape: Qwen2Shape, tensors: Mapping[str, FloatArray], text_tokenizer: Mapping[str, Any]
 ) -> None:
     """Write weights, configuration and tokenizer into `directory` (made if missing).
 
@@ -74,7 +49,7 @@ def write_llm(
         text_tokenizer: a byte-level BPE as the `tokenizers` library saves it, without special tokens.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    write_description(directory, shape.decoder, text_tokenizer, "float16")
+    write_description(directory, shape, text_tokenizer, "float16")
     weights = _weights(tensors)
     with usual_mode(directory / WEIGHTS_FILE) as path:
         save_file(weights, path, metadata={"format": "pt"})

@@ -20,7 +20,7 @@ import lzma
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,16 @@ import numpy.typing as npt
 import torch
 from safetensors.numpy import load
 
-from demo_voice.llm_layout import DemoLLMShape, write_llm
+from demo_voice.llm_layout import write_llm
 from llm_service.aligner import write_aligner
 from llm_service.errors import CheckpointError
+from llm_service.qwen2 import Qwen2Shape
 from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
 from servicekit.checkpoint_file import CHECKPOINT_FILE
 from servicekit.file_sums import write_sums
 from servicekit.files import writing
 from token2wav_service.checkpoint.family import FLOW_WEIGHTS, HIFT_WEIGHTS, SPEAKER_ENCODER, Family
-from token2wav_service.checkpoint.make_random import hift_arguments, write_description
+from token2wav_service.checkpoint.make_random import write_description
 from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig, HiFTConfig
 
 SPEECH_TOKENIZER = Family.STEP_AUDIO2.files.speech_tokenizer
@@ -51,6 +52,15 @@ BUNDLE_FILES = (
 )
 DIGEST_FILE = "demo_voice.sha256"
 """File in an unpacked checkpoint with the digest of its bundle and voices."""
+LLM_SIZES = {
+    "hidden_size": "hidden",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "key_value_heads",
+    "intermediate_size": "feed_forward",
+    "max_position_embeddings": "max_positions",
+}
+"""Sizes of the LLM in the bundle, named as in config.json -> field of `Qwen2Shape`."""
 FIRST_TEACHERS = "flite"
 """Teachers of a bundle that does not name them."""
 BUNDLE = Path(__file__).parent / "weights"
@@ -72,16 +82,10 @@ class BundleSizes:
 
     flow: FlowConfig
     hift: HiFTConfig
-    llm: DemoLLMShape
+    llm: Qwen2Shape
     bounds: SpeechBounds
     teachers: str = FIRST_TEACHERS
     """Name in `lab.train.teachers.choices.TEACHERS` of those whose speech the models learnt from."""
-
-    def to_json(self) -> str:
-        """Return the text of bundle.json."""
-        sizes: dict[str, Any] = {"flow": asdict(self.flow), "hift": hift_arguments(self.hift), "llm": asdict(self.llm)}
-        sizes |= {"bounds": asdict(self.bounds), "teachers": self.teachers}
-        return json.dumps(sizes, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> BundleSizes:
@@ -97,7 +101,7 @@ class BundleSizes:
             return cls(
                 FlowConfig(**flow, encoder=encoder, estimator=estimator),
                 HiFTConfig.from_mapping(values["hift"]),
-                DemoLLMShape(**values["llm"]),
+                Qwen2Shape(**{field: values["llm"][name] for name, field in LLM_SIZES.items()}),
                 SpeechBounds(**values["bounds"]),
                 str(values.get("teachers", FIRST_TEACHERS)),
             )
@@ -174,9 +178,9 @@ def unpack(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> Non
         sizes = BundleSizes.from_json((bundle / SIZES_FILE).read_text("utf-8"))
         _unpack_token2wav(made / "token2wav", bundle, sizes)
         text_tokenizer: dict[str, Any] = json.loads((bundle / TEXT_TOKENIZER_FILE).read_text("utf-8"))
-        write_llm(made / "llm", sizes.llm, read_weights(bundle / LLM_FILE), text_tokenizer)
+        write_llm(made / "llm", sizes.llm, read_packed(bundle / LLM_FILE), text_tokenizer)
         write_speech_bounds(made / "llm", sizes.bounds)
-        write_aligner(made / "llm", read_weights(bundle / ALIGNER_WEIGHTS))
+        write_aligner(made / "llm", read_packed(bundle / ALIGNER_WEIGHTS))
         shutil.copytree(voices, made / "voices")
         for name in (CHECKPOINT_FILE, SIZES_FILE):
             shutil.copyfile(bundle / name, made / name)
@@ -188,53 +192,29 @@ def _unpack_token2wav(directory: Path, bundle: Path, sizes: BundleSizes) -> None
     directory.mkdir(parents=True)
     write_description(directory, sizes.flow, sizes.hift)
     for source, target in ((FLOW_FILE, FLOW_WEIGHTS), (HIFT_FILE, HIFT_WEIGHTS)):
-        torch.save(_as_tensors(read_weights(bundle / source)), directory / target)
+        weights = {name: torch.from_numpy(value) for name, value in read_packed(bundle / source).items()}
+        torch.save(weights, directory / target)
     for name in (SPEAKER_ENCODER, SPEECH_TOKENIZER):
         shutil.copyfile(bundle / name, directory / name)
-
-
-def read_weights(path: Path) -> dict[str, FloatArray]:
-    """Return the weights in one file of a bundle, as float32.
-
-    Raises:
-        BundleError: the file is missing or damaged.
-    """
-    try:
-        return read_packed(path)
-    except Exception as err:  # lzma and safetensors raise their own kinds for a damaged file
-        raise BundleError(f"{path} can't be read ({err}); check the files out again") from err
-
-
-def _as_tensors(weights: Mapping[str, FloatArray]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(value) for name, value in weights.items()}
-
-
-def unpacked(weights: Mapping[str, AnyArray]) -> dict[str, FloatArray]:
-    """Return packed weights as float32.
-
-    Raises:
-        ValueError: an int8 tensor without its scales.
-    """
-    out: dict[str, FloatArray] = {}
-    for name, value in weights.items():
-        if name.endswith(ROWS):
-            base = name.removesuffix(ROWS)
-            if base + SCALES not in weights:
-                raise ValueError(f"{name} has no {base + SCALES}; the bundle is damaged, get it again")
-            scales = weights[base + SCALES].astype(np.float32)
-            out[base] = value.astype(np.float32) * scales.reshape(-1, *[1] * (value.ndim - 1))
-        elif not name.endswith(SCALES):
-            out[name] = value.astype(np.float32)
-    return out
 
 
 def read_packed(path: Path) -> dict[str, FloatArray]:
     """Return the weights in a file of packed weights, as float32.
 
     Raises:
-        OSError: the file can't be read.
-        lzma.LZMAError: it is cut or damaged, or was never compressed.
-        safetensors.SafetensorError: what was compressed is no safetensors file.
-        ValueError: an int8 tensor without its scales.
+        BundleError: the file is missing or damaged.
     """
-    return unpacked(load(lzma.decompress(path.read_bytes())))
+    try:
+        weights = load(lzma.decompress(path.read_bytes()))
+        return {name.removesuffix(ROWS): _unpacked(name, weights) for name in weights if not name.endswith(SCALES)}
+    except Exception as err:  # lzma and safetensors raise their own kinds for a damaged file
+        raise BundleError(f"{path} can't be read ({err!r}); check the files out again") from err
+
+
+def _unpacked(name: str, weights: Mapping[str, AnyArray]) -> FloatArray:
+    value = weights[name].astype(np.float32)
+    if not name.endswith(ROWS):
+        return value
+    scales = weights[name.removesuffix(ROWS) + SCALES].astype(np.float32)
+    rows: FloatArray = value * scales.reshape(-1, *[1] * (value.ndim - 1))
+    return rows

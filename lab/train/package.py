@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_TABLE, TEXT_TABLE, DemoLLMShape
+from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_TABLE, TEXT_TABLE
 from demo_voice.unpack import (
     ALIGNER_WEIGHTS,
     BUNDLE_FILES,
@@ -18,10 +18,10 @@ from demo_voice.unpack import (
     FLOW_FILE,
     HIFT_FILE,
     LLM_FILE,
+    LLM_SIZES,
     SIZES_FILE,
     SPEECH_TOKENIZER,
     TEXT_TOKENIZER_FILE,
-    BundleSizes,
     FloatArray,
 )
 from lab.train.models.aligner import AlignerNet, aligner_arrays
@@ -34,8 +34,10 @@ from lab.train.packing import packed, write_packed
 from lab.train.sizes import DemoSizes, LLMSizes
 from lab.train.trainer import StateError, load_part
 from lab.train.workspace import Workspace
+from llm_service.qwen2 import Qwen2Shape
 from servicekit.checkpoint_file import CheckpointDeclaration, write_declaration
 from token2wav_service.checkpoint.family import SPEAKER_ENCODER
+from token2wav_service.checkpoint.make_random import hift_arguments
 from token2wav_service.models.vocoder.hift import HiFT
 
 DECLARATION = CheckpointDeclaration(name="demo-voice", family="step_audio2", languages=("en",), tags=())
@@ -128,8 +130,14 @@ def write_bundle(work: Workspace, sizes: DemoSizes, teachers: str = FIRST_TEACHE
     bounds = sizes.bounds
     if work.silent_tokens.is_file():
         bounds = replace(bounds, silent_tokens=tuple(json.loads(work.silent_tokens.read_text("utf-8"))))
-    bundle_sizes = BundleSizes(sizes.flow, sizes.hift, llm_shape(sizes.llm), bounds, teachers)
-    (directory / SIZES_FILE).write_text(bundle_sizes.to_json(), "utf-8")
+    described = {
+        "flow": asdict(sizes.flow),
+        "hift": hift_arguments(sizes.hift),
+        "llm": {name: getattr(sizes.llm, field) for name, field in LLM_SIZES.items()},
+        "bounds": asdict(bounds),
+        "teachers": teachers,
+    }
+    (directory / SIZES_FILE).write_text(json.dumps(described, indent=1) + "\n", "utf-8")
     write_declaration(directory, DECLARATION)
     return _checked_sizes(directory)
 
@@ -164,16 +172,9 @@ def llm_arrays(model: TrainableLLM) -> dict[str, FloatArray]:
     return {**decoder, **{name: value.float().cpu().numpy() for name, value in tables.items()}}
 
 
-def llm_shape(sizes: LLMSizes) -> DemoLLMShape:
-    """Return the sizes as config.json names them."""
-    return DemoLLMShape(
-        hidden_size=sizes.hidden,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.key_value_heads,
-        intermediate_size=sizes.feed_forward,
-        max_position_embeddings=sizes.max_positions,
-    )
+def llm_shape(sizes: LLMSizes) -> Qwen2Shape:
+    """Return the sizes in the LLM service's own words."""
+    return Qwen2Shape(**{field: getattr(sizes, field) for field in LLM_SIZES.values()})
 
 
 def _checked_sizes(directory: Path) -> dict[str, int]:

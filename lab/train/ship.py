@@ -32,7 +32,7 @@ from demo_voice.unpack import (
     HIFT_FILE,
     LLM_FILE,
     BundleError,
-    read_weights,
+    read_packed,
     unpack,
 )
 from lab.train.make_voices import VOICES_OF
@@ -111,7 +111,7 @@ def mix(bundle: Path, before: Path, kept: Mapping[str, float], beside: Sequence[
     """
     for name, share in kept.items():
         file = MIXABLE[name]
-        old, *trained = (read_weights(folder / file) for folder in (before, bundle, *beside))
+        old, *trained = (read_packed(folder / file) for folder in (before, bundle, *beside))
         sizes = [{key: value.shape for key, value in weights.items()} for weights in (old, *trained)]
         if any(size != sizes[0] for size in sizes):
             raise ShippingError(f"{name}: the weights are not all of the same sizes; a mean needs that")
@@ -125,7 +125,7 @@ def sharpen(bundle: Path, factor: float) -> None:
     Raises:
         BundleError: its weights can't be read.
     """
-    weights = read_weights(bundle / LLM_FILE)
+    weights = read_packed(bundle / LLM_FILE)
     scaled = {name: factor * weights[name] for name in (HEAD_WEIGHT, HEAD_BIAS)}
     write_packed(bundle / LLM_FILE, packed(weights | scaled))
 
