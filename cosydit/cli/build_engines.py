@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cosydit.cli.export import PRECISIONS, export_options, token2wav_dir
+from cosydit.cli.export import add_graph_options, export_options, token2wav_dir
 
 if TYPE_CHECKING:
     from token2wav_service.export.directory import ExportDirectory, ExportTask
@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Exports a checkpoint's graphs and builds TensorRT engines of them. On the GPU that they are for, "
         "it compares them with float32 and times them. Builds were run on a CPU; no engine was ever run.",
     )
-    parser.add_argument("checkpoint", type=Path, help="directory with token2wav/, or a token2wav directory itself")
+    add_graph_options(parser, "float16")
     parser.add_argument(
         "--for",
         dest="architectures",
@@ -55,24 +55,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--onnx-dir", type=Path, help="directory of the exported graphs (default: onnx in token2wav/)")
     parser.add_argument("--engines-dir", type=Path, help="directory for the engines (default: engines in token2wav/)")
-    parser.add_argument(
-        "--precision",
-        nargs="+",
-        choices=PRECISIONS,
-        default=["float16"],
-        help="precisions of the estimator, one equal to the service's dtype (default float16)",
-    )
-    parser.add_argument(
-        "--vocoder-precision",
-        nargs="+",
-        choices=PRECISIONS,
-        default=["float32"],
-        help="of the vocoder's convolutions; float32 products are TF32 (default float32)",
-    )
-    parser.add_argument("--only", nargs="+", metavar="GRAPH", help="graphs to build (default: estimator_chunk vocoder)")
-    parser.add_argument(
-        "--shapes", type=Path, metavar="YAML", help="file of sizes to build for, as profile: {axis: [min, opt, max]}"
-    )
     parser.set_defaults(run=run)
 
 

@@ -23,26 +23,8 @@ PRECISIONS = ("float32", "float16")
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `export` and `replay`."""
     parser = subparsers.add_parser("export", help="write a checkpoint's models as ONNX files and compare them")
-    parser.add_argument("checkpoint", type=Path, help="directory with token2wav/, or a token2wav directory itself")
+    add_graph_options(parser, "float32")
     parser.add_argument("--out", type=Path, required=True, help="directory to write; files there that fit are kept")
-    parser.add_argument(
-        "--precision",
-        nargs="+",
-        choices=PRECISIONS,
-        default=["float32"],
-        help="precisions of the estimator (default float32)",
-    )
-    parser.add_argument(
-        "--vocoder-precision",
-        nargs="+",
-        choices=PRECISIONS,
-        default=["float32"],
-        help="precisions of the vocoder's convolutions (default float32)",
-    )
-    parser.add_argument("--only", nargs="+", metavar="GRAPH", help="graphs to write (default: estimator_chunk vocoder)")
-    parser.add_argument(
-        "--shapes", type=Path, metavar="YAML", help="file of sizes to export for, as profile: {axis: [min, opt, max]}"
-    )
     parser.add_argument("--check", action="store_true", help="compare every graph with PyTorch over a sweep of sizes")
     parser.add_argument(
         "--check-limit",
@@ -56,6 +38,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("directory", type=Path, help="folder with the golden set's layout (a_dit, b_encoder, ...)")
     parser.add_argument("--failed-only", action="store_true", help="print only outputs out of tolerance")
     parser.set_defaults(run=_replay)
+
+
+def add_graph_options(parser: argparse.ArgumentParser, estimator: str) -> None:
+    """Add the checkpoint and what `export_options` reads; `estimator` is the default of the estimator's precision."""
+    add = parser.add_argument
+    add("checkpoint", type=Path, help="directory with token2wav/, or a token2wav directory itself")
+    flow = f"precisions of the estimator; an engine's must equal the service's dtype (default {estimator})"
+    add("--precision", nargs="+", choices=PRECISIONS, default=[estimator], help=flow)
+    vocoder = "precisions of the vocoder's convolutions; an engine's float32 products are TF32 (default float32)"
+    add("--vocoder-precision", nargs="+", choices=PRECISIONS, default=["float32"], help=vocoder)
+    add("--only", nargs="+", metavar="GRAPH", help="graphs to make (default: estimator_chunk vocoder)")
+    add("--shapes", type=Path, metavar="YAML", help="file of sizes to make for, as profile: {axis: [min, opt, max]}")
 
 
 def run(args: argparse.Namespace) -> int:
