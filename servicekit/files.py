@@ -12,12 +12,13 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 from servicekit.logs import first_line
 
 PART_SUFFIX = ".part"
 """Ending of a file that is being written; one left behind belongs to a process that died."""
+ONLY_OWNER = 0o600
+"""Mode of a file that its owner alone reads."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -29,35 +30,29 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file: readers see it as it was before, or all of it.
+def write_bytes(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Write a file: readers see it as it was before, or all of it, also after the machine has lost its power.
 
-    Raises:
-        OSError: the disk refuses.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PART_SUFFIX}")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Put `data` into `path` for this user alone: readers see the file as it was before, or all of it.
+    Args:
+        path: in a folder that is there.
+        data: the whole content.
+        mode: of the file, such as `ONLY_OWNER`; None: that of any new file here.
 
     Raises:
         OSError: the disk refuses; the file is as it was.
     """
-    with NamedTemporaryFile(dir=path.parent, prefix=".", suffix=PART_SUFFIX, delete=False) as part:
-        try:
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PART_SUFFIX}")
+    try:
+        opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666 if mode is None else mode)
+        with os.fdopen(opened, "wb") as part:
+            if mode is not None:
+                os.fchmod(opened, mode)
             part.write(data)
             part.flush()
-            os.fsync(part.fileno())
-            os.replace(part.name, path)
-        except BaseException:
-            os.unlink(part.name)
-            raise
+            os.fsync(opened)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 LOCK_FILE = ".lock"

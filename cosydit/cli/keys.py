@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
+import stat
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
-_ONLY_OWNER = 0o600
+from servicekit.files import ONLY_OWNER, write_bytes
+
 _DIGEST_DIGITS = 12
 """Digits shown of a digest, to tell keys apart."""
 
@@ -68,7 +69,7 @@ def _append(file: Path, line: str) -> None:
     added = line + "\n" if before.endswith("\n") or not before else f"\n{line}\n"
     KeyRing(parse_keys(before + added, CallerLimits(), str(file)), where=str(file))
     # NOTE: one write of a whole line, as a running gateway may read the file at any time.
-    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _ONLY_OWNER)
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, ONLY_OWNER)
     with os.fdopen(descriptor, "a", encoding="utf-8") as lines:
         lines.write(added)
 
@@ -96,20 +97,6 @@ def _revoke(args: argparse.Namespace) -> int:
     after = without_key(before, args.name, str(args.file))
     if after == before:
         raise ConfigError(f"{args.file} has no key of {args.name!r}; see: cosydit keys list --file {args.file}")
-    _replace(file, after)
+    write_bytes(file, after.encode(), stat.S_IMODE(file.stat().st_mode))
     print(f"revoked the key of {args.name}; a running gateway refuses it from a second later on")
     return 0
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write a file anew, whole, with the rights that it has."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}.part")
-    try:
-        with os.fdopen(
-            os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _ONLY_OWNER), "w", encoding="utf-8"
-        ) as out:
-            out.write(text)
-        shutil.copymode(file, partial)
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)

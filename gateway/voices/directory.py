@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.errors import ConfigError, VoiceFileError, VoiceNotFoundError, VoiceStoreError
 from gateway.voices.profile import VoiceProfile
-from servicekit.files import PART_SUFFIX, locked, write_private
+from servicekit.files import ONLY_OWNER, PART_SUFFIX, locked, write_bytes
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
 
 logger = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class VoiceDirectory:
         note = _VOICES.dump_json(voice).decode()
         data = encode_voice_file(dataclasses.replace(file, notes={NOTE: note}))
         try:
-            write_private(self._file(voice.id), data)
+            write_bytes(self._file(voice.id), data, ONLY_OWNER)
         except OSError as error:
             raise VoiceStoreError(f"the voice can't be written ({error.strerror}); see the disk's space") from error
         self._look_again()
