@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,8 +56,7 @@ def run(args: argparse.Namespace) -> int:
         return PASSED
     certificate = _begin(plan, args.commit)
     print(f"{certificate.gpu}, {certificate.weights}: {len(checks)} checks on {plan.device}", flush=True)
-    is_command = threading.current_thread() is threading.main_thread()
-    with stopped_by_signals(lambda: None) if is_command else nullcontext():
+    with stopped_by_signals(lambda: None):
         for outcome in run_checks(plan, checks):
             certificate.add(outcome, plan.out_dir)
             print(outcome.describe(), flush=True)

@@ -8,10 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import wave
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,23 +83,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Speak; returns the exit status."""
+    from cosydit.stack.process import stopped_by_signals
+
     speak = args.speak(args)
-    with _ended_by_signals(), _player(args.play == "yes") as play:
+    with stopped_by_signals(lambda: signal.raise_signal(signal.SIGKILL)), _player(args.play == "yes") as play:
         timing = _write_wav(args.out, speak, play)
     figures = f"first audio {timing.ttfa_s * 1000:.0f} ms, audio {timing.audio_s:.2f} s, RTF {timing.rtf:.3f}"
     print(f"{args.out}: {figures}")
     if timing.warning is not None:
         print(f"warning: {timing.warning}", file=sys.stderr)
     return 0
-
-
-def _ended_by_signals() -> AbstractContextManager[None]:
-    """Have the signals that end a command end it in order, where this is the command: signals reach the main thread."""
-    from cosydit.stack.process import stopped_by_signals
-
-    if threading.current_thread() is not threading.main_thread():
-        return nullcontext()
-    return stopped_by_signals(lambda: signal.raise_signal(signal.SIGKILL))
 
 
 def _http_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]:

@@ -18,6 +18,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -300,7 +301,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def stopped_by_signals(kill: Callable[[], None]) -> Iterator[None]:
     """Have the first of `STOP_SIGNALS` raise KeyboardInterrupt, and each one after it call `kill`.
 
-    A signal that the command was started to ignore, as by nohup, stays ignored. For the main thread only.
+    A signal that the command was started to ignore, as by nohup, stays ignored. Signals reach the main thread: in any
+    other one nothing changes.
 
     Args:
         kill: called between any two instructions; it must not wait.
@@ -315,7 +317,8 @@ def stopped_by_signals(kill: Callable[[], None]) -> Iterator[None]:
         is_stopping = True
         raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS if is_main}
     answered = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
     for number in answered:
         signal.signal(number, answer)
