@@ -144,15 +144,8 @@ class WatchedService:
     problem: str = NO_ANSWER
 
 
-@dataclass(frozen=True)
-class Picture:
-    """All that is watched."""
-
-    gateways: Sequence[WatchedService]
-    token2wav: Sequence[WatchedService]
-    llm: Sequence[WatchedService]
-    title: str = ""
-    """Line above all, e.g. the time and the window."""
+Looks = Mapping[str, Sequence[WatchedService]]
+"""Kind of service (gateway, token2wav or llm) -> its processes."""
 
 
 class Follower:
@@ -205,18 +198,15 @@ _HINTS: dict[int, str] = {
 class Watch:
     """Follows all endpoints at once."""
 
-    def __init__(
-        self, gateways: Sequence[str], token2wav: Sequence[str], llm: Sequence[str], window_s: float, clock: Clock
-    ) -> None:
-        """Take the endpoints' URLs; close it at the end."""
-        self._groups = [[Follower(url, window_s, clock) for url in urls] for urls in (gateways, token2wav, llm)]
-        self._threads = ThreadPoolExecutor(max(1, sum(map(len, self._groups))), thread_name_prefix="watch")
+    def __init__(self, urls: Mapping[str, Sequence[str]], window_s: float, clock: Clock) -> None:
+        """Take the URLs of each kind of service; close it at the end."""
+        self._groups = {kind: [Follower(url, window_s, clock) for url in found] for kind, found in urls.items()}
+        self._threads = ThreadPoolExecutor(max(1, sum(map(len, urls.values()))), thread_name_prefix="watch")
 
-    def look(self, title: str = "") -> Picture:
+    def look(self) -> Looks:
         """Read everything once."""
-        pending = [[self._threads.submit(each.read) for each in group] for group in self._groups]
-        gateways, token2wav, llm = ([reading.result() for reading in group] for group in pending)
-        return Picture(gateways, token2wav, llm, title)
+        pending = {kind: self._threads.map(Follower.read, group) for kind, group in self._groups.items()}
+        return {kind: list(readings) for kind, readings in pending.items()}
 
     def close(self) -> None:
         """End its threads."""

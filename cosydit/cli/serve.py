@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from cosydit.stack.host import find_host, for_host, with_served_form
     from cosydit.stack.process import stopped_by_signals
     from cosydit.stack.run_file import announced
-    from cosydit.stack.stack import LocalStack, gateway_settings, run_record
+    from cosydit.stack.stack import LocalStack, gateway_settings, metrics_urls
     from cosydit.stack.supervisor import RestartPolicy, Supervisor
     from gateway.config import gateway_config
 
@@ -71,12 +71,11 @@ def run(args: argparse.Namespace) -> int:
     check_installed(options.llm_backend)
     options = with_served_form(options)
     stack = LocalStack(options, with_gateway=not args.no_gateway)
-    record = run_record(options, with_gateway=not args.no_gateway)
     with (
         stopped_by_signals(stack.kill),
         gpu_shared(options, host) as mps,
         stack,
-        announced(options.work_dir, record),
+        announced(options.work_dir, metrics_urls(options, with_gateway=not args.no_gateway)),
     ):
         chosen = choice_lines(options, host, mps)
         print("\n".join([*stack.describe(), *chosen, *_where(options, config)]), flush=True)

@@ -44,18 +44,17 @@ def run(args: argparse.Namespace) -> int:
     from servicekit.clock import SystemClock
 
     urls = _urls(args)
-    watch = Watch(urls["gateway"], urls["token2wav"], urls["llm"], args.window_s, SystemClock())
+    watch = Watch(urls, args.window_s, SystemClock())
     try:
         if args.once:
-            picture = watch.look(f"{time.strftime('%H:%M:%S')}  since the services' start")
-            Console().print(draw(picture))
-            services = [*picture.gateways, *picture.token2wav, *picture.llm]
-            return 0 if any(service.window is not None for service in services) else 1
+            looks = watch.look()
+            Console().print(draw(looks, f"{time.strftime('%H:%M:%S')}  since the services' start"))
+            return 0 if any(service.window is not None for kind in looks.values() for service in kind) else 1
         title = f"last {args.window_s:g} s  (Ctrl-C ends it)"
-        with Live(draw(watch.look(title)), auto_refresh=False, screen=True) as live:
+        with Live(draw(watch.look(), title), auto_refresh=False, screen=True) as live:
             while True:
                 time.sleep(args.interval_s)
-                live.update(draw(watch.look(f"{time.strftime('%H:%M:%S')}  {title}")), refresh=True)
+                live.update(draw(watch.look(), f"{time.strftime('%H:%M:%S')}  {title}"), refresh=True)
     finally:
         watch.close()
 
@@ -65,9 +64,9 @@ def _urls(args: argparse.Namespace) -> dict[str, list[str]]:
     from cosydit.stack.run_file import running
     from cosydit.stack.stack import default_work_dir
 
-    records = running(args.work_dir or default_work_dir())
-    found = {name: [url for record in records for url in record.metrics.get(name, ())] for name in _DEFAULTS}
-    return {name: getattr(args, name) or (found[name] if records else [url]) for name, url in _DEFAULTS.items()}
+    runs = running(args.work_dir or default_work_dir())
+    found = {name: [url for run in runs for url in run.get(name, ())] for name in _DEFAULTS}
+    return {name: getattr(args, name) or (found[name] if runs else [url]) for name, url in _DEFAULTS.items()}
 
 
 def _metrics_url(text: str) -> str:

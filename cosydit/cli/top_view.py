@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cosydit.bench.scrape import Picture, WatchedService, Window
+from cosydit.bench.scrape import Looks, WatchedService, Window
 
 GATEWAY, TOKEN2WAV = "cosydit_gateway", "cosydit_token2wav"
 Row = Callable[[Window], list[Text]]
@@ -33,14 +33,16 @@ _FIRST_TOKEN = (
 )
 
 
-def draw(picture: Picture) -> RenderableType:
+def draw(looks: Looks, title: str) -> RenderableType:
     """Return tables of the listeners, of each replica of both services, and of what the gateway sees of them."""
-    parts: list[RenderableType] = [Text(f"cosydit top  {picture.title}", style="bold")]
-    parts += [_table(_LISTENER_COLUMNS, "listeners", picture.gateways, _listener_row)]
-    parts += [_table(_REQUEST_COLUMNS, "requests", picture.gateways, _request_row)]
-    parts += [_table(_TOKEN2WAV_COLUMNS, "token2wav", picture.token2wav, _token2wav_row)]
-    parts += [_table(_LLM_COLUMNS, "LLM", picture.llm, _llm_row)]
-    replicas = _replicas(picture.gateways)
+    parts: list[RenderableType] = [
+        Text(f"cosydit top  {title}", style="bold"),
+        _table(_LISTENER_COLUMNS, "listeners", looks["gateway"], _listener_row),
+        _table(_REQUEST_COLUMNS, "requests", looks["gateway"], _request_row),
+        _table(_TOKEN2WAV_COLUMNS, "token2wav", looks["token2wav"], _token2wav_row),
+        _table(_LLM_COLUMNS, "LLM", looks["llm"], _llm_row),
+    ]
+    replicas = _replicas(looks["gateway"])
     return Group(*parts, *([replicas] if replicas is not None else []))
 
 

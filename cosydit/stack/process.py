@@ -329,21 +329,13 @@ def stopped_by_signals(kill: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-@dataclass(frozen=True)
-class CpuShares:
-    """Threads of each process."""
-
-    llm: int
-    token2wav: int
-
-
-def cpu_shares(token2wav_servers: int = 1, cores: int | None = None) -> CpuShares:
-    """Return half of the cores for the LLM and the other half for the token2wav servers; everybody has at least one.
+def cpu_threads(token2wav_servers: int = 1, cores: int | None = None) -> tuple[int, int]:
+    """Return the threads of the LLM, half of the cores, and of each token2wav server; everybody has at least one.
 
     Args:
-        token2wav_servers: how many share that half.
+        token2wav_servers: how many share the other half.
         cores: None counts those that this process may use.
     """
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
     llm = max(1, cores // 2)
-    return CpuShares(llm, max(1, (cores - llm) // token2wav_servers))
+    return llm, max(1, (cores - llm) // token2wav_servers)

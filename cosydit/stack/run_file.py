@@ -10,27 +10,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FOLDER = "running"
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """Where one running `serve` is reached; all are URLs."""
-
-    gateway: str | None
-    """URL of the gateway; None: no gateway runs."""
-    metrics: Mapping[str, Sequence[str]]
-    """Service (gateway, token2wav or llm) -> URLs of its metrics."""
+Metrics = dict[str, list[str]]
+"""Kind of service (gateway, token2wav or llm) of one running `serve` -> URLs of its metrics."""
 
 
 @contextmanager
-def announced(work_dir: Path, record: RunRecord) -> Iterator[None]:
-    """Tell of a run until the context is left.
+def announced(work_dir: Path, metrics: Metrics) -> Iterator[None]:
+    """Tell where a run's services are read until the context is left.
 
     Raises:
         OSError: the directory can't be written.
@@ -41,7 +34,7 @@ def announced(work_dir: Path, record: RunRecord) -> Iterator[None]:
     partial = path.with_suffix(".part")
     with partial.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        json.dump(asdict(record), file)
+        json.dump(metrics, file)
         file.flush()
         os.replace(partial, path)
         try:
@@ -50,20 +43,21 @@ def announced(work_dir: Path, record: RunRecord) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def running(work_dir: Path) -> list[RunRecord]:
-    """Return the records of all runs with this working directory; removes those that a killed run has left."""
+def running(work_dir: Path) -> list[Metrics]:
+    """Return the metrics of all runs with this working directory; removes those that a killed run has left."""
     found = [_read(path) for path in sorted((work_dir / FOLDER).glob("*.json"))]
-    return [record for record in found if record is not None]
+    return [metrics for metrics in found if metrics is not None]
 
 
-def _read(path: Path) -> RunRecord | None:
+def _read(path: Path) -> Metrics | None:
     try:
         with path.open(encoding="utf-8") as file:
             if not _is_locked(file.fileno()):
                 path.unlink(missing_ok=True)
                 return None
-            return RunRecord(**json.load(file))
-    except (OSError, ValueError, TypeError):
+            found: Metrics = json.load(file)
+            return found
+    except (OSError, ValueError):
         return None
 
 

@@ -18,17 +18,16 @@ from types import TracebackType
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.process import (
     ANSWER_TIMEOUT_S,
-    CpuShares,
     ServiceProcess,
     ServiceSpec,
     ServiceStartError,
     answers,
     answers_ok,
     busy_ports,
-    cpu_shares,
+    cpu_threads,
     read_json,
 )
-from cosydit.stack.run_file import RunRecord
+from cosydit.stack.run_file import Metrics
 from servicekit.gpu_host import CPU
 from servicekit.settings import Given, as_options
 from token2wav_service.contract import TOKEN2WAV_MODEL
@@ -172,7 +171,7 @@ class LocalStack:
 
     def __init__(self, options: StackOptions, with_gateway: bool = False) -> None:
         self.options = options
-        specs = [llm_spec(options), triton_spec(options), *replica_specs(options)]
+        specs = [llm_spec(options), *triton_specs(options)]
         self._has_gateway = with_gateway
         self._backends = [ServiceProcess(spec) for spec in specs]
         self.services = list(self._backends)
@@ -273,17 +272,13 @@ def assemble_repository(options: StackOptions) -> None:
         **options.settings,
     }
     if settings.get("device", CPU) == CPU:
-        settings.setdefault("num_threads", str(_shares(options).token2wav))
+        settings.setdefault("num_threads", str(cpu_threads(len(options.tritons))[1]))
     assemble(options.repository, settings)
     if options.replicas:
         assemble(options.replica_repository, settings)
         for model in options.replica_repository.iterdir():
             if model.name != TOKEN2WAV_MODEL:
                 shutil.rmtree(model)
-
-
-def _shares(options: StackOptions) -> CpuShares:
-    return cpu_shares(1 + len(options.replicas))
 
 
 def llm_spec(options: StackOptions) -> ServiceSpec:
@@ -293,7 +288,7 @@ def llm_spec(options: StackOptions) -> ServiceSpec:
     command += ["--model-dir", str(options.llm_model_dir or llm_dir), "--tokenizer-dir", str(llm_dir)]
     command += ["--port", str(options.ports.llm)]
     if options.llm_backend == EMBEDDED and not {"num_threads", "device"} & set(options.llm):
-        command += ["--num-threads", str(_shares(options).llm)]
+        command += ["--num-threads", str(cpu_threads()[0])]
     if options.has_token_stream:
         command += ["--grpc-port", str(options.ports.llm_grpc)]
     command += as_options(options.llm)
@@ -302,20 +297,13 @@ def llm_spec(options: StackOptions) -> ServiceSpec:
     return ServiceSpec("llm_service", command, ready, log, _on_gpu(options.llm_gpu), lives=lives)
 
 
-def triton_spec(options: StackOptions) -> ServiceSpec:
-    """Return how Triton is started on the assembled repository."""
-    return _server_spec(options, 0, options.ports.triton, options.repository)
+def triton_specs(options: StackOptions) -> list[ServiceSpec]:
+    """Return how the Triton servers are started: the first with all models, the replicas with token2wav's alone."""
+    return [_server_spec(options, index, ports) for index, ports in enumerate(options.tritons)]
 
 
-def replica_specs(options: StackOptions) -> list[ServiceSpec]:
-    """Return how the further Triton servers are started."""
-    return [
-        _server_spec(options, index, ports, options.replica_repository)
-        for index, ports in enumerate(options.replicas, 1)
-    ]
-
-
-def _server_spec(options: StackOptions, index: int, ports: TritonPorts, repository: Path) -> ServiceSpec:
+def _server_spec(options: StackOptions, index: int, ports: TritonPorts) -> ServiceSpec:
+    repository = options.replica_repository if index else options.repository
     name = f"token2wav_service_{index + 1}" if index else "token2wav_service"
     gpus = options.token2wav_gpus
     command = [sys.executable, "-m", "token2wav_service.serving", "--model-repository", str(repository)]
@@ -361,17 +349,16 @@ def gateway_settings(options: StackOptions) -> Given:
     }
 
 
-def run_record(options: StackOptions, with_gateway: bool) -> RunRecord:
-    """Return where the services of these options are reached and read."""
-    gateway = options.gateway_url if with_gateway else None
-    metrics = {
+def metrics_urls(options: StackOptions, with_gateway: bool) -> Metrics:
+    """Return where the services of these options are read."""
+    urls = {
         "token2wav": [f"http://{LOOPBACK}:{ports.metrics}/metrics" for ports in options.tritons],
         "llm": [f"{options.llm_url}{LLM_METRICS.get(options.llm_backend, '/metrics')}"],
     }
     if with_gateway:
         port = options.gateway.get("metrics_port")
-        metrics["gateway"] = [f"http://{LOOPBACK}:{port}/metrics" if port else f"{gateway}/metrics"]
-    return RunRecord(gateway, metrics)
+        urls["gateway"] = [f"http://{LOOPBACK}:{port}/metrics" if port else f"{options.gateway_url}/metrics"]
+    return urls
 
 
 def default_work_dir() -> Path:

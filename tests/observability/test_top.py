@@ -13,10 +13,10 @@ from threading import Thread
 import pytest
 from rich.console import Console
 
-from cosydit.bench.scrape import EMPTY, Scrape, Watch, Window, quantile
+from cosydit.bench.scrape import EMPTY, Scrape, Watch, WatchedService, Window, quantile
 from cosydit.cli.main import main
-from cosydit.cli.top_view import Picture, WatchedService, draw
-from cosydit.stack.run_file import RunRecord, announced, running
+from cosydit.cli.top_view import draw
+from cosydit.stack.run_file import announced, running
 from tests.gateway.fakes import ManualClock
 from tests.workers import free_ports
 
@@ -70,9 +70,9 @@ def service(address: str, after: str, before: str | None = None, apart_s: float 
     return WatchedService(address, Window(earlier, Scrape.parse(after, apart_s)))
 
 
-def rendered(picture: Picture) -> str:
+def rendered(*gateways: WatchedService, **others: list[WatchedService]) -> str:
     console = Console(file=io.StringIO(), width=80, color_system=None)
-    console.print(draw(picture))
+    console.print(draw({"gateway": gateways, "token2wav": [], "llm": [], **others}, "now"))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -84,10 +84,8 @@ def line_with(text: str, word: str) -> list[str]:
 
 def test_the_window_s_numbers_are_drawn_for_each_service() -> None:
     before, after = gateway(20, 0.0, 100.0), gateway(40, 2.0, 200.0)
-    picture = Picture(
-        [service("g:8080", after, before)], [service("t:8002", TOKEN2WAV)], [service("l:8000", VLLM)], "now"
-    )
-    text = rendered(picture)
+    others = {"token2wav": [service("t:8002", TOKEN2WAV)], "llm": [service("l:8000", VLLM)]}
+    text = rendered(service("g:8080", after, before), **others)
     assert "cosydit top  now" in text
     listeners, requests = (line.split() for line in text.splitlines() if "g:8080" in line)
     assert listeners == "g:8080 7 150 ms 195 ms - 2 % 10".split()
@@ -98,7 +96,7 @@ def test_the_window_s_numbers_are_drawn_for_each_service() -> None:
 
 
 def test_replicas_are_drawn_when_the_gateway_knows_of_them() -> None:
-    text = rendered(Picture([service("g:8080", gateway() + REPLICAS)], [], []))
+    text = rendered(service("g:8080", gateway() + REPLICAS))
     assert line_with(text, "a:8001") == "a:8001 5 - 0.03 - -".split()
 
 
@@ -131,7 +129,7 @@ def test_quantiles_are_those_of_promql(
     [(100.0, "100 %"), (250.0, "250 %"), (42.0, "42 %"), (0.52, "0.52 %"), (0.00001, "0 %"), (0.0, "0 %")],
 )
 def test_shares_are_plain_numbers(silence: float, expected: str) -> None:
-    text = rendered(Picture([service("g:8080", gateway(silence=silence, audio=100.0))], [], []))
+    text = rendered(service("g:8080", gateway(silence=silence, audio=100.0)))
     assert expected in text and "e+" not in text and "e-" not in text
 
 
@@ -164,10 +162,10 @@ def served(pages: list[str], status: int = 200) -> Iterator[str]:
 def test_looks_are_compared_over_the_window() -> None:
     clock = ManualClock()
     with served([gateway(0), gateway(20), gateway(60), gateway(120)]) as url:
-        watch = Watch([url], [], [], window_s=10.0, clock=clock)
+        watch = Watch({"gateway": [url]}, window_s=10.0, clock=clock)
         rates = []
         for _ in range(4):
-            (found,) = watch.look().gateways
+            (found,) = watch.look()["gateway"]
             assert found.window is not None
             rates.append(found.window.rate("cosydit_gateway_requests_total", outcome="completed"))
             clock.seconds += 10.0
@@ -193,8 +191,7 @@ def test_metrics_behind_api_keys_say_what_they_need(capsys: pytest.CaptureFixtur
 
 def test_the_services_of_a_running_serve_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with served([gateway()]) as url, served([TOKEN2WAV]) as first, served([TOKEN2WAV]) as second, served([VLLM]) as llm:
-        record = RunRecord(None, {"gateway": [url], "token2wav": [first, second], "llm": [llm]})
-        with announced(tmp_path, record):
+        with announced(tmp_path, {"gateway": [url], "token2wav": [first, second], "llm": [llm]}):
             assert main(["top", "--once", "--work-dir", str(tmp_path)]) == 0
     drawn = capsys.readouterr().out
     for found in (url, first, second, llm):
@@ -204,18 +201,18 @@ def test_the_services_of_a_running_serve_are_found(tmp_path: Path, capsys: pytes
 
 def test_what_is_named_wins_over_what_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (dead,) = free_ports(1)
-    with served([gateway()]) as url, announced(tmp_path, RunRecord(None, {"gateway": [f"http://127.0.0.1:{dead}/"]})):
+    with served([gateway()]) as url, announced(tmp_path, {"gateway": [f"http://127.0.0.1:{dead}/"]}):
         assert main(["top", "--once", "--work-dir", str(tmp_path), "--gateway", url]) == 0
     assert url.removeprefix("http://").removesuffix("/metrics") in capsys.readouterr().out
 
 
 def test_a_run_that_has_ended_is_not_found(tmp_path: Path) -> None:
-    record = RunRecord("http://127.0.0.1:8080", {"gateway": ["http://127.0.0.1:8080/metrics"]})
-    with announced(tmp_path, record):
-        assert running(tmp_path) == [record]
+    metrics = {"gateway": ["http://127.0.0.1:8080/metrics"]}
+    with announced(tmp_path, metrics):
+        assert running(tmp_path) == [metrics]
     assert running(tmp_path) == []
     # A killed run leaves its file, which nobody holds any more.
-    (left := tmp_path / "running" / "1.json").write_text('{"gateway": null, "metrics": {}}')
+    (left := tmp_path / "running" / "1.json").write_text("{}")
     assert running(tmp_path) == [] and not left.exists()
 
 

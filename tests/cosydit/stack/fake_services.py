@@ -59,7 +59,8 @@ async def speak_for_long(*ignored: object) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # NOTE: a process of its own, whose modules are changed for nobody else.
-    stack.llm_spec, stack.triton_spec, stack.gateway_spec = specs(args.work_dir, args.ending_s)
+    stack.llm_spec, triton_spec, stack.gateway_spec = specs(args.work_dir, args.ending_s)
+    stack.triton_specs = lambda options: [triton_spec(options)]
     stack.assemble_repository = lambda options: None
     checkpoints.resolve_checkpoint = lambda *ignored: checkpoints.CheckpointLayout.under(args.work_dir)
     say._speak = speak_for_long  # type: ignore[assignment]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
-from cosydit.stack.process import CpuShares, answers_ok, cpu_shares
+from cosydit.stack.process import answers_ok, cpu_threads
 from cosydit.stack.stack import (
     STOP_MARGIN_S,
     LocalStack,
@@ -21,7 +21,7 @@ from cosydit.stack.stack import (
     assemble_repository,
     gateway_spec,
     llm_spec,
-    run_record,
+    metrics_urls,
 )
 from gateway.config import HTTP_GRACE_S
 from gateway.dialects.wyoming.settings import WyomingSettings
@@ -70,7 +70,7 @@ def test_further_servers_hold_token2wav_alone(tmp_path: Path) -> None:
     ("cores", "servers", "llm", "token2wav"), [(1, 1, 1, 1), (2, 1, 1, 1), (8, 1, 4, 4), (8, 3, 4, 1)]
 )
 def test_without_a_gpu_the_services_share_the_cores(cores: int, servers: int, llm: int, token2wav: int) -> None:
-    assert cpu_shares(servers, cores) == CpuShares(llm, token2wav)
+    assert cpu_threads(servers, cores) == (llm, token2wav)
 
 
 @pytest.mark.parametrize(
@@ -106,14 +106,13 @@ def test_each_service_sees_the_gpu_that_it_is_given(tmp_path: Path) -> None:
 
 def test_a_run_tells_where_its_metrics_are(tmp_path: Path) -> None:
     options = _options(tmp_path, Ports().triton.shifted(10))
-    metrics = run_record(options, with_gateway=True).metrics
+    metrics = metrics_urls(options, with_gateway=True)
     assert metrics["gateway"] == ["http://127.0.0.1:8080/metrics"]
     assert metrics["token2wav"] == ["http://127.0.0.1:8002/metrics", "http://127.0.0.1:8012/metrics"]
     assert metrics["llm"] == ["http://127.0.0.1:8000/metrics"]
     with_port = dataclasses.replace(options, gateway={"metrics_port": "9464"})
-    assert run_record(with_port, with_gateway=True).metrics["gateway"] == ["http://127.0.0.1:9464/metrics"]
-    alone = run_record(options, with_gateway=False)
-    assert alone.gateway is None and "gateway" not in alone.metrics
+    assert metrics_urls(with_port, with_gateway=True)["gateway"] == ["http://127.0.0.1:9464/metrics"]
+    assert "gateway" not in metrics_urls(options, with_gateway=False)
 
 
 @pytest.mark.parametrize(

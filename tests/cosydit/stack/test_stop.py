@@ -74,9 +74,10 @@ def running(command: str, tmp_path: Path, ending_s: str, last_word: str) -> Iter
 
 def test_serve_says_where_everything_is_and_other_commands_find_it(tmp_path: Path) -> None:
     with running("serve", tmp_path, SHORT_S, "speak:") as started:
-        (record,) = run_file.running(tmp_path)
-        assert record.gateway is not None and set(record.metrics) == {"gateway", "token2wav", "llm"}
-        for line in (rf"page +{record.gateway}/$", rf"base URL +{record.gateway}/v1", r"gRPC +127\.0\.0\.1:\d+$"):
+        (metrics,) = run_file.running(tmp_path)
+        assert set(metrics) == {"gateway", "token2wav", "llm"}
+        url = metrics["gateway"][0].removesuffix("/metrics")
+        for line in (rf"page +{url}/$", rf"base URL +{url}/v1", r"gRPC +127\.0\.0\.1:\d+$"):
             assert re.search(line, started.output, re.MULTILINE), started.output
         assert re.search(rf"logs +{tmp_path}/logs$", started.output, re.MULTILINE)
         started.process.send_signal(signal.SIGTERM)
