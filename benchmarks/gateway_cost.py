@@ -14,11 +14,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.lib.sweep import RunPlan, jobs_of, open_run
-from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor
+from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, HttpDoor
 from cosydit.bench.load import LoadGenerator
 from cosydit.bench.metrics import percentile
 from cosydit.bench.report import aligned_table, describe_environment, write_json
@@ -132,12 +133,9 @@ def _usage(pid: int) -> tuple[float, float, float]:
 
 async def _load(url: str, plan: RunPlan) -> list[float]:
     """Make the requests; returns the seconds to first audio of each."""
-    door = HttpDoor(DoorOptions(url, TIMEOUT_S), VOICE)
-    try:
+    async with aclosing(HttpDoor(url, TIMEOUT_S, VOICE)) as door:
         generator = LoadGenerator(door, lambda job: job.utt, SystemClock(), PIECES_OF_A_CHUNK_S)
         records = (await generator.run(jobs_of(plan), plan.load, lambda record: None)).records
-    finally:
-        await door.close()
     failed = [record.error for record in records if not record.is_ok]
     if failed:
         raise SystemExit(f"gateway_cost: {len(failed)} of {len(records)} requests failed, the first with {failed[0]}")

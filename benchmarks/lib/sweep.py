@@ -12,6 +12,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count, cycle
@@ -21,7 +22,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.lib.audible import LeadingSilence
-from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor, PreparedRequest
+from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, HttpDoor, PreparedRequest
 from cosydit.bench.inputs import read_samples
 from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.metrics import summarize
@@ -179,16 +180,13 @@ class Sweep:
     ) -> LoadResult:
         silences: defaultdict[str, LeadingSilence] = defaultdict(partial(LeadingSilence, SAMPLE_RATE_HZ))
         hear = (lambda request_id, samples: silences[request_id].feed(samples)) if is_audible else None
-        door = HttpDoor(DoorOptions(self._url, self._timeout_s, on_samples=hear), jobs[0].voice or "")
-        generator = LoadGenerator(door, lambda job: f"{job.utt}|{job.voice}", SystemClock(), PIECES_OF_A_CHUNK_S)
-        try:
+        async with aclosing(HttpDoor(self._url, self._timeout_s, jobs[0].voice or "", hear)) as door:
+            generator = LoadGenerator(door, lambda job: f"{job.utt}|{job.voice}", SystemClock(), PIECES_OF_A_CHUNK_S)
             with tqdm(total=len(jobs), desc=name, unit="request", leave=False) as bar:
                 result = await generator.run(jobs, load, lambda record: _advance(bar))
             for record in result.records:
                 record.silence_s = silences[record.request_id].seconds if is_audible else None
             return result
-        finally:
-            await door.close()
 
     def _path(self, name: str) -> Path:
         return self._directory / f"{name}{RUN_SUFFIX}"

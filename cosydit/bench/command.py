@@ -11,9 +11,9 @@ import asyncio
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from cosydit.bench.types import add_source_options, count, zero_or_more
 from servicekit.settings import argument, number
@@ -84,7 +84,6 @@ def run(args: argparse.Namespace) -> int:
         _check(args)
         inputs = require_all_good(_read_inputs(args))
         settings = _settings(args, len(inputs))
-        _require_services(settings)
         outcome = asyncio.run(run_bench(settings, prepare_jobs(inputs), describe_environment(arguments)))
     except (BenchmarkError, OSError) as error:
         print(f"benchmark: {error}", file=sys.stderr)
@@ -143,41 +142,44 @@ def _read_inputs(args: argparse.Namespace) -> list[InputRow]:
 
 
 def _settings(args: argparse.Namespace, inputs: int) -> BenchSettings:
+    """Describe the run.
+
+    Raises:
+        BenchmarkError: nobody listens at the door.
+    """
+    from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, HttpDoor, TritonDoor
     from cosydit.bench.load import LoadPlan
     from cosydit.bench.speech_bench import BenchSettings
 
     is_http, host = args.door == "http", args.server_addr
     port = args.server_port or (_HTTP_PORT if is_http else _GRPC_PORT)
+    _require_service("the gateway" if is_http else "Triton", host, port)
+    url, silence_s = f"http://{host}:{port}" if is_http else f"{host}:{port}", args.timeout_s
+    http = partial(HttpDoor, url, silence_s, args.voice or "default")
+    triton = partial(TritonDoor, url, silence_s, args.model_name, args.mode == "offline")
     warm_up = args.num_tasks if args.warm_up is None else args.warm_up
+    load = f"{args.num_tasks} callers" if args.request_rate is None else f"{args.request_rate:g} requests a second"
+    door = "gateway HTTP" if is_http else f"{args.model_name} ({args.mode})"
     return BenchSettings(
-        is_http=is_http,
-        is_whole=args.mode == "offline",
-        url=f"http://{host}:{port}" if is_http else f"{host}:{port}",
-        model=args.model_name,
-        voice=args.voice or "default",
+        open_door=http if is_http else triton,
+        title=f"{door} at {url}, {load}",
+        same_chunk_s=PIECES_OF_A_CHUNK_S if is_http else 0.0,
         plan=LoadPlan(args.num_tasks, args.num_requests or inputs, warm_up, args.request_rate, args.seed),
-        timeout_s=args.timeout_s,
         metrics_url=f"http://{host}:{args.metrics_port}/metrics" if args.metrics_port else None,
         log_dir=args.log_dir,
         is_audio_kept=args.save_audio,
     )
 
 
-def _require_services(settings: BenchSettings) -> None:
-    """Say at once that nothing is there to be measured.
-
-    Raises:
-        BenchmarkError: nobody listens at the door.
-    """
+def _require_service(name: str, host: str, port: int) -> None:
+    """Say at once that nothing is there to be measured."""
     from cosydit.bench.types import BenchmarkError
 
-    parts = urlsplit(settings.url if "://" in settings.url else f"//{settings.url}")
     try:
-        socket.create_connection((parts.hostname or settings.url, parts.port or 0), timeout=CONNECT_TIMEOUT_S).close()
+        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        name = "the gateway" if settings.is_http else "Triton"
         raise BenchmarkError(
-            f"{name} does not answer at {settings.url} ({error.strerror or error}); start the services with "
+            f"{name} does not answer at {host}:{port} ({error.strerror or error}); start the services with "
             "`cosydit serve` in another shell, or say where they are: --server-addr HOST --server-port PORT"
         ) from error
 

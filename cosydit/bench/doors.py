@@ -18,7 +18,7 @@ from cosydit.bench.types import BenchmarkError, SpeechInput
 from gateway.audio.codecs import PCM16_BYTES
 from gateway.client import UNLIMITED, drop_in_answers, drop_in_tensors
 from gateway.core import FloatArray
-from token2wav_service.contract import DROP_IN_MODEL, SAMPLE_RATE_HZ
+from token2wav_service.contract import SAMPLE_RATE_HZ
 
 _HTTP_OK = 200
 _PCM16_SCALE = 32768.0
@@ -45,34 +45,29 @@ class PreparedRequest:
         return self.input.utt
 
 
-@dataclass(frozen=True)
-class DoorOptions:
-    """What all doors need."""
-
-    url: str
-    """host:port for Triton's gRPC service, http://host:port for the gateway."""
-    timeout_s: float
-    """Longest silence of the server in seconds."""
-    on_samples: OnSamples | None = None
-
-
 class TritonDoor:
     """One connection to a Triton server that has `cosyvoice2_dit`."""
 
-    def __init__(self, options: DoorOptions, model: str = DROP_IN_MODEL, is_whole: bool = False) -> None:
+    def __init__(
+        self, url: str, timeout_s: float, model: str, is_whole: bool, on_samples: OnSamples | None = None
+    ) -> None:
         """Connect lazily.
 
         Args:
-            options: where, and what hears the audio.
+            url: host:port of Triton's gRPC service.
+            timeout_s: longest silence of the server.
             model: name of the drop-in model.
             is_whole: the model was assembled with DECOUPLED_MODE=False: one whole waveform comes, not chunk by chunk.
+            on_samples: hears the audio.
         """
-        self._options = options
+        self._url = url
+        self._timeout_s = timeout_s
         self._model = model
         self._is_whole = is_whole
-        self._channel = grpc.aio.insecure_channel(options.url, options=UNLIMITED)
+        self._on_samples = on_samples
+        self._channel = grpc.aio.insecure_channel(url, options=UNLIMITED)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Drop the connection."""
         await self._channel.close()
 
@@ -83,22 +78,29 @@ class TritonDoor:
             ClientError: an error response, no answer in time, or the connection broke.
         """
         tensors = drop_in_tensors(job.input.text, job.reference, job.input.prompt_text)
-        where = (self._channel, self._options.url, self._model, tensors, self._options.timeout_s)
+        where = (self._channel, self._url, self._model, tensors, self._timeout_s)
         async with aclosing(drop_in_answers(*where, request_id, self._is_whole)) as answers:
             async for samples in answers:
-                yield _hear(samples, request_id, self._options)
+                yield _hear(samples, request_id, self._on_samples)
 
 
 class HttpDoor:
     """The gateway's POST /v1/audio/speech, streaming PCM in a voice that the gateway knows by name."""
 
-    def __init__(self, options: DoorOptions, voice: str) -> None:
-        """Keep the options; nothing is connected yet."""
-        self._options = options
+    def __init__(self, url: str, timeout_s: float, voice: str, on_samples: OnSamples | None = None) -> None:
+        """Connect to nothing yet; see `TritonDoor`.
+
+        Args:
+            url: http://host:port of the gateway.
+            voice: name of the voice of requests that have none.
+        """
+        self._url = url
+        self._timeout_s = timeout_s
         self._voice = voice
+        self._on_samples = on_samples
         self._session: aiohttp.ClientSession | None = None
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Drop the connections."""
         if self._session is not None:
             await self._session.close()
@@ -111,23 +113,25 @@ class HttpDoor:
         """
         voice = job.voice or self._voice
         body = {"model": "cosydit", "input": job.input.text, "voice": voice, "response_format": "pcm"}
-        url, headers = f"{self._options.url}/v1/audio/speech", {"x-request-id": request_id}
+        url, headers = f"{self._url}/v1/audio/speech", {"x-request-id": request_id}
         try:
             async with self._http().post(url, json=body, headers=headers) as response:
                 if response.status != _HTTP_OK:
                     text = await response.text(errors="replace")
                     raise BenchmarkError(f"the gateway answered {response.status}: {text}")
                 async for pcm in _whole_samples(response.content.iter_any()):
-                    yield _hear(np.frombuffer(pcm, "<i2").astype(np.float32) / _PCM16_SCALE, request_id, self._options)
+                    yield _hear(
+                        np.frombuffer(pcm, "<i2").astype(np.float32) / _PCM16_SCALE, request_id, self._on_samples
+                    )
         except asyncio.TimeoutError as error:
-            raise BenchmarkError(f"{url}: silent for {self._options.timeout_s} s; is it overloaded?") from error
+            raise BenchmarkError(f"{url}: silent for {self._timeout_s} s; is it overloaded?") from error
         except aiohttp.ClientError as error:
             raise BenchmarkError(f"{url}: {error or type(error).__name__}") from error
 
     def _http(self) -> aiohttp.ClientSession:
         """Return the connection pool, made on first use because it belongs to the running event loop."""
         if self._session is None:
-            silence_s = self._options.timeout_s
+            silence_s = self._timeout_s
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=silence_s, sock_read=silence_s),
@@ -146,8 +150,8 @@ async def _whole_samples(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, 
         yield pcm[:whole]
 
 
-def _hear(samples: FloatArray, request_id: str, options: DoorOptions) -> float:
+def _hear(samples: FloatArray, request_id: str, on_samples: OnSamples | None) -> float:
     """Return the duration of a piece of audio in seconds."""
-    if options.on_samples is not None and samples.size:
-        options.on_samples(request_id, samples)
+    if on_samples is not None and samples.size:
+        on_samples(request_id, samples)
     return float(samples.size / SAMPLE_RATE_HZ)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,9 @@ import numpy as np
 import soundfile
 from tqdm import tqdm
 
-from cosydit.bench.doors import (
-    PIECES_OF_A_CHUNK_S,
-    DoorOptions,
-    HttpDoor,
-    OnSamples,
-    PreparedRequest,
-    TritonDoor,
-)
+from cosydit.bench.doors import HttpDoor, OnSamples, PreparedRequest, TritonDoor
 from cosydit.bench.inputs import read_prompt
-from cosydit.bench.load import DoorUnderTest, LoadGenerator, LoadPlan
+from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.metrics import summarize
 from cosydit.bench.report import (
     RESULTS_FILE,
@@ -49,17 +42,13 @@ AUDIO_DIR = "audio"
 class BenchSettings:
     """What is measured, and where the results go."""
 
-    is_http: bool
-    """Whether the gateway's HTTP door is measured; else the drop-in Triton model."""
-    is_whole: bool
-    """Whether that model was assembled with DECOUPLED_MODE=False: its audio comes as one waveform, not in chunks."""
-    url: str
-    """host:port for Triton, http://host:port for the gateway."""
-    model: str
-    voice: str
-    """Name of the voice for the HTTP door; the Triton door sends references."""
+    open_door: Callable[[OnSamples | None], HttpDoor | TritonDoor]
+    """Opens the door under test in the running event loop; takes what hears the audio."""
+    title: str
+    """Name of the door and of the load, for the results."""
+    same_chunk_s: float
+    """A piece of audio that comes sooner than this after the one before belongs to its chunk."""
     plan: LoadPlan
-    timeout_s: float
     metrics_url: str | None
     """URL of our metrics; None leaves them out."""
     log_dir: Path
@@ -106,9 +95,8 @@ async def run_bench(
         bar.update()
 
     hear = (lambda request_id, samples: pieces[request_id].append(samples)) if settings.is_audio_kept else None
-    async with _open_door(settings, hear) as door:
-        same_chunk_s = PIECES_OF_A_CHUNK_S if settings.is_http else 0.0
-        load = LoadGenerator(door, lambda job: job.utt, SystemClock(), same_chunk_s)
+    async with aclosing(settings.open_door(hear)) as door:
+        load = LoadGenerator(door, lambda job: job.utt, SystemClock(), settings.same_chunk_s)
         warm_up = await load.warm_up(jobs, settings.plan)
         pieces.clear()
         before = await asyncio.to_thread(read_settled, settings.metrics_url)
@@ -122,36 +110,13 @@ async def run_bench(
 
 def _write(settings: BenchSettings, result: LoadResult, servers: dict[str, Any], environment: dict[str, Any]) -> str:
     summary = summarize(result)
-    title = _title(settings)
-    table = summary_table(title, summary, result)
-    report = {"title": title, "summary": summary_json(summary), "servers": servers, "environment": environment}
+    table = summary_table(settings.title, summary, result)
+    report = {"title": settings.title, "summary": summary_json(summary), "servers": servers, "environment": environment}
     report["warm_up"] = {"requests": len(result.warm_up), "failures": sum(not r.is_ok for r in result.warm_up)}
     write_json(settings.log_dir / RESULTS_FILE, report)
     write_records(settings.log_dir / SAMPLES_FILE, [*result.warm_up, *result.records])
     write_text(settings.log_dir / TABLE_FILE, table)
     return table
-
-
-def _title(settings: BenchSettings) -> str:
-    plan = settings.plan
-    load = f"{plan.num_tasks} callers" if plan.requests_per_s is None else f"{plan.requests_per_s:g} requests a second"
-    door = (
-        "gateway HTTP" if settings.is_http else f"{settings.model} ({'offline' if settings.is_whole else 'streaming'})"
-    )
-    return f"{door} at {settings.url}, {load}"
-
-
-@asynccontextmanager
-async def _open_door(
-    settings: BenchSettings, on_samples: OnSamples | None
-) -> AsyncIterator[DoorUnderTest[PreparedRequest]]:
-    options = DoorOptions(settings.url, settings.timeout_s, on_samples)
-    triton = None if settings.is_http else TritonDoor(options, settings.model, settings.is_whole)
-    door = triton or HttpDoor(options, settings.voice)
-    try:
-        yield door
-    finally:
-        await door.close()
 
 
 def _write_audio(directory: Path, pieces: Mapping[str, list[FloatArray]], records: Sequence[RequestRecord]) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 
-from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor, PreparedRequest
+from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, HttpDoor, PreparedRequest
 from cosydit.bench.inputs import read_samples, require_all_good
 from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.metrics import summarize
@@ -111,15 +111,12 @@ def check_load(context: CheckContext, found: Findings) -> None:
 
 async def _under_load(url: str, context: CheckContext) -> LoadResult:
     """Ask until the time is over or a request has failed."""
-    listeners, door = context.plan.load_streams, HttpDoor(DoorOptions(url, TIMEOUT_S), VOICE)
-    load = LoadGenerator(door, lambda job: job.utt, SystemClock(), PIECES_OF_A_CHUNK_S)
-    result, began_s = LoadResult([], [], 0.0), time.perf_counter()
-    try:
+    listeners, result, began_s = context.plan.load_streams, LoadResult([], [], 0.0), time.perf_counter()
+    async with aclosing(HttpDoor(url, TIMEOUT_S, VOICE)) as door:
+        load = LoadGenerator(door, lambda job: job.utt, SystemClock(), PIECES_OF_A_CHUNK_S)
         while result.wall_s < context.plan.load_s and all(record.is_ok for record in result.records):
             records = (await load.run(_JOBS, LoadPlan(listeners, ROUND * listeners), lambda _: None)).records
             result = LoadResult(result.records + records, [], time.perf_counter() - began_s)
-    finally:
-        await door.close()
     return result
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -19,7 +21,7 @@ from aiohttp.test_utils import TestServer
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from cosydit.bench import command as streaming_grpc
-from cosydit.bench.doors import DoorOptions, HttpDoor, PreparedRequest
+from cosydit.bench.doors import HttpDoor, PreparedRequest, TritonDoor
 from cosydit.bench.load import LoadPlan
 from cosydit.bench.speech_bench import BenchSettings, prepare_jobs, run_bench
 from cosydit.bench.types import BenchmarkError, SpeechInput
@@ -70,8 +72,8 @@ async def drop_in() -> AsyncIterator[tuple[DropIn, str]]:
 
 
 def _settings(log_dir: Path, url: str, is_whole: bool, plan: LoadPlan) -> BenchSettings:
-    more = ("cosyvoice2_dit", "default", plan, 20.0, None, log_dir)
-    return BenchSettings(False, is_whole, url, *more, is_audio_kept=True)
+    open_door = partial(TritonDoor, url, 20.0, "cosyvoice2_dit", is_whole)
+    return BenchSettings(open_door, "a run", 0.0, plan, None, log_dir, is_audio_kept=True)
 
 
 async def test_a_run_leaves_results_samples_table_and_audio(tmp_path: Path, drop_in: tuple[DropIn, str]) -> None:
@@ -129,11 +131,8 @@ async def _speak_over_http(answer: Callable[[web.Request], Coroutine[None, None,
     app = web.Application()
     app.router.add_post("/v1/audio/speech", answer)
     async with TestServer(app) as server:
-        door = HttpDoor(DoorOptions(str(server.make_url("")).rstrip("/"), 0.5), "default")
-        try:
+        async with aclosing(HttpDoor(str(server.make_url("")).rstrip("/"), 0.5, "default")) as door:
             return [each async for each in door.speak(PreparedRequest(SpeechInput("a", "hello"), None), "id-1")]
-        finally:
-            await door.close()
 
 
 async def _begun(request: web.Request, *pieces: bytes) -> web.StreamResponse:
