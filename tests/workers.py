@@ -7,7 +7,11 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from ssl import SSLContext
+from threading import Thread
 
 import pytest
 from filelock import FileLock
@@ -49,6 +53,28 @@ def wait_until(condition: Callable[[], bool], what: str, patience_s: float = 60.
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen within {patience_s:.0f} s"
         time.sleep(0.05)
+
+
+class QuietHandler(BaseHTTPRequestHandler):
+    """Answers without a word on stderr."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler], tls: SSLContext | None = None) -> Iterator[int]:
+    """Answer HTTP on a free port of 127.0.0.1, in threads of this process; yield the port."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def run_folder(factory: pytest.TempPathFactory) -> Path:

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import http.server
 import socket
-import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
 
 import servicekit.drain
 from servicekit.drain import main, sum_of, wait_until_idle
+from tests.virtual_time import VirtualClock
+from tests.workers import QuietHandler, listening
 
 STREAMS = "cosydit_token2wav_open_streams"
 
 
-class SteppedTime:
-    """A clock that moves when someone sleeps."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now(self) -> float:
-        return self.seconds
-
-    def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
-
-
 def drained(texts: Sequence[str | OSError], *, timeout_s: float = 60.0) -> tuple[str, float]:
     """Wait on a service whose metrics are `texts`, one a reading; return the reason and the seconds it took."""
-    time, remaining = SteppedTime(), iter(texts)
+    time, remaining = VirtualClock(), iter(texts)
 
     def read() -> str:
         answer = next(remaining)
@@ -38,7 +25,7 @@ def drained(texts: Sequence[str | OSError], *, timeout_s: float = 60.0) -> tuple
             raise answer
         return answer
 
-    reason = wait_until_idle(read, [STREAMS], settle_s=5.0, timeout_s=timeout_s, clock=time, sleep=time.sleep)
+    reason = wait_until_idle(read, [STREAMS], settle_s=5.0, timeout_s=timeout_s, clock=time, sleep=time.advance)
     return reason, time.now()
 
 
@@ -87,21 +74,14 @@ def test_a_service_that_is_gone_is_not_waited_for(capsys: pytest.CaptureFixture[
 
 @pytest.fixture
 def metrics_url() -> Iterator[str]:
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
             self.wfile.write(f"{STREAMS} 0\n".encode())
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/metrics"
-        server.shutdown()
-        thread.join()
+    with listening(Handler) as port:
+        yield f"http://127.0.0.1:{port}/metrics"
 
 
 def test_the_command_reads_the_metrics_over_http(metrics_url: str, capsys: pytest.CaptureFixture[str]) -> None:

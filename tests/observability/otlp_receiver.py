@@ -5,16 +5,16 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.workers import QuietHandler, listening
 
 PATIENCE_S = 10.0
 _IDS = ("traceId", "spanId", "parentSpanId")
@@ -64,7 +64,7 @@ class Receiver:
 def receiving() -> Iterator[Receiver]:
     """Listen on a free port of this machine."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.headers.get("content-encoding") == "gzip":
@@ -75,19 +75,9 @@ def receiving() -> Iterator[Receiver]:
             self.send_header("content-length", "0")
             self.end_headers()
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    receiver = Receiver(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with listening(Handler) as port:
+        receiver = Receiver(f"http://127.0.0.1:{port}")
         yield receiver
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _spans_of(request: ExportTraceServiceRequest) -> list[ReceivedSpan]:

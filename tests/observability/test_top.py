@@ -6,9 +6,7 @@ import io
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from rich.console import Console
@@ -18,7 +16,7 @@ from cosydit.cli.main import main
 from cosydit.cli.top_view import draw
 from cosydit.stack.run_file import announced, running
 from tests.gateway.fakes import ManualClock
-from tests.workers import free_ports
+from tests.workers import QuietHandler, free_ports, listening
 
 GATEWAY = """
 # TYPE cosydit_gateway_streams gauge
@@ -137,7 +135,7 @@ def test_shares_are_plain_numbers(silence: float, expected: str) -> None:
 def served(pages: list[str], status: int = 200) -> Iterator[str]:
     """Serve one page after the other; the last one again and again."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             page = (pages.pop(0) if len(pages) > 1 else pages[0]).encode()
             self.send_response(status)
@@ -145,18 +143,8 @@ def served(pages: list[str], status: int = 200) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(page)
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/metrics"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with listening(Handler) as port:
+        yield f"http://127.0.0.1:{port}/metrics"
 
 
 def test_looks_are_compared_over_the_window() -> None:

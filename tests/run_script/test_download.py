@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from fnmatch import fnmatch
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -29,6 +27,7 @@ from cosydit.stack.checkpoint.download import (
     read_lock,
     update_lock,
 )
+from tests.workers import QuietHandler, listening
 from token2wav_service.checkpoint.family import Family
 
 OLD, NEW = "a" * 40, "b" * 40
@@ -192,7 +191,7 @@ def test_a_family_s_parts_fill_a_checkpoint_directory_and_have_a_lock_of_their_o
 FILES = {"config.json": b"{}", "token2wav/flow.pt": b"weights", "notes.md": b"no"}
 
 
-class FakeHuggingFace(BaseHTTPRequestHandler):
+class FakeHuggingFace(QuietHandler):
     """As much of the hub's HTTP as its client needs: model info, the tree of a commit, and files."""
 
     def do_GET(self) -> None:
@@ -225,21 +224,11 @@ class FakeHuggingFace(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Stay quiet."""
-
 
 @contextmanager
 def fake_huggingface() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHuggingFace)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with listening(FakeHuggingFace) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def test_the_real_client_resolves_and_fetches_a_commit_from_a_hub(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import grpc
@@ -25,6 +24,7 @@ from cosydit.bench.doors import HttpDoor, PreparedRequest, TritonDoor
 from cosydit.bench.load import LoadPlan
 from cosydit.bench.speech_bench import BenchSettings, prepare_jobs, run_bench
 from cosydit.bench.types import BenchmarkError, SpeechInput
+from tests.workers import listening
 
 pytestmark = pytest.mark.slow
 
@@ -197,12 +197,10 @@ def test_what_can_not_be_combined_is_refused_before_anything_is_sent(
 
 
 def test_the_command_exits_non_zero_when_requests_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as no_triton:
-        Thread(target=no_triton.serve_forever, daemon=True).start()
-        arguments = ["--server-port", str(no_triton.server_port), "--metrics-port", "0", "--num-requests", "1"]
+    with listening(BaseHTTPRequestHandler) as no_triton:
+        arguments = ["--server-port", str(no_triton), "--metrics-port", "0", "--num-requests", "1"]
         arguments += ["--warm-up", "0", "--timeout-s", "5"]
         status = streaming_grpc.main([*arguments, "--log-dir", str(tmp_path)])
-        no_triton.shutdown()
     assert status == 1
     assert "failed: 1" in capsys.readouterr().out
 

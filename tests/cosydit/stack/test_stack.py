@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import http.server
 import ssl
-import threading
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,7 @@ from gateway.dialects.wyoming.settings import WyomingSettings
 from gateway.doors.grpc import DEFAULT_GRACE_S
 from servicekit.settings import Given
 from tests.gateway.access.door import TLS
+from tests.workers import listening
 
 
 def _options(tmp_path: Path, *replicas: TritonPorts) -> StackOptions:
@@ -131,12 +131,5 @@ def test_the_gateway_is_watched_where_it_listens(tmp_path: Path, gateway: Given,
 def test_a_gateway_with_a_certificate_of_its_own_is_ready() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(TLS.certificate, TLS.key)
-    with http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            assert answers_ok(f"https://127.0.0.1:{server.server_port}/")
-        finally:
-            server.shutdown()
-            thread.join()
+    with listening(http.server.SimpleHTTPRequestHandler, context) as port:
+        assert answers_ok(f"https://127.0.0.1:{port}/")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import shutil
@@ -26,7 +25,7 @@ from tests.token2wav_service.serving.conftest import FAKE_ENGINE_MODEL
 from tests.token2wav_service.serving.fakes import FakeEngineLoop, FakePbUtils, FakeRequest
 from tests.token2wav_service.serving.test_token2wav_model import WAIT_S, decode_audio
 from tests.token2wav_service.serving.test_token2wav_model import text as text_tensor
-from tests.workers import free_ports
+from tests.workers import QuietHandler, free_ports, listening
 from token2wav_service.contract import ErrorCode, ServerStatus, decode_error
 from token2wav_service.serving.assemble import TEMPLATES
 from token2wav_service.serving.process import health
@@ -153,7 +152,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServ
     (tmp_path / "token2wav_dit").mkdir()
     fake = FakeServer([OPEN])
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             answer = fake.answer()
             if answer is None:
@@ -163,16 +162,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServ
             self.end_headers()
             self.wfile.write(answer[1].encode())
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever)
-        thread.start()
-        fake.options = ServerOptions(tmp_path, http_port=listening.server_port)
+    with listening(Handler) as port:
+        fake.options = ServerOptions(tmp_path, http_port=port)
         yield fake
-        listening.shutdown()
-        thread.join()
 
 
 OPEN, NONE_OPEN = (
