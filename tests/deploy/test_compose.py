@@ -1,4 +1,4 @@
-"""The compose files: both generations of docker-compose accept every combination, and mean the same by it."""
+"""The compose files: docker-compose accepts every combination, and its parts fit each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 from gateway.config import HTTP_GRACE_S
 from gateway.doors.grpc import DEFAULT_GRACE_S
 from tests.deploy.commands import check_command
-from tests.deploy.tools import DEPLOY, ROOT, Program, compose_v2, debian_compose
+from tests.deploy.tools import DEPLOY, ROOT, Program, compose_v2
 from token2wav_service.serving.process import health
 
 pytestmark = pytest.mark.slow
@@ -37,10 +37,10 @@ COMBINATIONS = [
 ]
 
 
-@pytest.fixture(scope="session", params=["debian", "v2"])
-def compose(request: pytest.FixtureRequest, tool_cache: Path) -> Program:
-    """Debian's docker-compose (1.29 on bookworm), and version 2 of Docker's."""
-    return debian_compose(tool_cache) if request.param == "debian" else compose_v2()
+@pytest.fixture(scope="session")
+def compose() -> Program:
+    """Version 2 of Docker's."""
+    return compose_v2()
 
 
 def resolved(

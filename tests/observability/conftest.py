@@ -6,7 +6,6 @@ import pytest
 
 from tests.gateway.conftest import voices
 from tests.observability.debian_prometheus import Binaries, find_binaries
-from tests.workers import run_folder
 
 __all__ = ["voices"]
 
@@ -14,4 +13,4 @@ __all__ = ["voices"]
 @pytest.fixture(scope="session")
 def binaries(tmp_path_factory: pytest.TempPathFactory) -> Binaries:
     """Prometheus and promtool; without them the tests that need them are left out, and say why."""
-    return find_binaries(run_folder(tmp_path_factory) / "prometheus")
+    return find_binaries(tmp_path_factory)

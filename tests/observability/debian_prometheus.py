@@ -1,4 +1,4 @@
-"""Prometheus and promtool of Debian's package: those on PATH, or unpacked from the archive without installing it."""
+"""Prometheus and promtool: those on PATH, or Debian's, unpacked from the archive and not installed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests import ROOT
-from tests.debian import unpack
+from tests.workers import made_once
 
 CONFIG = ROOT / "deploy" / "observability"
 PATIENCE_S = 30.0
+DOWNLOAD_S = 60
+DOWNLOAD = """
+get() { apt-get -q -o Acquire::http::Timeout=5 -o Acquire::Retries=0 -o APT::Sandbox::User=root "$@"; }
+{ get download prometheus || { get update && get download prometheus; }; } && dpkg -x prometheus_*.deb .
+"""
+"""An archive that is silent for 5 s is out of reach."""
+FAILURE = "failure.txt"
 
 
 @dataclass(frozen=True)
@@ -33,14 +41,27 @@ class Binaries:
     promtool: str
 
 
-def find_binaries(scratch: Path) -> Binaries:
-    """Return the binaries on PATH, else those of Debian's package unpacked into `scratch`; skips where neither is."""
+def find_binaries(factory: pytest.TempPathFactory) -> Binaries:
+    """Return the binaries on PATH, else those of Debian's package; skips where neither can be had."""
     found = [shutil.which(name) for name in ("prometheus", "promtool")]
     if all(found):
         return Binaries(str(found[0]), str(found[1]))
-    scratch.mkdir(exist_ok=True)
-    folder = unpack(("prometheus",), scratch) / "usr/bin"
-    return Binaries(str(folder / "prometheus"), str(folder / "promtool"))
+    folder = made_once(factory, "prometheus", _unpack)
+    if (folder / FAILURE).exists():
+        pytest.skip(f"prometheus of Debian can't be had: {(folder / FAILURE).read_text()}")
+    return Binaries(str(folder / "usr/bin/prometheus"), str(folder / "usr/bin/promtool"))
+
+
+def _unpack(folder: Path) -> None:
+    """Download the package with the lists that are there, else with new ones, and unpack it; or note why not."""
+    folder.mkdir()
+    command = ["timeout", str(DOWNLOAD_S), "bash", "-c", DOWNLOAD]
+    done = subprocess.run(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        reason = done.stderr.strip()[-300:] or f"there was no end within {DOWNLOAD_S} s"
+        (folder / FAILURE).write_text(reason)
 
 
 class Prometheus:
