@@ -94,7 +94,8 @@ async def called(door: Door, folder: Path) -> AsyncIterator[tuple[Provider, asyn
     try:
         assert process.stdout is not None
         assert b"waiting for calls" in await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)
-        async with connect(f"ws://127.0.0.1:{port}", proxy=None) as connection:
+        # Without a bound, what a test does not hear does not keep the answer to its close from it.
+        async with connect(f"ws://127.0.0.1:{port}", proxy=None, max_queue=None) as connection:
             yield Provider(connection), process
     finally:
         process.kill()
