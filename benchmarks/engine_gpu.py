@@ -32,8 +32,7 @@ from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.errors import ProgramCaptureError
 from token2wav_service.models.config import AnyFlowConfig, FlowConfig
-from token2wav_service.models.flow.block_flow import BlockFlow
-from token2wav_service.models.flow.block_stream import BlockStreamFlow
+from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput
 from token2wav_service.replay.vectors import snr_db
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
@@ -200,9 +199,9 @@ def mel_snr(engine: Token2WavEngine) -> float:
         MeasurementError: too few.
     """
     runner = engine.runner
-    assert isinstance(runner, SlotRunner) and isinstance(runner.flow.flow, BlockFlow)
+    assert isinstance(runner, SlotRunner)
     features = _features()
-    plain = BlockStreamFlow(copy.deepcopy(runner.flow.flow).float(), runner.policy)
+    plain = StreamFlow(copy.deepcopy(runner.flow.flow).float(), runner.policy)
     speaker = torch.from_numpy(features.speaker_embedding)
     tokens, prompt_mel = torch.from_numpy(features.prompt_tokens), torch.from_numpy(features.prompt_mel)
     state = runner.open(runner.prepare_voice(features))

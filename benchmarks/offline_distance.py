@@ -59,7 +59,7 @@ def measure(model_dir: Path, prompt_wav: Path, tokens: int, seed: int) -> list[D
     rows = []
     for history in (HistoryPolicy.UPSTREAM, HistoryPolicy.PROMPT_AND_RECENT):
         stream = StreamFlow(flow, replace(SynthesisPolicy(), history=history))
-        voice = stream.prepare_voice(prompt_tokens, prompt_mel, speaker)
+        voice = stream.run_prompt(prompt_tokens, prompt_mel, speaker)
         for name, hops in SCHEDULES.items():
             mels, state = [], voice
             for window, is_last in _windows(target, hops):

@@ -128,7 +128,7 @@ class Reference:
 
     def _mel(self, row: int, tokens: int) -> Tensor:
         speaker = torch.from_numpy(self.features.speaker_embedding)
-        state = self.flow.prepare_voice(
+        state = self.flow.run_prompt(
             torch.from_numpy(self.features.prompt_tokens), torch.from_numpy(self.features.prompt_mel), speaker
         )
         mel = torch.empty(0)

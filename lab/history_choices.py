@@ -25,8 +25,9 @@ from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 from token2wav_service.features.audio import load_prompt_audio
-from token2wav_service.models.flow.block_flow import BlockFlow, state_bytes
-from token2wav_service.models.flow.block_stream import BlockStreamFlow
+from token2wav_service.models.flow.any_flow import AnyFlow, state_bytes
+from token2wav_service.models.flow.flow_state import shared_tokens
+from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput
 from token2wav_service.replay.vectors import snr_db
 from token2wav_service.types import VoicePrompt
@@ -92,7 +93,6 @@ def choices(family: Family) -> list[Choice]:
     sizes = SIZES[family]
     with torch.device("meta"):
         flow = build_flow(OFFICIAL_SIZES[family][0]).half()
-    assert isinstance(flow, BlockFlow)
     block, shared = flow.block_tokens, _shared_tokens(flow)
     fixed, frame = state_bytes(flow, ODE_STEPS, 0), _frame_bytes(flow)
     hidden = frame - _keys_bytes(sizes) + _keys_bytes(sizes) * sizes.width // sizes.kv_width
@@ -120,7 +120,7 @@ def _gflop(sizes: Sizes, past: int, again: int = 0) -> float:
     return computed * (sizes.frame_gflop + sizes.key_mflop / 1000 * (past + CHUNK_FRAMES))
 
 
-def _frame_bytes(flow: BlockFlow) -> int:
+def _frame_bytes(flow: AnyFlow) -> int:
     one, none = (state_bytes(flow, ODE_STEPS, tokens) for tokens in (1, 0))
     return (one - none) // flow.stride
 
@@ -129,15 +129,14 @@ def _keys_bytes(sizes: Sizes) -> int:
     return sizes.layers * sizes.kv_width * ODE_STEPS * CFG_HALVES * 2
 
 
-def _shared_tokens(flow: BlockFlow) -> int:
-    streamed = BlockStreamFlow(flow, SynthesisPolicy())
+def _shared_tokens(flow: AnyFlow) -> int:
     count = int(PROMPT_S * TOKEN_RATE_HZ)
-    return streamed.shared_tokens(count - streamed.trimmed(count, CHUNK_SIZES_TOKENS[0]))
+    return shared_tokens(flow, count - StreamFlow(flow, SynthesisPolicy()).trimmed(count, CHUNK_SIZES_TOKENS[0]))
 
 
 @torch.inference_mode()
 def distances(
-    flow: BlockFlow, prompt: tuple[Tensor, Tensor, Tensor], seconds: int, windows: Sequence[int]
+    flow: AnyFlow, prompt: tuple[Tensor, Tensor, Tensor], seconds: int, windows: Sequence[int]
 ) -> list[Distance]:
     """Stream the same random tokens with the whole past and under every window.
 
@@ -160,9 +159,9 @@ def distances(
     return found
 
 
-def _stream(flow: BlockFlow, policy: SynthesisPolicy, prompt: tuple[Tensor, Tensor, Tensor], tokens: Tensor) -> Tensor:
+def _stream(flow: AnyFlow, policy: SynthesisPolicy, prompt: tuple[Tensor, Tensor, Tensor], tokens: Tensor) -> Tensor:
     """Return the mel [80, F] of one stream: the usual first chunk, then one block a chunk."""
-    streamed, start, hop, mels = BlockStreamFlow(flow, policy), 0, CHUNK_SIZES_TOKENS[0], []
+    streamed, start, hop, mels = StreamFlow(flow, policy), 0, CHUNK_SIZES_TOKENS[0], []
     state = streamed.begin(streamed.prepare_voice(*prompt), hop)
     while (end := start + hop + LOOKAHEAD_TOKENS) <= len(tokens):
         (mel,), (state,) = streamed.forward([FlowInput(state, tokens[start:end], prompt[2], TOKEN_SEED, is_last=False)])
@@ -171,7 +170,7 @@ def _stream(flow: BlockFlow, policy: SynthesisPolicy, prompt: tuple[Tensor, Tens
     return torch.cat(mels, 1)
 
 
-def random_prompt(flow: BlockFlow) -> tuple[Tensor, Tensor, Tensor]:
+def random_prompt(flow: AnyFlow) -> tuple[Tensor, Tensor, Tensor]:
     """Return tokens [125], mel [250, 80] and a speaker embedding [192] of a prompt that nobody spoke."""
     generator, count = _seeded(PROMPT_SEED), int(PROMPT_S * TOKEN_RATE_HZ)
     return (
@@ -185,22 +184,21 @@ def _seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def _small_flow(family: Family) -> BlockFlow:
+def _small_flow(family: Family) -> AnyFlow:
     config = SMALL_SIZES[family][0]
     flow = build_flow(config)
     flow.load_state_dict(random_flow_state(config, 0))
-    assert isinstance(flow, BlockFlow)
     return flow.eval().requires_grad_(False)
 
 
-def _given(model_dir: Path, prompt_wav: Path) -> tuple[BlockFlow, tuple[Tensor, Tensor, Tensor]]:
+def _given(model_dir: Path, prompt_wav: Path) -> tuple[AnyFlow, tuple[Tensor, Tensor, Tensor]]:
     """Load a checkpoint of one of the families, and make its features of a prompt.
 
     Raises:
         ValueError: the checkpoint's flow has no block mask.
     """
     flow = load_flow(model_dir)
-    if not isinstance(flow, BlockFlow):
+    if not flow.block_tokens:
         raise ValueError(f"{model_dir} holds a flow without a block mask; expected CosyVoice2's or CosyVoice3's")
     found = open_features(model_dir).extract(VoicePrompt(load_prompt_audio(prompt_wav.read_bytes())))
     arrays = (found.prompt_tokens, found.prompt_mel, found.speaker_embedding)

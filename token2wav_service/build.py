@@ -18,10 +18,9 @@ from token2wav_service.engine.loop import OnFatal, ServingLoop
 from token2wav_service.engine.runner import Runner
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import CheckpointError, EngineUnfitError
-from token2wav_service.models.flow.block_flow import BlockFlow, state_bytes
-from token2wav_service.models.flow.block_stream import MAX_STARTS, BlockStreamFlow
+from token2wav_service.models.flow.any_flow import AnyFlow, state_bytes
 from token2wav_service.models.flow.flow import Flow
-from token2wav_service.models.flow.flow_stream import StreamFlow
+from token2wav_service.models.flow.flow_stream import MAX_STARTS, StreamFlow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
@@ -88,7 +87,7 @@ def build_engine(
 
 def _voice_cache_bytes(config: Token2WavConfig, models: LoadedModels) -> int:
     """Return the cache's size: room for one voice of a block-masked flow at least, which may take gigabytes."""
-    if not isinstance(models.flow, BlockFlow):
+    if not models.flow.block_tokens:
         return config.voice_cache_bytes
     longest = MAX_PROMPT_FRAMES // models.flow.stride
     return max(config.voice_cache_bytes, MAX_STARTS * state_bytes(models.flow, config.synthesis.ode_steps, longest))
@@ -125,8 +124,7 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
         )
     if kind in (RunnerKind.TORCH, RunnerKind.PACKED):
         plain: Any = CausalStreamVocoder if isinstance(vocoder, CausalHiFT) else StreamVocoder
-        streamed: Any = StreamFlow if isinstance(flow, Flow) else BlockStreamFlow
-        return ModelRunner(streamed(flow, policy), plain(vocoder, policy))
+        return ModelRunner(StreamFlow(flow, policy), plain(vocoder, policy))
     return _build_slots(config, models, shapes)
 
 
@@ -190,7 +188,7 @@ def _free_bytes(device: str) -> int:
 
 
 def _engine_parts(
-    config: Token2WavConfig, flow: Flow | BlockFlow, hift: HiFT | CausalHiFT, shapes: StepShapes
+    config: Token2WavConfig, flow: AnyFlow, hift: HiFT | CausalHiFT, shapes: StepShapes
 ) -> dict[str, Any]:
     """Return the arguments of a slot runner that put TensorRT engines in the place of fused kernels.
 

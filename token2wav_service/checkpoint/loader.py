@@ -29,8 +29,8 @@ from token2wav_service.models.config import (
     FlowConfig,
     HiFTConfig,
 )
-from token2wav_service.models.flow.block_flow import BlockFlow, CosyVoice2Flow, CosyVoice3Flow
-from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.flow.any_flow import AnyFlow
+from token2wav_service.models.flow.flow import CosyVoice2Flow, CosyVoice3Flow, Flow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.hift import HiFT
 
@@ -61,7 +61,7 @@ class LoadedModels:
     """A checkpoint's models, of any family."""
 
     config: CheckpointConfig
-    flow: Flow | BlockFlow
+    flow: AnyFlow
     vocoder: HiFT | CausalHiFT
 
     @property
@@ -102,7 +102,7 @@ def load_models(model_dir: Path) -> LoadedModels:
     return LoadedModels(read_config(model_dir), load_flow(model_dir), load_vocoder(model_dir))
 
 
-def load_flow(model_dir: Path) -> Flow | BlockFlow:
+def load_flow(model_dir: Path) -> AnyFlow:
     """Return the flow alone; see `load_models`."""
     path = model_dir / FLOW_WEIGHTS
     return load_weights(build_flow(read_config(model_dir).flow), read_state_dict(path), path)
@@ -114,7 +114,7 @@ def load_vocoder(model_dir: Path) -> HiFT | CausalHiFT:
     return load_weights(build_vocoder(read_config(model_dir).hift), _without_prefix(read_state_dict(path)), path)
 
 
-def build_flow(config: AnyFlowConfig) -> Flow | BlockFlow:
+def build_flow(config: AnyFlowConfig) -> AnyFlow:
     """Return the flow of these sizes, not initialised."""
     if isinstance(config, FlowConfig):
         return Flow(config)

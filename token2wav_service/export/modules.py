@@ -28,9 +28,8 @@ from token2wav_service.checkpoint import loader
 from token2wav_service.graphs.catalogue import ROTARY_FRAMES, VOCODER
 from token2wav_service.graphs.spec import GraphSpec, Precision
 from token2wav_service.models.causal import block_ends, valid_mask
-from token2wav_service.models.flow.block_flow import BlockFlow
+from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.models.flow.cfm import EstimatorHistory
-from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.rotary_dit import RotaryDiT, rotation_table
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
@@ -137,7 +136,7 @@ class Models:
         self._model_dir = model_dir
 
     @cached_property
-    def flow(self) -> Flow | BlockFlow:
+    def flow(self) -> AnyFlow:
         """The flow."""
         return loader.load_flow(self._model_dir)
 
@@ -159,10 +158,10 @@ def module_for(spec: GraphSpec, models: Models, *, is_plain: bool = False) -> nn
     return estimator_module(models.flow, precision, spec.limit("chunk_frames")).eval()
 
 
-def estimator_module(flow: Flow | BlockFlow, precision: Precision | None, longest_chunk: int) -> nn.Module:
+def estimator_module(flow: AnyFlow, precision: Precision | None, longest_chunk: int) -> nn.Module:
     """Return the chunk form of a flow's estimator, for chunks of so many mel frames at most."""
     estimator: nn.Module = flow.decoder.estimator
-    if not isinstance(flow, BlockFlow):
+    if not flow.block_tokens:
         return EstimatorChunk(estimator, precision)
     block = flow.block_tokens * flow.stride
     if isinstance(estimator, RotaryDiT):

@@ -67,7 +67,7 @@ class AttentionPlan:
     mask: Tensor
     """[B, 1, Q or 1, K] bool, true where the key may be seen."""
     relative: Tensor
-    """[Q, K], or [B, Q, K] where rows differ: int64, query position minus key position."""
+    """[Q, K] int64, query position minus key position."""
     relative_min: int
     """Smallest value in `relative`."""
     relative_max: int
@@ -91,7 +91,7 @@ def chunk_plan(
         history_size: padded history columns.
         chunk_lengths: [B] valid columns of the chunk (the first ones).
         chunk_size: padded chunk columns.
-        block: columns in a block of the mask, counted from the chunk's start; None is no mask inside the chunk.
+        block: columns in a block of the mask, counted from the chunk's start; None or 0 is no mask inside the chunk.
     """
     device = chunk_lengths.device
     seen = valid_mask(history_lengths, history_size).flip(1)
@@ -99,7 +99,7 @@ def chunk_plan(
     keys = torch.arange(history_size + chunk_size, device=device)
     queries = torch.arange(chunk_size, device=device) + history_size
     mask = torch.cat([seen, own], 1)[:, None, None, :]
-    if block is not None:
+    if block:
         ends = block_ends(chunk_size, block, device)
         mask = mask & (keys[None, :] < (ends + history_size)[:, None])[None, None]
     return AttentionPlan(

@@ -31,6 +31,24 @@ class EncoderConfig:
         return self.output_size // self.attention_heads
 
 
+CONVOLUTION_COLUMNS = 2
+"""Frames that the DiT's and the U-Net's convolutions of 3 continue from."""
+ROTARY_COLUMNS = 30
+"""Frames that the rotary DiT's position convolutions of 31 continue from."""
+
+
+@dataclass(frozen=True)
+class PastShape:
+    """What an estimator keeps of earlier frames at one time."""
+
+    layers: int
+    heads: int
+    pair: int
+    """Channels of one head's keys and values together."""
+    tail: tuple[int, int, int]
+    """Groups, channels and columns that the convolutions continue from."""
+
+
 @dataclass(frozen=True)
 class DiTConfig:
     """Diffusion transformer that estimates the flow's velocity."""
@@ -42,6 +60,11 @@ class DiTConfig:
     num_heads: int = 8
     head_dim: int = 64
     hidden_size: int = 512
+
+    @property
+    def past(self) -> PastShape:
+        tail = (self.depth, 2 * self.hidden_size, CONVOLUTION_COLUMNS)
+        return PastShape(self.depth, self.num_heads, 2 * self.head_dim, tail)
 
 
 @dataclass(frozen=True)
@@ -106,6 +129,11 @@ class UNetConfig:
         up = 4 * self.channels
         return down + 2 * self.num_mid_blocks * self.channels + up + self.channels
 
+    @property
+    def past(self) -> PastShape:
+        tail = (1, self.tail_channels, CONVOLUTION_COLUMNS)
+        return PastShape(self.num_layers, self.num_heads, 2 * self.head_dim, tail)
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> UNetConfig:
         """Read the constructor arguments as upstream names them.
@@ -141,6 +169,10 @@ class RotaryDiTConfig:
     def in_channels(self) -> int:
         """Channels of x, cond, mu and speaker together."""
         return 2 * self.mel_dim + self.mu_dim + self.spk_dim
+
+    @property
+    def past(self) -> PastShape:
+        return PastShape(self.depth, self.heads, 2 * self.head_dim, (1, 2 * self.dim, ROTARY_COLUMNS))
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> RotaryDiTConfig:

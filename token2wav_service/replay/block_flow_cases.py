@@ -16,17 +16,9 @@ from token2wav_service.models.config import (
     RotaryDiTConfig,
     UNetConfig,
 )
-from token2wav_service.models.flow.block_flow import (
-    STREAMING,
-    UNMASKED,
-    UNMASKED_ESTIMATOR,
-    BlockFlow,
-    BlockMask,
-    CosyVoice2Flow,
-    CosyVoice3Flow,
-)
-from token2wav_service.models.flow.block_stream import NOISE_FRAMES, BlockStreamFlow
-from token2wav_service.models.flow.encoder import EncoderPlans
+from token2wav_service.models.flow.any_flow import STREAMING, UNMASKED, UNMASKED_ESTIMATOR, AnyFlow, BlockMask
+from token2wav_service.models.flow.flow import CosyVoice2Flow, CosyVoice3Flow
+from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.flow.rotary_dit import TIME_FEATURES, rotation_table
 from token2wav_service.models.flow.unet import UNet, time_features
 from token2wav_service.models.noise import frozen_normal
@@ -37,7 +29,7 @@ STEPS = 10
 STREAMING_PARTS = (("offline", False), ("streaming", True))
 
 
-def load_block_flow(folder: VectorFolder) -> BlockFlow:
+def load_block_flow(folder: VectorFolder) -> AnyFlow:
     """Build the flow of a `cosyvoice2_unet` or `cosyvoice3_dit` folder."""
     config = folder.json("config.json")
     values = config["flow"]
@@ -79,12 +71,12 @@ def replay_block_flow(folder: VectorFolder) -> None:
         _rotary(flow, folder.case("rotary"))
     _estimator(flow, folder.case("estimator"))
     _solver(flow, folder.case("cfm"))
-    _noise(folder)
+    _noise(flow, folder)
     for name, plan in folder.json("config.json")["streams"].items():
         _stream(flow, folder.case(f"stream_{name}"), plan["calls"])
 
 
-def whole_mel(flow: BlockFlow, case: GoldenCase, tokens: int, *, is_final: bool, mask: BlockMask) -> Tensor:
+def whole_mel(flow: AnyFlow, case: GoldenCase, tokens: int, *, is_final: bool, mask: BlockMask) -> Tensor:
     """Return the generated mel [1, 80, F] of one pass over the prompt and the first `tokens` tokens of a stream."""
     ids = torch.cat([case["prompt_token"], case["token"][:, :tokens]], 1).long()
     count = ids.shape[1] - (0 if is_final else flow.lookahead)
@@ -127,16 +119,8 @@ def _encode(
 
     Returns the hidden frames and how many each row has.
     """
-    ahead = 0 if is_last else flow.lookahead
-    rows, size, stride = x.shape[0], x.shape[1] - ahead, flow.stride
-    spoken, none = lengths - ahead, torch.zeros(rows, dtype=torch.long)
-    block = flow.block_tokens if is_masked else None
-    plans = EncoderPlans(
-        chunk_plan(none, 0, spoken, size, block),
-        chunk_plan(none, 0, spoken * stride, size * stride, None if block is None else block * stride),
-    )
-    last = torch.full((rows,), is_last)
-    out, frames, _ = flow.encoder(x, lengths, last, plans=plans, upstream_padding_leak=True)
+    last, block = torch.full((x.shape[0],), is_last), flow.block_tokens if is_masked else None
+    out, frames, _ = flow.encoder(x, lengths, last, block=block, upstream_padding_leak=True)
     return out, frames.tolist()
 
 
@@ -156,12 +140,12 @@ def _rotary(flow: CosyVoice3Flow, case: GoldenCase) -> None:
         expected.close(name, got.repeat_interleave(2, dim=2))
 
 
-def _block(flow: BlockFlow, is_masked: bool) -> int | None:
+def _block(flow: AnyFlow, is_masked: bool) -> int | None:
     """Return how many frames see each other, in a masked estimator; None: all."""
     return flow.block_tokens * flow.stride if is_masked else None
 
 
-def _estimator(flow: BlockFlow, case: GoldenCase) -> None:
+def _estimator(flow: AnyFlow, case: GoldenCase) -> None:
     estimator, (rows, _, frames) = flow.decoder.estimator, case["x"].shape
     none = torch.zeros(rows, dtype=torch.long)
     probes = _UNET_PROBES if isinstance(estimator, UNet) else _DIT_PROBES
@@ -204,7 +188,7 @@ _DIT_PROBES: dict[str, Probe] = {
 }
 
 
-def _solver(flow: BlockFlow, case: GoldenCase) -> None:
+def _solver(flow: AnyFlow, case: GoldenCase) -> None:
     rows, _, frames = case["mu"].shape
     lengths, none = case["mask"].sum((1, 2)).long(), torch.zeros(rows, dtype=torch.long)
     for name, is_masked in STREAMING_PARTS:
@@ -214,17 +198,17 @@ def _solver(flow: BlockFlow, case: GoldenCase) -> None:
             case.close(f"{name}.n{steps}.out", out)
 
 
-def _noise(folder: VectorFolder) -> None:
+def _noise(flow: AnyFlow, folder: VectorFolder) -> None:
     """The noise that this service draws for the original's policy has the original's fingerprint."""
     print_ = folder.json("official_noise_fingerprint.json").get("rand_noise")
     if print_ is not None:
-        noise = frozen_normal(print_["shape"][1], NOISE_FRAMES)
+        noise = frozen_normal(print_["shape"][1], flow.noise_frames)
         got = [list(noise.shape), noise[0, :8].tolist(), noise[1, :4].tolist(), noise[-1, -4:].tolist()]
         expected = [print_["shape"][1:], print_["first8"], print_["row1_first4"], print_["last4"]]
         GoldenCase({}, f"{folder.path.name}/official", folder.report).equal("noise", got, expected)
 
 
-def _stream(flow: BlockFlow, case: GoldenCase, plan: list[dict[str, Any]]) -> None:
+def _stream(flow: AnyFlow, case: GoldenCase, plan: list[dict[str, Any]]) -> None:
     every = case["token"].shape[1]
     wholes = (("offline", True, UNMASKED), ("offline_not_final", False, UNMASKED), ("streaming_whole", True, STREAMING))
     for key, is_final, mask in wholes:
@@ -234,7 +218,7 @@ def _stream(flow: BlockFlow, case: GoldenCase, plan: list[dict[str, Any]]) -> No
     _chunks(flow, case, plan)
 
 
-def _check_prefix(flow: BlockFlow, case: GoldenCase, call: dict[str, Any]) -> None:
+def _check_prefix(flow: AnyFlow, case: GoldenCase, call: dict[str, Any]) -> None:
     """Compute a call as the original does: from all tokens so far."""
     label, given, is_final = f"c{call['call']}", call["tokens_given"], call["finalize"]
     first = flow.stride * call["token_offset"]
@@ -245,10 +229,10 @@ def _check_prefix(flow: BlockFlow, case: GoldenCase, call: dict[str, Any]) -> No
         case.close(key, whole_mel(flow, case, given, is_final=is_final, mask=UNMASKED_ESTIMATOR)[:, :, first:])
 
 
-def _chunks(flow: BlockFlow, case: GoldenCase, plan: list[dict[str, Any]]) -> None:
+def _chunks(flow: AnyFlow, case: GoldenCase, plan: list[dict[str, Any]]) -> None:
     """Compute the calls under the block mask one after another, each from what the one before left."""
     policy = SynthesisPolicy(noise=NoiseSource.UPSTREAM, ode_steps=STEPS)
-    streamed, speaker = BlockStreamFlow(flow, policy, case["rand_noise"][0]), case["embedding"][0]
+    streamed, speaker = StreamFlow(flow, policy, case["rand_noise"][0]), case["embedding"][0]
     state = streamed.run_prompt(case["prompt_token"][0].long(), case["prompt_feat"][0], speaker)
     for call in plan:
         if call["streaming"]:

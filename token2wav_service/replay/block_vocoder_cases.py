@@ -14,7 +14,7 @@ from torch.nn import functional
 from token2wav_service.checkpoint.loader import build_vocoder
 from token2wav_service.config import SourcePhase
 from token2wav_service.models.config import HiFTConfig
-from token2wav_service.models.flow.block_flow import STREAMING, UNMASKED
+from token2wav_service.models.flow.any_flow import STREAMING, UNMASKED
 from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder

@@ -72,7 +72,7 @@ def replay_flow_streams(folder: VectorFolder, flow: Flow) -> None:
     """The prompt's caches, and every stream's mel, caches and kept frames."""
     streamed, setup = stream_flow(folder, flow), folder.case("setup_cache")
     speaker = setup["spk"][0]
-    voice = streamed.prepare_voice(setup["prompt_token"][0], setup["prompt_mel"][0], speaker)
+    voice = streamed.run_prompt(setup["prompt_token"][0], setup["prompt_mel"][0], speaker)
     _check_caches(setup.part("cache.", ""), voice)
     labels = folder.json("truncation_labels.json").get("labels", {})
     plans = folder.json("streams.json").get("streams", {})
@@ -84,7 +84,7 @@ def replay_flow_streams(folder: VectorFolder, flow: Flow) -> None:
             states.append(state)
             call.close("mel", mel[None])
             _check_caches(call.part("cache_after.", ".cache_after"), state)
-        _check_kept(case, states, labels.get(stream), plans.get(stream))
+        _check_kept(case, flow.stride, states, labels.get(stream), plans.get(stream))
 
 
 def replay_stream(folder: VectorFolder, flow_folder: VectorFolder, hift: HiFT, flow: Flow) -> None:
@@ -95,7 +95,7 @@ def replay_stream(folder: VectorFolder, flow_folder: VectorFolder, hift: HiFT, f
         StreamVocoder(hift, UPSTREAM_POLICY),
     )
     speaker = prompt["spk"][0]
-    voice = streamed.prepare_voice(prompt["prompt_token"][0], prompt["prompt_mel"][0], speaker)
+    voice = streamed.run_prompt(prompt["prompt_token"][0], prompt["prompt_mel"][0], speaker)
     prompt.close_if_held("speech_window", vocoder.window, 1e-12)
     for case in folder.cases("*"):
         if case.name != "prompt":
@@ -108,9 +108,9 @@ def _flow_whole(flow: Flow, case: GoldenCase, steps: int) -> None:
     for row, length in enumerate(case["prompt_feat_len"].tolist()):
         cond[row, :, :length] = case["prompt_feat"][row, :length].T
     last = torch.ones(len(token), dtype=torch.bool)
-    mel, update = flow(token, lengths, last, embedding, noise, steps, cond=cond, upstream_padding_leak=True)
+    mel, _ = flow(token, lengths, last, embedding, noise, steps, cond=cond, upstream_padding_leak=True)
     case.close(f"n{steps}.feat", mel.float())
-    case.equal(f"n{steps}.feat_len", update.frame_lengths.tolist(), case[f"n{steps}.feat_len"].tolist())
+    case.equal(f"n{steps}.feat_len", (flow.stride * lengths).tolist(), case[f"n{steps}.feat_len"].tolist())
     for row, length in enumerate(lengths.tolist()):
         if (key := f"single{row}.n{steps}.feat") in case:
             one = slice(row, row + 1)
@@ -119,24 +119,30 @@ def _flow_whole(flow: Flow, case: GoldenCase, steps: int) -> None:
 
 
 def _check_kept(
-    case: GoldenCase, states: Sequence[FlowState], kept: list[list[int]] | None, plan: list[dict[str, Any]] | None
+    case: GoldenCase,
+    stride: int,
+    states: Sequence[FlowState],
+    kept: list[list[int]] | None,
+    plan: list[dict[str, Any]] | None,
 ) -> None:
     """Check which frames stay after each chunk, and from which noise column each chunk starts."""
     for number, (before, state) in enumerate(pairwise(states)):
         if kept is not None:
-            case.equal(f"c{number}.kept_frames", (state.solver_labels - state.prompt_frames).tolist(), kept[number])
+            case.equal(f"c{number}.kept_frames", (state.labels - stride * state.prompt_tokens).tolist(), kept[number])
         if plan is not None:
-            got = [before.solver_length, state.frames - before.frames, state.solver_length]
+            made = stride * (state.end_token - before.end_token)
+            got = [len(before.labels), made, len(state.labels)]
             expected = [plan[number][key] for key in ("noise_offset", "mel_frames", "att_len_after")]
             case.equal(f"c{number}.schedule", got, expected)
 
 
 def _check_caches(case: GoldenCase, state: FlowState) -> None:
-    case.close_if_held("conformer_cnn_cache", torch.cat([state.lookahead_tail, state.upsample_tail], 1)[None])
+    c = state.caches
+    case.close_if_held("conformer_cnn_cache", torch.cat([c["lookahead_tail"], c["upsample_tail"]], 1)[None])
     if "conformer_att_cache" in case:
-        case.close("conformer_att_cache", torch.cat([state.token_kv.repeat(1, 1, 2, 1), state.frame_kv])[:, None])
-    check_ends(case, "estimator_cnn_cache", state.solver_tail)
-    check_ends(case, "estimator_att_cache", state.solver_kv)
+        case.close("conformer_att_cache", torch.cat([c["token_kv"].repeat(1, 1, 2, 1), c["frame_kv"]])[:, None])
+    check_ends(case, "estimator_cnn_cache", c["solver_tail"])
+    check_ends(case, "estimator_att_cache", c["solver_kv"])
 
 
 def check_ends(case: GoldenCase, key: str, got: Tensor) -> None:

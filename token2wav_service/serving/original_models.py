@@ -24,8 +24,7 @@ from token2wav_service.checkpoint.spk2info import OriginalVoice, read_spk2info
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
 from token2wav_service.errors import CheckpointError, InvalidRequestError
-from token2wav_service.models.flow.block_flow import STREAMING, UNMASKED, BlockFlow
-from token2wav_service.models.flow.block_stream import NOISE_FRAMES
+from token2wav_service.models.flow.any_flow import STREAMING, UNMASKED, AnyFlow
 from token2wav_service.models.noise import frozen_normal
 from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
@@ -52,11 +51,11 @@ SEED = 0
 class WholePass:
     """Runs a block-masked flow over prompt and tokens in one pass."""
 
-    def __init__(self, flow: BlockFlow, config: Token2WavConfig, default_voice: OriginalVoice | None = None) -> None:
+    def __init__(self, flow: AnyFlow, config: Token2WavConfig, default_voice: OriginalVoice | None = None) -> None:
         """Take the flow, and the voice of requests that bring none; without it they are refused."""
         self.flow, self._policy = flow, config.synthesis
         self._default_voice = default_voice
-        self._noise = frozen_normal(flow.output_size, NOISE_FRAMES).to(flow.device)
+        self._noise = frozen_normal(flow.output_size, flow.noise_frames).to(flow.device)
 
     @torch.inference_mode()
     def run(self, inputs: RequestInputs, offset: int) -> tuple[Tensor, bool]:
@@ -228,8 +227,8 @@ def _load(model_config_json: str) -> tuple[Token2WavConfig, LoadedModels]:
     return config, load_models(Path(config.model_dir))
 
 
-def _flow_of(models: LoadedModels, config: Token2WavConfig) -> BlockFlow:
-    if not isinstance(models.flow, BlockFlow):
+def _flow_of(models: LoadedModels, config: Token2WavConfig) -> AnyFlow:
+    if not models.flow.block_tokens:
         raise CheckpointError(f"{config.model_dir} is of family {models.family.value}, which has no such model")
     return models.flow.to(config.device, DTYPES[config.dtype])
 

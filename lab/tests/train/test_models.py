@@ -42,6 +42,7 @@ from lab.train.sizes import DEMO, TINY, DemoSizes
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.prompt import build_prompt
 from llm_service.text_encoder import load_text_encoder
+from tests.token2wav_service.streaming.flow_factory import whole_mel
 from token2wav_service.checkpoint.loader import read_config
 from token2wav_service.checkpoint.make_random import write_description
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
@@ -135,7 +136,7 @@ def test_training_masks_are_what_streaming_sees() -> None:
     prompt, target = (torch.randint(0, 6561, (n,), generator=generator) for n in (20, 43))
     target[:3] = prompt[:3]  # a prepared voice takes its own beginning for look-ahead
     mel, speaker = torch.randn(40, 80, generator=generator), torch.randn(192, generator=generator)
-    state, pieces = stream.prepare_voice(prompt, mel, speaker), []
+    state, pieces = stream.run_prompt(prompt, mel, speaker), []
     for start, end, is_last in ((0, 18, False), (15, 43, True)):
         (piece,), (state,) = stream.forward([FlowInput(state, target[start:end], speaker, 7, is_last)])
         pieces.append(piece)
@@ -143,18 +144,17 @@ def test_training_masks_are_what_streaming_sees() -> None:
     cut = WindowCut(20, (15, 43), None)
     plans = plans_for(blocks_of(cut), history_of(cut), cut.prompt_tokens)
     noise = [counter_normal(torch.tensor([s]), torch.tensor([o]), n, 80, NoiseDomain.FLOW) for s, o, n in NOISE]
-    whole, _ = stream.flow(
-        torch.cat([prompt, target])[None],
-        torch.tensor([63]),
-        torch.tensor([True]),
-        speaker[None],
+    whole = whole_mel(
+        stream,
+        torch.cat([prompt, target]),
+        speaker,
         torch.cat(noise, 1).transpose(1, 2),
-        2,
+        plans.encoder,
+        plans.solver_mask,
         cond=torch.nn.functional.pad(mel.T, (0, 86))[None],
-        plans=plans,
     )
 
-    torch.testing.assert_close(whole[0, :, 40:], torch.cat(pieces, 1), atol=2e-4, rtol=0)
+    torch.testing.assert_close(whole[:, 40:], torch.cat(pieces, 1), atol=2e-4, rtol=0)
 
 
 NOISE = ((0, 0, 40), (7, 40, 86))

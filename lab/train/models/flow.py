@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lab.train.data import SpeechStreams
-from lab.train.models.flow_masks import FRAMES_PER_TOKEN, blocks_of, draw_cut, history_of, plans_for
+from lab.train.models.flow_masks import FRAMES_PER_TOKEN, FlowPlans, blocks_of, draw_cut, history_of, plans_for
 from lab.train.models.speaker import SpeakerNet
 from lab.train.models.tokenizer import CodeTable
 from lab.train.replay import Inputs
 from lab.train.trainer import OneModel, autocast, mean_of
 from token2wav_service.models.config import FlowConfig
-from token2wav_service.models.flow.flow import Flow, FlowPlans
+from token2wav_service.models.flow.flow import Flow
 
 MEAN_LOG_MEL = -6.0
 """Initial value of the estimator's answers; otherwise training would begin with finding the mean."""

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from token2wav_service.models.causal import AttentionPlan
 from token2wav_service.models.flow.encoder import EncoderPlans
-from token2wav_service.models.flow.flow import FlowPlans
 
 FRAMES_PER_TOKEN = 2
 _SCHEDULES = ((15, 25, 50, 100), (15,), (25,), (25, 50, 100), (5, 10, 20, 40, 80))
@@ -31,6 +30,15 @@ _SHORT_HISTORY_SHARE = 0.5
 _ALL_FRAMES = 1 << 30
 _HISTORY_FRAMES = (50, 300)
 """Newest earlier frames that the estimator sees, where it doesn't see all."""
+
+
+@dataclass(frozen=True)
+class FlowPlans:
+    """Attention of both parts of the flow, under streaming's masks."""
+
+    encoder: EncoderPlans
+    solver_mask: Tensor
+    """[B, 1, T, T] bool."""
 
 
 @dataclass(frozen=True)

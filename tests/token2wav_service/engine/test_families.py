@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from tests.token2wav_service.engine.factory import MODEL_VERSION, ManualClock, SeededExtractor, make_prompt
-from tests.token2wav_service.streaming.family_factory import BLOCK, COSYVOICE, VOCAB, make_block_flow, make_causal_hift
-from tests.token2wav_service.streaming.flow_factory import make_hift
+from tests.token2wav_service.streaming.family_factory import BLOCK, COSYVOICE, make_block_flow, make_causal_hift
+from tests.token2wav_service.streaming.flow_factory import VOCAB, make_hift
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
-from token2wav_service.models.flow.block_stream import MAX_STARTS, BlockStreamFlow
+from token2wav_service.models.flow.flow_stream import MAX_STARTS, StreamFlow
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.vocoder.hift import fold_weight_norm
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
@@ -63,7 +63,7 @@ class MelVocoder:
 def make_engine(family: Family, policy: SynthesisPolicy | None = None, vocoder=None) -> Token2WavEngine:  # type: ignore[no-untyped-def]
     policy = policy or SynthesisPolicy(ode_steps=2)
     config = Token2WavConfig(Path("unused"), synthesis=policy)
-    runner = ModelRunner(BlockStreamFlow(make_block_flow(family), policy), vocoder or _vocoder(family, policy))
+    runner = ModelRunner(StreamFlow(make_block_flow(family), policy), vocoder or _vocoder(family, policy))
     model = VoiceModel(lambda: MODEL_VERSION, speaker_dimensions=SPEAKER_DIMENSIONS)
     voices = VoiceStore(WideExtractor(), runner, config.voice_cache_bytes, model)
     return Token2WavEngine(config, voices, runner, ManualClock())
@@ -152,7 +152,7 @@ def test_speech_of_one_chunk_runs_no_prompt_again(family: Family) -> None:
 @pytest.mark.parametrize("family", COSYVOICE)
 def test_the_state_of_a_long_stream_does_not_grow(family: Family) -> None:
     policy = SynthesisPolicy(ode_steps=1, history=HistoryPolicy.PROMPT_AND_RECENT, estimator_recent_frames=8 * BLOCK)
-    flow = BlockStreamFlow(make_block_flow(family), policy)
+    flow = StreamFlow(make_block_flow(family), policy)
     runner = ModelRunner(flow, _vocoder(family, policy))
     engine = make_engine(family, policy)
     features = engine.voices.register(make_prompt(1, 27))

@@ -20,11 +20,11 @@ from tests.token2wav_service.streaming.family_factory import (
     make_causal_hift,
     random_normal,
     random_speaker,
-    random_tokens,
 )
+from tests.token2wav_service.streaming.flow_factory import random_tokens
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import SourcePhase
-from token2wav_service.models.flow.block_flow import STREAMING, UNMASKED, UNMASKED_ESTIMATOR, BlockMask
+from token2wav_service.models.flow.any_flow import STREAMING, UNMASKED, UNMASKED_ESTIMATOR, BlockMask
 from token2wav_service.replay.vectors import FLOW_TOLERANCE, INJECTED_TOLERANCE
 
 PINNED = json.loads((ASSETS / "family_numerics.json").read_text("utf-8"))

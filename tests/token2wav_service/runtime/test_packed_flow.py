@@ -8,7 +8,7 @@ import torch
 from tests.token2wav_service.streaming.flow_factory import (
     make_flow,
     make_hift,
-    make_voice,
+    prepared,
     random_speaker,
     random_tokens,
     run_stream,
@@ -45,7 +45,8 @@ def test_mixed_batches_equal_the_plain_modules(policy: HistoryPolicy, monkeypatc
     monkeypatch.setattr(flow_state, "UPSTREAM_LIMIT_FRAMES", LIMIT_FRAMES)
     settings = SynthesisPolicy(history=policy, ode_steps=3, estimator_recent_frames=30, conformer_recent_frames=40)
     plain, packed = StreamFlow(make_flow(), settings), PackedFlow(make_flow(), settings)
-    voices = [make_voice(plain, 10 + 9 * index, seed=index) for index in range(len(TOTALS))]
+    prompts = [prepared(plain, 10 + 9 * index, seed=index) for index in range(len(TOTALS))]
+    voices = [plain.begin(prompt, 15) for prompt in prompts]
     speakers = [random_speaker(index) for index in range(len(TOTALS))]
     tokens = [random_tokens(total, 50 + index) for index, total in enumerate(TOTALS)]
     cuts = [windows(hops, total) for hops, total in zip(HOPS, TOTALS, strict=True)]
@@ -53,7 +54,7 @@ def test_mixed_batches_equal_the_plain_modules(policy: HistoryPolicy, monkeypatc
         run_stream(plain, *each, seed=index)[0]
         for index, each in enumerate(zip(voices, tokens, cuts, speakers, strict=True))
     ]
-    states = [packed.begin(voice, 15) for voice in voices]
+    states = [packed.begin(voice, 15) for voice in prompts]
     for step in range(max(map(len, cuts))):
         active = [index for index, cut in enumerate(cuts) if step < len(cut)]
         rows = []
@@ -69,7 +70,7 @@ def test_mixed_batches_equal_the_plain_modules(policy: HistoryPolicy, monkeypatc
 @torch.inference_mode()
 def test_a_chunk_that_failed_behind_the_flow_runs_again_to_the_same_bits() -> None:
     flow = _packed()
-    state = flow.begin(make_voice(StreamFlow(flow.flow, SynthesisPolicy(ode_steps=3)), 12, 0), 15)
+    state = flow.begin(prepared(StreamFlow(flow.flow, SynthesisPolicy(ode_steps=3)), 12, 0), 15)
     _, (state,) = flow.forward([_row(state, 80)])
     first = flow.forward([_row(state, 18, seed=1)])[0][0]
     again, (after,) = flow.forward([_row(state, 18, seed=1)])
@@ -82,7 +83,7 @@ def test_a_chunk_that_failed_behind_the_flow_runs_again_to_the_same_bits() -> No
 @torch.inference_mode()
 def test_streams_of_one_voice_share_nothing_that_changes() -> None:
     flow = _packed()
-    voice = make_voice(StreamFlow(flow.flow, SynthesisPolicy(ode_steps=3)), 12, 0)
+    voice = prepared(StreamFlow(flow.flow, SynthesisPolicy(ode_steps=3)), 12, 0)
     alone = flow.forward([_row(flow.begin(voice, 15), 30)])[0][0]
     states = [flow.begin(voice, 15), flow.begin(voice, 15)]
     flow.forward([_row(states[0], 60, seed=9)])
@@ -92,7 +93,7 @@ def test_streams_of_one_voice_share_nothing_that_changes() -> None:
 @torch.inference_mode()
 def test_a_long_chunk_leaves_no_memory_behind() -> None:
     flow = _packed(history=HistoryPolicy.PROMPT_AND_RECENT, estimator_recent_frames=10)
-    state = flow.begin(make_voice(StreamFlow(flow.flow, SynthesisPolicy(ode_steps=3)), 12, 0), 15)
+    state = flow.begin(prepared(StreamFlow(flow.flow, SynthesisPolicy(ode_steps=3)), 12, 0), 15)
     sizes = []
     for number, tokens in enumerate((20, 400, 20, 20)):
         _, (state,) = flow.forward([_row(state, tokens, seed=number)])

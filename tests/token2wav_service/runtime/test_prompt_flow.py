@@ -20,7 +20,6 @@ POLICY = SynthesisPolicy(history=HistoryPolicy.PROMPT_AND_RECENT, ode_steps=1)
 LONGEST_FRAMES = 24
 MIN_SNR_DB = 90.0
 """Of float32 against float32 in another order."""
-KEPT = ("token_kv", "frame_kv", "lookahead_tail", "upsample_tail", "solver_kv", "solver_tail")
 
 
 def _mel(frames: int, seed: int) -> Tensor:
@@ -35,21 +34,22 @@ def test_prompts_of_any_length_leave_what_the_plain_modules_leave(monkeypatch: p
     """
     monkeypatch.setattr(prompt_flow, "SHORTEST_TOKENS", 8)
     flow = make_flow()
-    fused = PromptFlow(flow, DiTSolver(flow.decoder, POLICY.ode_steps, torch.float32), LONGEST_FRAMES)
     plain = StreamFlow(flow, POLICY)
+    fused = PromptFlow(plain, DiTSolver(flow.decoder, POLICY.ode_steps, torch.float32), LONGEST_FRAMES)
     assert fused.buckets == (8, 12)
     for seed, (tokens, frames) in enumerate([(12, 25), (5, 9)]):
         inputs = random_tokens(tokens, seed), _mel(frames, seed), random_speaker(seed)
-        got, expected = fused.prepare_voice(*inputs), plain.prepare_voice(*inputs)
-        assert (got.prompt_frames, got.frames) == (expected.prompt_frames, expected.frames)
-        for name in KEPT:
-            made, wanted = getattr(got, name), getattr(expected, name)
-            assert made.shape == wanted.shape, name
-            assert snr_db(made, wanted) >= MIN_SNR_DB, name
-        assert list(got.solver_labels) == list(expected.solver_labels)
-        assert got.solver_kv.is_contiguous()
-        assert got.token_kv.is_contiguous()
-        assert got.frame_kv.is_contiguous()
+        voice, plain_voice = fused.prepare_voice(*inputs), plain.prepare_voice(*inputs)
+        assert (voice.frames, voice.num_bytes) == (plain_voice.frames, plain_voice.num_bytes)
+        got, expected = (plain.begin(each, 15) for each in (voice, plain_voice))
+        places = [(each.prompt_tokens, each.first_token, each.end_token) for each in (got, expected)]
+        assert places[0] == places[1]
+        assert got.caches.keys() == expected.caches.keys()
+        for name, wanted in expected.caches.items():
+            assert got.caches[name].shape == wanted.shape, name
+            assert snr_db(got.caches[name], wanted) >= MIN_SNR_DB, name
+            assert not name.endswith("_kv") or got.caches[name].is_contiguous()
+        assert list(got.labels) == list(expected.labels)
 
 
 @pytest.mark.parametrize("longest", [3, 64, 65, 450])

@@ -30,7 +30,6 @@ from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import CapacityError, InvalidPromptError, ProgramCaptureError
-from token2wav_service.models.flow.block_stream import BlockStreamFlow
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal, counter_uniform
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
@@ -89,8 +88,7 @@ def plain_engine(family: Family, vocoder: Any = None) -> Token2WavEngine:
     flow, own = models_of(family)
     if vocoder is None:
         vocoder = (CausalStreamVocoder if family is Family.COSYVOICE3 else StreamVocoder)(own, POLICY)
-    plain: Any = StreamFlow if family is Family.STEP_AUDIO2 else BlockStreamFlow
-    return engine_of(family, ModelRunner(plain(flow, POLICY), vocoder))
+    return engine_of(family, ModelRunner(StreamFlow(flow, POLICY), vocoder))
 
 
 def slot_runner(

@@ -17,8 +17,8 @@ from llm_service.vocab import COSYVOICE2
 from tests.token2wav_service.serving.conftest import Checkpoint
 from tests.token2wav_service.serving.fake_llm import FakeLLMServer
 from tests.token2wav_service.serving.fakes import FakePbUtils, FakeRequest
-from tests.token2wav_service.streaming.family_factory import BLOCK, VOCAB, make_block_flow, make_causal_hift
-from tests.token2wav_service.streaming.flow_factory import make_hift
+from tests.token2wav_service.streaming.family_factory import BLOCK, make_block_flow, make_causal_hift
+from tests.token2wav_service.streaming.flow_factory import VOCAB, make_hift
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.errors import CheckpointError

@@ -7,22 +7,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tests.token2wav_service.streaming.flow_factory import VOCAB, random_tokens
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.loader import build_flow
 from token2wav_service.checkpoint.make_random import SMALL_SIZES, random_flow_state, random_hift_state
 from token2wav_service.models.config import CosyVoice2FlowConfig, CosyVoice3FlowConfig
-from token2wav_service.models.flow.block_flow import BlockFlow
-from token2wav_service.models.flow.block_stream import BlockState, BlockStreamFlow
-from token2wav_service.models.streaming import FlowInput
+from token2wav_service.models.flow.any_flow import AnyFlow
+from token2wav_service.models.flow.flow_state import FlowState
+from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 
 COSYVOICE = (Family.COSYVOICE2, Family.COSYVOICE3)
 BLOCK = 10
-VOCAB = 100
-SEED = 7
 
 
-def make_block_flow(family: Family, seed: int = 0, block_tokens: int = BLOCK, *, is_least: bool = False) -> BlockFlow:
+def make_block_flow(family: Family, seed: int = 0, block_tokens: int = BLOCK, *, is_least: bool = False) -> AnyFlow:
     """Make a flow; `is_least` leaves one block of every kind, for kernels in the interpreter."""
     config = SMALL_SIZES[family][0]
     assert isinstance(config, CosyVoice2FlowConfig | CosyVoice3FlowConfig)
@@ -32,7 +31,6 @@ def make_block_flow(family: Family, seed: int = 0, block_tokens: int = BLOCK, *,
         config = replace(config, encoder=encoder, estimator=replace(config.estimator, num_mid_blocks=1))
     flow = build_flow(config)
     flow.load_state_dict(random_flow_state(config, seed))
-    assert isinstance(flow, BlockFlow)
     return flow.eval().requires_grad_(False)
 
 
@@ -43,30 +41,14 @@ def make_causal_hift(seed: int = 0) -> CausalHiFT:
     return hift.eval().requires_grad_(False)
 
 
-def random_tokens(count: int, seed: int) -> Tensor:
-    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed))
-
-
 def random_normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def random_speaker(seed: int) -> Tensor:
-    return random_normal(192, seed=seed)
+def random_speaker(seed: int, flow: StreamFlow | None = None) -> Tensor:
+    return random_normal(flow.flow.spk_embed_affine_layer.in_features if flow else 192, seed=seed)
 
 
-def prepare_voice(flow: BlockStreamFlow, tokens: int, seed: int, trimmed: int = 0) -> BlockState:
+def prepare_voice(flow: StreamFlow, tokens: int, seed: int, trimmed: int = 0) -> FlowState:
     mel = random_normal(2 * tokens, 80, seed=seed + 1)
-    return flow.run_prompt(random_tokens(tokens, seed), mel, random_speaker(seed), trimmed)
-
-
-def run_stream(
-    flow: BlockStreamFlow, voice: BlockState, tokens: Tensor, cuts: list[tuple[int, int, bool]], speaker: Tensor
-) -> tuple[list[Tensor], list[BlockState]]:
-    """Return the mel of every chunk and the states before each and after the last."""
-    mels, states = [], [voice]
-    for start, end, last in cuts:
-        (mel,), (state,) = flow.forward([FlowInput(states[-1], tokens[start:end], speaker, SEED, last)])
-        mels.append(mel)
-        states.append(state)
-    return mels, states
+    return flow.run_prompt(random_tokens(tokens, seed), mel, random_speaker(seed, flow), trimmed)

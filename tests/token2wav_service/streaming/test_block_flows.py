@@ -1,6 +1,8 @@
-"""Block-masked flows: chunks equal one whole pass under the same mask, alone and in a batch."""
+"""Chunks of block-masked flows equal one whole pass under the same mask; rows of any batch equal each alone."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,19 +11,17 @@ from torch import Tensor
 from tests.token2wav_service.streaming.family_factory import (
     BLOCK,
     COSYVOICE,
-    SEED,
     make_block_flow,
     prepare_voice,
     random_normal,
     random_speaker,
-    random_tokens,
-    run_stream,
 )
-from tests.token2wav_service.streaming.flow_factory import windows
+from tests.token2wav_service.streaming.flow_factory import SEED, make_flow, random_tokens, run_stream, windows
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import NoiseSource, SynthesisPolicy
-from token2wav_service.models.flow.block_flow import STREAMING, BlockMask
-from token2wav_service.models.flow.block_stream import PROMPT_SEED, BlockState, BlockStreamFlow, BlockVoice
+from token2wav_service.models.flow.any_flow import STREAMING, BlockMask
+from token2wav_service.models.flow.flow_state import FlowState
+from token2wav_service.models.flow.flow_stream import PROMPT_SEED, StreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.models.streaming import FlowInput
 from token2wav_service.replay.vectors import FLOW_TOLERANCE
@@ -31,12 +31,12 @@ POLICY = SynthesisPolicy(ode_steps=STEPS)
 
 
 @pytest.fixture(scope="module", params=COSYVOICE)
-def streamed(request: pytest.FixtureRequest) -> BlockStreamFlow:
-    return BlockStreamFlow(make_block_flow(Family(request.param)), POLICY)
+def streamed(request: pytest.FixtureRequest) -> StreamFlow:
+    return StreamFlow(make_block_flow(Family(request.param)), POLICY)
 
 
 def whole_pass(
-    streamed: BlockStreamFlow, prompt: int, tokens: Tensor, mask: BlockMask = STREAMING, *, is_last: bool = True
+    streamed: StreamFlow, prompt: int, tokens: Tensor, mask: BlockMask = STREAMING, *, is_last: bool = True
 ) -> Tensor:
     """One pass without state over a prompt of seed 1 and all tokens; the generated mel."""
     ids = torch.cat([random_tokens(prompt, 1), tokens])[None]
@@ -74,7 +74,7 @@ def whole_pass(
     ],
 )
 def test_chunks_that_end_blocks_equal_one_whole_pass(
-    streamed: BlockStreamFlow, prompt: int, hops: list[int], total: int
+    streamed: StreamFlow, prompt: int, hops: list[int], total: int
 ) -> None:
     tokens, voice = random_tokens(total, 9), prepare_voice(streamed, prompt, 1)
     mels, states = run_stream(streamed, voice, tokens, windows(hops, total), random_speaker(1))
@@ -83,7 +83,7 @@ def test_chunks_that_end_blocks_equal_one_whole_pass(
     assert [state.end_token for state in states[1:-1]] == [prompt + sum(hops[: n + 1]) for n in range(len(hops))]
 
 
-def test_chunks_that_end_inside_blocks_equal_whole_passes_over_the_prefixes(streamed: BlockStreamFlow) -> None:
+def test_chunks_that_end_inside_blocks_equal_whole_passes_over_the_prefixes(streamed: StreamFlow) -> None:
     tokens, voice = random_tokens(60, 9), prepare_voice(streamed, 16, 1)
     cuts = windows([6, 1, 13, 20, 3], 60)
     mels, states = run_stream(streamed, voice, tokens, cuts, random_speaker(1))
@@ -93,12 +93,7 @@ def test_chunks_that_end_inside_blocks_equal_whole_passes_over_the_prefixes(stre
     assert all(state.first_token % BLOCK == 0 and len(state.pending) < BLOCK for state in states[1:-1])
 
 
-def _voice(streamed: BlockStreamFlow, tokens: int, seed: int) -> BlockVoice:
-    mel = random_normal(2 * tokens, 80, seed=seed + 1)
-    return streamed.prepare_voice(random_tokens(tokens, seed), mel, random_speaker(seed))
-
-
-def test_a_trimmed_prompt_equals_a_shorter_one(streamed: BlockStreamFlow) -> None:
+def test_a_trimmed_prompt_equals_a_shorter_one(streamed: StreamFlow) -> None:
     """The stream starts where the prompt's trimmed part ended, noise and positions included."""
     full, trimmed = random_tokens(23, 1), 3
     mel, speaker = random_normal(46, 80, seed=2), random_speaker(1)
@@ -112,8 +107,16 @@ def test_a_trimmed_prompt_equals_a_shorter_one(streamed: BlockStreamFlow) -> Non
     assert voices[0].prompt_tokens == 20
 
 
-def test_a_batch_of_different_streams_equals_each_alone(streamed: BlockStreamFlow) -> None:
-    rows = [_row_under_way(streamed, *case) for case in ((25, 5, 28, False), (4, 16, 19, False), (12, 1, 9, True))]
+@pytest.fixture(scope="module", params=Family)
+def any_flow(request: pytest.FixtureRequest) -> StreamFlow:
+    family = Family(request.param)
+    return StreamFlow(make_flow() if family is Family.STEP_AUDIO2 else make_block_flow(family), POLICY)
+
+
+def test_a_batch_of_different_streams_equals_each_alone(any_flow: StreamFlow) -> None:
+    streamed = any_flow
+    cases = ((25, 5, 28, False), (4, 16, 19, False), (12, 1, 9, True), (30, 60, 4, False))
+    rows = [_row_under_way(streamed, *case) for case in cases]
     together, states = streamed.forward(rows)
     for row, mel, state in zip(rows, together, states, strict=True):
         (alone,), (own,) = streamed.forward([row])
@@ -123,17 +126,22 @@ def test_a_batch_of_different_streams_equals_each_alone(streamed: BlockStreamFlo
             torch.testing.assert_close(state.caches[name], cache, atol=FLOW_TOLERANCE, rtol=0)
 
 
-def _row_under_way(
-    streamed: BlockStreamFlow, prompt: int, hop: int, tokens: int, is_last: bool
-) -> FlowInput[BlockState]:
+def _row_under_way(streamed: StreamFlow, prompt: int, hop: int, tokens: int, is_last: bool) -> FlowInput[FlowState]:
     """A stream that has had one chunk of `hop` tokens and gets another of `tokens`, look-ahead included."""
-    ids, speaker = random_tokens(hop + tokens, prompt), random_speaker(prompt)
+    ids, speaker = random_tokens(hop + tokens, prompt), random_speaker(prompt, streamed)
     voice = prepare_voice(streamed, prompt, prompt)
     _, states = run_stream(streamed, voice, ids, [(0, hop + 3, False)], speaker)
     return FlowInput(states[-1], ids[hop:], speaker, SEED, is_last)
 
 
-def test_a_chunk_leaves_the_states_it_started_from_unchanged(streamed: BlockStreamFlow) -> None:
+def test_an_extreme_neighbour_changes_nothing(any_flow: StreamFlow) -> None:
+    row, wild = _row_under_way(any_flow, 12, 15, 18, False), _row_under_way(any_flow, 13, 15, 30, True)
+    (alone,), _ = any_flow.forward([row])
+    together, _ = any_flow.forward([row, replace(wild, speaker=wild.speaker * 1e6)])
+    torch.testing.assert_close(together[0], alone, atol=FLOW_TOLERANCE, rtol=0)
+
+
+def test_a_chunk_leaves_the_states_it_started_from_unchanged(streamed: StreamFlow) -> None:
     voice = prepare_voice(streamed, 22, 1)
     before = {name: cache.clone() for name, cache in voice.caches.items()}
     run_stream(streamed, voice, random_tokens(30, 9), windows([8, 10], 30), random_speaker(1))
@@ -144,14 +152,14 @@ def test_a_chunk_leaves_the_states_it_started_from_unchanged(streamed: BlockStre
 
 @pytest.mark.parametrize("family", COSYVOICE)
 def test_the_state_s_size_is_what_its_description_says(family: Family) -> None:
-    streamed = BlockStreamFlow(make_block_flow(family), POLICY)
+    streamed = StreamFlow(make_block_flow(family), POLICY)
     voice = prepare_voice(streamed, 3, 1)
     _, states = run_stream(streamed, voice, random_tokens(40, 9), windows([17, 10], 40)[:-1], random_speaker(1))
     for state in states:
         assert state.num_bytes == _described_bytes(streamed, state)
 
 
-def _described_bytes(streamed: BlockStreamFlow, state: BlockState) -> int:
+def _described_bytes(streamed: StreamFlow, state: FlowState) -> int:
     floats = 0
     for spec in streamed.specs:
         count = 1
@@ -164,7 +172,7 @@ def _described_bytes(streamed: BlockStreamFlow, state: BlockState) -> int:
 @pytest.mark.parametrize("family", COSYVOICE)
 def test_the_original_s_noise_ends_and_the_error_says_what_goes_on(family: Family) -> None:
     policy = SynthesisPolicy(noise=NoiseSource.UPSTREAM, ode_steps=1)
-    streamed = BlockStreamFlow(make_block_flow(family), policy, noise_buffer=torch.zeros(80, 60))
+    streamed = StreamFlow(make_block_flow(family), policy, noise_buffer=torch.zeros(80, 60))
     voice = prepare_voice(streamed, 20, 1)
     run_stream(streamed, voice, random_tokens(10, 9), [(0, 10, True)], random_speaker(1))
     with pytest.raises(ValueError, match=r"would reach 1\.24 s.*ends at 1 s; use `counter`"):

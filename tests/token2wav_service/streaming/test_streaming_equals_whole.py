@@ -15,12 +15,12 @@ from tests.token2wav_service.streaming.flow_factory import (
     random_speaker,
     random_tokens,
     run_stream,
+    whole_mel,
     windows,
 )
 from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
 from token2wav_service.models.causal import AttentionPlan
 from token2wav_service.models.flow.encoder import EncoderPlans
-from token2wav_service.models.flow.flow import FlowPlans
 from token2wav_service.models.flow.flow_state import FlowState, Labels, collate, prompt_and_tail
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal
@@ -53,7 +53,7 @@ def _block_plan(prompt: int, cuts: list[int], recent: int | None) -> AttentionPl
 def _solver_mask(prompt: int, cuts: list[int], states: list[FlowState]) -> Tensor:
     mask = torch.zeros(cuts[-1], prompt + cuts[-1], dtype=torch.bool)
     for start, end, state in zip([0, *cuts[:-1]], cuts, states, strict=False):
-        mask[start:end, torch.from_numpy(state.solver_labels)] = True
+        mask[start:end, torch.from_numpy(state.labels)] = True
         mask[start:end, prompt + start : prompt + end] = True
     return mask[None, None]
 
@@ -64,7 +64,7 @@ def _noise(flow: StreamFlow, prompt: int, cuts: list[int], states: list[FlowStat
         return counter_normal(seed, start, cuts[-1], 80, NoiseDomain.FLOW).transpose(1, 2)
     assert flow.noise_buffer is not None
     columns = [
-        flow.noise_buffer[:, state.solver_length : state.solver_length + end - start]
+        flow.noise_buffer[:, len(state.labels) : len(state.labels) + end - start]
         for start, end, state in zip([0, *cuts[:-1]], cuts, states, strict=False)
     ]
     return torch.cat(columns, 1)[None]
@@ -82,21 +82,12 @@ def test_block_masked_whole_equals_chunked_run(schedule: str, history: HistoryPo
     mels, states = run_stream(flow, voice, tokens, cuts, speaker, seed=7)
     ends = np.cumsum([mel.shape[1] for mel in mels]).tolist()
     keeps_all = history is HistoryPolicy.UPSTREAM
-    plans = FlowPlans(
-        EncoderPlans(
-            _block_plan(PROMPT_TOKENS, [end // 2 for end in ends], None if keeps_all else 50),
-            _block_plan(2 * PROMPT_TOKENS, ends, None if keeps_all else 100),
-        ),
-        _solver_mask(2 * PROMPT_TOKENS, ends, states),
+    plans = EncoderPlans(
+        _block_plan(PROMPT_TOKENS, [end // 2 for end in ends], None if keeps_all else 50),
+        _block_plan(2 * PROMPT_TOKENS, ends, None if keeps_all else 100),
     )
-    whole, _ = flow.flow(
-        tokens[None],
-        torch.tensor([len(tokens)]),
-        torch.tensor([True]),
-        speaker[None],
-        _noise(flow, 2 * PROMPT_TOKENS, ends, states),
-        policy.ode_steps,
-        history=collate([voice]),
-        plans=plans,
-    )
-    torch.testing.assert_close(whole[0], torch.cat(mels, 1), atol=FLOW_TOLERANCE, rtol=0)
+    noise_of_all = _noise(flow, 2 * PROMPT_TOKENS, ends, states)
+    solver_mask = _solver_mask(2 * PROMPT_TOKENS, ends, states)
+    past = collate([voice], flow.specs)
+    whole = whole_mel(flow, tokens, speaker, noise_of_all, plans, solver_mask, past=past)
+    torch.testing.assert_close(whole, torch.cat(mels, 1), atol=FLOW_TOLERANCE, rtol=0)

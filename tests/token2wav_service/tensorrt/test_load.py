@@ -23,8 +23,7 @@ from token2wav_service.export.compare import ENGINE_MIN_SNR_DB
 from token2wav_service.export.modules import VocoderStack, estimator_module
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER, describe_graphs
 from token2wav_service.graphs.spec import GraphSpec, Precision
-from token2wav_service.models.flow.block_flow import BlockFlow
-from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 from token2wav_service.replay.vectors import snr_db
@@ -63,7 +62,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path, family: Family = Family.STEP_AUDIO2) -> None:
         is_plain = family is Family.STEP_AUDIO2
-        self.flow: Flow | BlockFlow = make_flow() if is_plain else make_block_flow(family)
+        self.flow: AnyFlow = make_flow() if is_plain else make_block_flow(family)
         self.hift: HiFT | CausalHiFT = fold_weight_norm(make_hift() if is_plain else make_causal_hift())
         self.config = Token2WavConfig(folder, synthesis=POLICY, tensorrt_prompt_frames=(12, 32))
         self.engines: dict[str, ModuleEngine] = {}

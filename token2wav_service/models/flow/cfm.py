@@ -12,7 +12,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-E = TypeVar("E", bound=nn.Module)
+from token2wav_service.models.config import PastShape
+
+E_co = TypeVar("E_co", bound=nn.Module, covariant=True)
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,24 @@ class SolverHistory:
     """[n, G, 2, B, C, w]."""
 
 
+def empty_history(past: PastShape, like: Tensor) -> EstimatorHistory:
+    """Return a history of length 0 for a batch shaped as `like` [B, ...]."""
+    groups, channels, columns = past.tail
+    return EstimatorHistory(
+        like.new_zeros(past.layers, len(like), past.heads, 0, past.pair),
+        like.new_zeros(groups, len(like), channels, columns),
+    )
+
+
 def time_grid(steps: int) -> Tensor:
     """Return [steps + 1] float32 times 1 - cos(pi/2 * j/steps). Source: specification section 6."""
     return 1 - torch.cos(torch.linspace(0, 1, steps + 1, dtype=torch.float32) * (0.5 * math.pi))
 
 
-class ConditionalFlowMatching(nn.Module, Generic[E]):
+class ConditionalFlowMatching(nn.Module, Generic[E_co]):
     """Euler solver with classifier-free guidance; holds the estimator under upstream's name."""
 
-    def __init__(self, estimator: E, guidance: float) -> None:
+    def __init__(self, estimator: E_co, guidance: float) -> None:
         super().__init__()
         self.guidance = guidance
         self.estimator = estimator

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from token2wav_service.models.causal import causal_tail
 from token2wav_service.models.config import DiTConfig
-from token2wav_service.models.flow.cfm import EstimatorHistory
+from token2wav_service.models.flow.cfm import EstimatorHistory, empty_history
 
 TIME_FEATURES = 256
 TIME_SCALE = 1000.0
@@ -62,7 +62,7 @@ class DiT(nn.Module):
             Velocity [B, 80, T] (also at padded frames), and what this chunk adds: keys and values of its own
             frames [L, B, h, T, 2d] and the new convolution tails.
         """
-        history = history or self.empty_history(x)
+        history = history or empty_history(self.config.past, x)
         rows = torch.cat([x, mu, speaker[:, :, None].expand(-1, -1, x.shape[2]), cond], 1)
         hidden = self.in_proj(rows.transpose(1, 2))
         condition = functional.silu(self.t_embedder(time))
@@ -73,14 +73,6 @@ class DiT(nn.Module):
             tails.append(tail)
         velocity = self.final_layer(hidden, condition).transpose(1, 2)
         return velocity, EstimatorHistory(torch.stack(kv), torch.stack(tails))
-
-    def empty_history(self, like: Tensor) -> EstimatorHistory:
-        """Return a history of length 0 for a batch shaped as `like` [B, ...]."""
-        c, b = self.config, like.shape[0]
-        return EstimatorHistory(
-            kv=like.new_zeros(c.depth, b, c.num_heads, 0, 2 * c.head_dim),
-            tail=like.new_zeros(c.depth, b, 2 * c.hidden_size, 2),
-        )
 
 
 def time_features(time: Tensor) -> Tensor:

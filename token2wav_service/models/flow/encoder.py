@@ -66,10 +66,6 @@ class EncoderPlans:
     frames: AttentionPlan
 
 
-MATRIX_DIMS = 2
-"""Dimensions of a table of distances that is the same for every row of the batch."""
-
-
 class _Embed(nn.Module):
     """Linear, LayerNorm, then times sqrt(width)."""
 
@@ -102,9 +98,7 @@ class _RelativeAttention(nn.Module):
         keys, values = torch.cat([history_kv, own_kv], 2).chunk(2, -1)
         positions = self.linear_pos(sinusoids).view(-1, self.heads, self.head_dim)
         by_distance = torch.einsum("bhqd,rhd->bhqr", q + self.pos_bias_v[:, None], positions)
-        index = plan.relative - plan.relative_min
-        index = index[None, None] if index.dim() == MATRIX_DIMS else index[:, None]
-        index = index.expand(*by_distance.shape[:2], -1, -1)
+        index = (plan.relative - plan.relative_min).expand(*by_distance.shape[:2], -1, -1)
         bias = by_distance.gather(3, index) / math.sqrt(self.head_dim)
         bias = bias.masked_fill(~plan.mask, float("-inf"))
         mixed = functional.scaled_dot_product_attention(q + self.pos_bias_u[:, None], keys, values, attn_mask=bias)
@@ -179,6 +173,7 @@ class ConformerEncoder(nn.Module):
         is_last: Tensor,
         history: EncoderHistory | None = None,
         *,
+        block: int | None = None,
         plans: EncoderPlans | None = None,
         size: int | None = None,
         committed: Tensor | None = None,
@@ -192,6 +187,7 @@ class ConformerEncoder(nn.Module):
             lengths: [B] valid tokens per row, look-ahead included.
             is_last: [B] bool; a last row's look-ahead is silence.
             history: what earlier chunks left; None starts from nothing.
+            block: tokens in a block, beyond whose end no query of it looks; None shows the whole chunk.
             plans: attention to use instead of [history | own chunk].
             size: T, where the caller knows it; None reads it from `is_last`.
             committed: [B] tokens per row after which the convolution tails are taken; None is all without look-ahead.
@@ -208,7 +204,7 @@ class ConformerEncoder(nn.Module):
             size = x.shape[1] if bool(is_last.any()) else x.shape[1] - self.config.pre_lookahead_len
         committed = spoken if committed is None else committed
         history = history or self.empty_history(x)
-        plans = plans or self._plans(history, spoken, size)
+        plans = plans or self._plans(history, spoken, size, block or 0)
         embedded = self.embed(x)
         if not upstream_padding_leak:
             embedded = embedded * valid_mask(lengths, x.shape[1])[:, :, None].to(embedded.dtype)
@@ -244,11 +240,11 @@ class ConformerEncoder(nn.Module):
             upsample_tail=like.new_zeros(b, c.output_size, self.UPSAMPLE_CONTEXT),
         )
 
-    def _plans(self, history: EncoderHistory, spoken: Tensor, size: int) -> EncoderPlans:
-        stride = self.config.up_stride
+    def _plans(self, history: EncoderHistory, spoken: Tensor, size: int, block: int) -> EncoderPlans:
+        token_size, frame_size, stride = history.token_kv.shape[3], history.frame_kv.shape[3], self.config.up_stride
         return EncoderPlans(
-            tokens=chunk_plan(history.token_lengths, history.token_kv.shape[3], spoken, size),
-            frames=chunk_plan(history.frame_lengths, history.frame_kv.shape[3], spoken * stride, size * stride),
+            chunk_plan(history.token_lengths, token_size, spoken, size, block),
+            chunk_plan(history.frame_lengths, frame_size, spoken * stride, size * stride, block * stride),
         )
 
     def _stack(self, blocks: nn.ModuleList, x: Tensor, plan: AttentionPlan, kv: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -12,265 +12,246 @@ import torch
 from torch import Tensor
 
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
-from token2wav_service.models.flow.cfm import SolverHistory
-from token2wav_service.models.flow.encoder import EncoderHistory, EncoderUpdate
-from token2wav_service.models.flow.flow import FlowHistory, FlowUpdate
+from token2wav_service.models.flow.any_flow import AnyFlow, Caches, Past
+from token2wav_service.models.streaming import CacheSpec
 
 UPSTREAM_RECENT_FRAMES = 100
 UPSTREAM_LIMIT_FRAMES = 5000
-"""Frames of prompt and audio (100 s) that the original's position table holds."""
+"""Frames of prompt and audio (100 s) that the position table of Step-Audio2's original holds."""
+EXACT_TOKENS = 750
+"""Tokens of prompt and audio (30 s) up to which history policy `auto` keeps every block of a block-masked flow."""
+SOLVER_KV = "solver_kv"
 
 Labels = npt.NDArray[np.int64]
 """Absolute frame numbers: 0..P-1 the prompt's, then the stream's own."""
 
 
 @dataclass(frozen=True)
-class HistoryRules:
-    """One policy's decisions for the two caches."""
-
-    policy: HistoryPolicy
-    """UPSTREAM or PROMPT_AND_RECENT, never AUTO."""
-    estimator_recent: int
-    conformer_recent: int
-
-    def merge_order(self, held: int, new: int, prompt: int) -> Labels:
-        """Return which of [held | new] estimator columns are kept, in order.
-
-        Args:
-            held: columns in the cache.
-            new: columns of the newest chunk, numbered after the held ones.
-            prompt: prompt frames P.
-
-        Returns:
-            Indices into the concatenation [held | new].
-
-        Source: specification section 7 for UPSTREAM, which puts the newest chunk first and therefore keeps the
-        newest P columns in block order and the last 100 of what is left.
-        """
-        own = np.arange(held, held + new)
-        past = np.arange(held)
-        if self.policy is HistoryPolicy.UPSTREAM:
-            order, recent = np.concatenate([own, past]), UPSTREAM_RECENT_FRAMES
-        else:
-            order, recent = np.concatenate([past, own]), self.estimator_recent
-        return prompt_and_tail(order, prompt, recent)
-
-    def conformer_order(self, held: int, new: int, prompt: int, stride: int) -> Labels:
-        """Return which of [held | new] conformer columns are kept, time ascending.
-
-        Args:
-            held, new, prompt: as in `merge_order`, in columns of the layer's own rate.
-            stride: mel frames per column (2 for the token-rate layers).
-        """
-        order = np.arange(held + new)
-        if self.policy is HistoryPolicy.UPSTREAM:
-            return order
-        return prompt_and_tail(order, prompt, self.conformer_recent // stride)
-
-
-def prompt_and_tail(order: Labels, prompt: int, recent: int) -> Labels:
-    """Keep the first `prompt` and the last `recent` entries when there are more than that."""
-    if len(order) <= prompt + recent:
-        return order
-    return np.concatenate([order[:prompt], order[len(order) - recent :]])
-
-
-def rules_for(policy: SynthesisPolicy, frames_after: int) -> HistoryRules:
-    """Decide the rules of a chunk that brings a stream to `frames_after` frames, prompt included.
-
-    Raises:
-        ValueError: the policy is `upstream` and the chunk would pass its limit.
-    """
-    within = frames_after <= UPSTREAM_LIMIT_FRAMES
-    if policy.history is HistoryPolicy.UPSTREAM and not within:
-        raise ValueError(
-            f"prompt and audio would reach {frames_after / 50:.2f} s, history policy `upstream` ends at "
-            f"{UPSTREAM_LIMIT_FRAMES / 50:.0f} s; use `auto` or `prompt_and_recent` for longer streams"
-        )
-    kind = policy.history
-    if kind is HistoryPolicy.AUTO:
-        kind = HistoryPolicy.UPSTREAM if within else HistoryPolicy.PROMPT_AND_RECENT
-    return HistoryRules(kind, policy.estimator_recent_frames, policy.conformer_recent_frames)
-
-
-def sorted_recent(labels: Labels, prompt: int) -> Labels:
-    """Return indices of the columns that are not the prompt's, oldest first."""
-    index = np.flatnonzero(labels >= prompt)
-    return index[np.argsort(labels[index], kind="stable")]
-
-
-@dataclass(frozen=True)
 class FlowState:
-    """Everything the flow remembers of one stream; never changed in place.
+    """Everything the flow remembers of one stream; never changed in place. Positions count the prompt."""
 
-    Shapes: L1 blocks, L2 up-blocks, h heads, d head_dim, C width of the encoder; n solver steps, L layers of the
-    DiT, hidden size H; the axis of length 2 is [conditional, unconditional].
-    """
-
-    prompt_frames: int
-    """P, the frames of the prompt, an even number."""
-    frames: int
-    """Absolute frames so far, prompt included."""
-    token_kv: Tensor
-    """[L1, h, S, 2d] time ascending."""
-    frame_kv: Tensor
-    """[L2, h, F, 2d] time ascending."""
-    lookahead_tail: Tensor
-    """[C, 2]."""
-    upsample_tail: Tensor
-    """[C, 4]."""
-    solver_kv: Tensor
-    """[n, L, 2, h, K, 2d]."""
-    solver_tail: Tensor
-    """[n, L, 2, 2H, 2]."""
-    solver_labels: Labels
-    """[K] the absolute frame at each solver column."""
-    prompt_solver_kv: Tensor | None = None
-    """The voice's own solver columns, shared, for the change from `upstream` to `prompt_and_recent`."""
-
-    @property
-    def solver_length(self) -> int:
-        return int(self.solver_kv.shape[4])
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self.prompt_frames // 2
-
-    @property
-    def caches(self) -> dict[str, Tensor]:
-        """The tensors, by the names that `Flow.state_specs` gives them."""
-        names = ("token_kv", "frame_kv", "lookahead_tail", "upsample_tail", "solver_kv", "solver_tail")
-        return {name: getattr(self, name) for name in names}
+    prompt_tokens: int
+    first_token: int
+    """A: number of tokens whose blocks are complete, or without a block mask of all; the caches hold no others."""
+    end_token: int
+    """E of the last chunk: number of tokens whose mel was given out."""
+    pending: Tensor
+    """[E - A] int64 token ids that the next chunk computes again."""
+    cond: Tensor
+    """[80, F] the prompt's mel from frame `stride A` on; empty once A is past the prompt."""
+    caches: Caches
+    """Caches as the flow's `state_specs` describes them, without a batch."""
+    labels: Labels
+    """[K] the absolute frame at each column of the solver's keys and values."""
+    prompt_kv: Tensor | None = None
+    """The voice's own solver columns, shared, for the change from `upstream` to `prompt_and_recent`; None under a block
+    mask, which keeps them in place."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes this state holds beyond what it shares with its voice."""
-        return sum(t.numel() * t.element_size() for t in self.caches.values())
-
-    def compacted(self, rules: HistoryRules) -> FlowState:
-        """Return this state cut down to [prompt | newest frames] in time order, as `prompt_and_recent` keeps it."""
-        recent = sorted_recent(self.solver_labels, self.prompt_frames)
-        recent = recent[max(0, len(recent) - rules.estimator_recent) :]
-        if self.prompt_solver_kv is not None:
-            prompt, prompt_labels = self.prompt_solver_kv, np.arange(self.prompt_frames)
-        else:
-            held = np.flatnonzero(self.solver_labels < self.prompt_frames)
-            prompt, prompt_labels = _take(self.solver_kv, 4, held), self.solver_labels[held]
-        return dataclasses.replace(
-            self.with_compacted_encoder(rules),
-            solver_kv=torch.cat([prompt, _take(self.solver_kv, 4, recent)], 4),
-            solver_labels=np.concatenate([prompt_labels, self.solver_labels[recent]]),
-        )
-
-    def with_compacted_encoder(self, rules: HistoryRules) -> FlowState:
-        """Return this state with the conformer's part cut down as in `compacted`, and the solver's as it is."""
-        tokens = prompt_and_tail(
-            np.arange(self.token_kv.shape[2]), self.prompt_frames // 2, rules.conformer_recent // 2
-        )
-        frames = prompt_and_tail(np.arange(self.frame_kv.shape[2]), self.prompt_frames, rules.conformer_recent)
-        return dataclasses.replace(
-            self, token_kv=_take(self.token_kv, 2, tokens), frame_kv=_take(self.frame_kv, 2, frames)
-        )
+        return tensor_bytes((self.pending, self.cond, *self.caches.values()))
 
     @property
     def is_time_ordered(self) -> bool:
         """True when the solver's columns already stand as `prompt_and_recent` keeps them."""
-        return bool(np.all(np.diff(self.solver_labels) > 0))
+        return bool(np.all(np.diff(self.labels) > 0))
 
 
-def before_chunk(state: FlowState, rules: HistoryRules) -> FlowState:
-    """Return the state a chunk under `rules` must start from."""
-    if rules.policy is HistoryPolicy.PROMPT_AND_RECENT and not state.is_time_ordered:
-        return state.compacted(rules)
-    return state
+@dataclass(frozen=True)
+class FlowVoice:
+    """A voice's prompt, and what streams start from, by how much of the prompt's start was left away."""
+
+    tokens: Tensor
+    """[T] int64 tokens of the prompt."""
+    mel: Tensor
+    """[2 T, 80] mel of the prompt."""
+    speaker: Tensor
+    """[192] raw speaker embedding."""
+    num_bytes: int
+    """Bytes of memory with all its starts."""
+    starts: dict[int, FlowState] = field(default_factory=dict)
+    """Number of prompt tokens left away -> state; the oldest is dropped. Changed by `StreamFlow.begin` alone."""
+
+    @property
+    def frames(self) -> int:
+        """Mel frames (50 Hz) of the whole prompt."""
+        return len(self.mel)
 
 
-def collate(states: Sequence[FlowState]) -> FlowHistory:
-    """Pad the states of a batch to one size: encoder histories to the right, the solver's to the left."""
-    first = states[0]
-    device = first.solver_kv.device
-    lengths = torch.tensor([s.solver_length for s in states], device=device)
-    size = max(s.solver_length for s in states)
-    solver_kv = first.solver_kv.new_zeros(
-        *first.solver_kv.shape[:3], len(states), *first.solver_kv.shape[3:4], size, first.solver_kv.shape[5]
-    )
-    for row, state in enumerate(states):
-        solver_kv[:, :, :, row, :, : state.solver_length] = state.solver_kv
-    solver = SolverHistory(solver_kv, torch.stack([s.solver_tail for s in states], 3))
-    return FlowHistory(collate_encoder(states), solver, torch.arange(size, device=device)[None] < lengths[:, None])
+@dataclass(frozen=True)
+class ChunkSpan:
+    """What one row computes, in tokens from the prompt's start."""
+
+    first: int
+    """A: the first token that is computed."""
+    start: int
+    """The first token whose mel is given out."""
+    end: int
+    """E: the token behind the last whose mel is given out."""
+    committed: int
+    """End of the last complete block, at least A; without a block mask E."""
+
+    @classmethod
+    def of(cls, first: int, start: int, spoken: int, block: int) -> ChunkSpan:
+        """Return the span of a chunk that gives out `spoken` tokens' mel; `block` is 1 without a block mask."""
+        end = start + spoken
+        return cls(first, start, end, max(first, end // block * block))
 
 
-def collate_encoder(states: Sequence[FlowState]) -> EncoderHistory:
-    """Pad the conformer's part of the states of a batch to one size, to the right."""
-    device = states[0].token_kv.device
-    return EncoderHistory(
-        token_kv=_pad_left([s.token_kv for s in states]),
-        frame_kv=_pad_left([s.frame_kv for s in states]),
-        token_lengths=torch.tensor([s.token_kv.shape[2] for s in states], device=device),
-        frame_lengths=torch.tensor([s.frame_kv.shape[2] for s in states], device=device),
-        lookahead_tail=torch.stack([s.lookahead_tail for s in states]),
-        upsample_tail=torch.stack([s.upsample_tail for s in states]),
-    )
+@dataclass(frozen=True)
+class HistoryRules:
+    """Which columns of the past one chunk leaves: the first, and the newest of the others."""
+
+    prompt_tokens: int
+    """Tokens at the beginning whose columns are kept."""
+    stride: int
+    recent_tokens: int | None = None
+    """Newest tokens that the encoder's caches keep; None keeps all."""
+    recent_frames: int | None = None
+    """Newest frames that the solver's keep; None keeps all."""
+    newest_first: bool = False
+    """Whether the newest chunk is put first, as Step-Audio2's original does, which therefore keeps the newest P columns
+    in chunk order and the last 100 of what is left. Source: specification section 7."""
+
+    def frame_order(self, held: int, new: int) -> Labels:
+        """Return which of [held | new] solver columns are kept, in order."""
+        order = np.arange(held + new)
+        if self.newest_first:
+            order = np.concatenate([order[held:], order[:held]])
+        return prompt_and_tail(order, self.stride * self.prompt_tokens, self.recent_frames)
+
+    def kept(self, spec: CacheSpec, held: int, new: int) -> Labels:
+        """Return which of [held | new] columns of a growing cache are kept, in order."""
+        if spec.name == SOLVER_KV:
+            return self.frame_order(held, new)
+        rate = spec.columns_per_token
+        tokens = prompt_and_tail(np.arange((held + new) // rate), self.prompt_tokens, self.recent_tokens)
+        return np.asarray(tokens[:, None] * rate + np.arange(rate)).ravel()
 
 
-def prompt_state(update: FlowUpdate, row: int, prompt_frames: int) -> FlowState:
-    """Make a voice's state from the run over its prompt."""
-    tokens = prompt_frames // 2
-    encoder, solver = update.encoder, update.solver
-    solver_kv = solver.kv[:, :, :, row, :, :prompt_frames].contiguous()
-    return FlowState(
-        prompt_frames=prompt_frames,
-        frames=prompt_frames,
-        token_kv=encoder.token_kv[:, row, :, :tokens].contiguous(),
-        frame_kv=encoder.frame_kv[:, row, :, :prompt_frames].contiguous(),
-        lookahead_tail=encoder.lookahead_tail[row],
-        upsample_tail=encoder.upsample_tail[row],
-        solver_kv=solver_kv,
-        solver_tail=solver.tail[:, :, :, row],
-        solver_labels=np.arange(prompt_frames),
-        prompt_solver_kv=solver_kv,
-    )
+def rules_for(policy: SynthesisPolicy, flow: AnyFlow, prompt_tokens: int, end: int) -> HistoryRules:
+    """Decide the rules of a chunk that brings a stream to `end` tokens, prompt included.
+
+    Raises:
+        ValueError: the policy is `upstream`, the flow has no blocks, and the chunk would pass its limit.
+    """
+    stride, block, is_upstream = flow.stride, flow.block_tokens, policy.history is HistoryPolicy.UPSTREAM
+    is_auto = policy.history is HistoryPolicy.AUTO
+    if block:
+        shared = shared_tokens(flow, prompt_tokens)
+        if is_upstream or (is_auto and end <= EXACT_TOKENS):
+            return HistoryRules(shared, stride)
+        recent = -(-policy.estimator_recent_frames // (block * stride)) * block
+        return HistoryRules(shared, stride, recent, stride * recent)
+    within = end * stride <= UPSTREAM_LIMIT_FRAMES
+    if is_upstream and not within:
+        raise ValueError(
+            f"prompt and audio would reach {end * stride / 50:.2f} s, history policy `upstream` ends at "
+            f"{UPSTREAM_LIMIT_FRAMES / 50:.0f} s; use `auto` or `prompt_and_recent` for longer streams"
+        )
+    if is_upstream or (is_auto and within):
+        return HistoryRules(prompt_tokens, stride, None, UPSTREAM_RECENT_FRAMES, newest_first=True)
+    return HistoryRules(prompt_tokens, stride, policy.conformer_recent_frames // stride, policy.estimator_recent_frames)
 
 
-def advance(state: FlowState, update: FlowUpdate, row: int, new_frames: int, rules: HistoryRules) -> FlowState:
-    """Return the state after a chunk: what it added, cut by the rules.
+def shared_tokens(flow: AnyFlow, count: int) -> int:
+    """Return the tokens of a prompt of `count` that need none of a stream's: all its streams share what they leave."""
+    block = flow.block_tokens
+    return max(0, count - flow.lookahead) // block * block if block else count
+
+
+def prompt_and_tail(order: Labels, prompt: int, recent: int | None) -> Labels:
+    """Keep the first `prompt` and the last `recent` entries when there are more than that; None keeps all."""
+    if recent is None or len(order) <= prompt + recent:
+        return order
+    return np.concatenate([order[:prompt], order[len(order) - recent :]])
+
+
+def before_chunk(state: FlowState, rules: HistoryRules, specs: Sequence[CacheSpec]) -> FlowState:
+    """Return the state a chunk under `rules` must start from: where `auto` leaves `upstream`, in the order of time."""
+    if rules.newest_first or state.is_time_ordered:
+        return state
+    assert rules.recent_frames is not None
+    prompt = rules.stride * rules.prompt_tokens
+    own = np.flatnonzero(state.labels >= prompt)
+    recent = own[np.argsort(state.labels[own], kind="stable")]
+    recent = recent[max(0, len(recent) - rules.recent_frames) :]
+    caches = dict(state.caches)
+    for spec in specs:
+        if spec.time_axis is not None and spec.name in caches:
+            cache = caches[spec.name]
+            if spec.name == SOLVER_KV:
+                assert state.prompt_kv is not None
+                kept = [state.prompt_kv, _take(cache, spec.time_axis, recent)]
+                caches[spec.name] = torch.cat(kept, spec.time_axis)
+            else:
+                order = rules.kept(spec, cache.shape[spec.time_axis], 0)
+                caches[spec.name] = _take(cache, spec.time_axis, order)
+    labels = np.concatenate([np.arange(prompt), state.labels[recent]])
+    return dataclasses.replace(state, caches=caches, labels=labels)
+
+
+def advance(
+    state: FlowState, span: ChunkSpan, ids: Tensor, added: Mapping[str, Tensor], row: int,
+    specs: Sequence[CacheSpec], rules: HistoryRules,
+) -> FlowState:  # fmt: skip
+    """Return the state after a chunk: what complete blocks leave joins the caches, the rest of the tokens waits.
 
     Args:
         state: the state that went into the chunk (after `before_chunk`).
-        update: what the batch returned.
+        span: what the row computed.
+        ids: [at least E - A] int64 tokens of the chunk.
+        added: what the batch left, of some caches; the others stay as they are.
         row: the stream's row in it.
-        new_frames: mel frames the row really made.
+        specs: of the caches.
         rules: the chunk's history rules.
     """
-    labels = np.concatenate([state.solver_labels, np.arange(state.frames, state.frames + new_frames)])
-    kept = rules.merge_order(state.solver_length, new_frames, state.prompt_frames)
-    return dataclasses.replace(
-        advance_encoder(state, update.encoder, row, new_frames, rules),
-        solver_kv=_merge(state.solver_kv, update.solver.kv[:, :, :, row, :, :new_frames], 4, kept),
-        solver_tail=update.solver.tail[:, :, :, row].clone(),
-        solver_labels=labels[kept],
-    )
-
-
-def advance_encoder(
-    state: FlowState, encoder: EncoderUpdate, row: int, new_frames: int, rules: HistoryRules
-) -> FlowState:
-    """Return the state after a chunk, its frames counted, with the conformer's part of it; see `advance`."""
-    new_tokens = new_frames // 2
-    tokens = rules.conformer_order(state.token_kv.shape[2], new_tokens, state.prompt_frames // 2, stride=2)
-    frames = rules.conformer_order(state.frame_kv.shape[2], new_frames, state.prompt_frames, stride=1)
+    tokens = span.committed - span.first
+    own = np.arange(rules.stride * span.first, rules.stride * span.committed)
+    caches = dict(state.caches)
+    for spec in (each for each in specs if each.name in added):
+        new, axis = added[spec.name].select(spec.batch_axis, row), spec.time_axis
+        if axis is None:
+            caches[spec.name] = new.clone()
+            continue
+        held, count = caches[spec.name], tokens * spec.columns_per_token
+        whole = torch.cat([held, new.narrow(axis, 0, count)], axis)
+        caches[spec.name] = _take(whole, axis, rules.kept(spec, held.shape[axis], count))
     return dataclasses.replace(
         state,
-        frames=state.frames + new_frames,
-        token_kv=_merge(state.token_kv, encoder.token_kv[:, row, :, :new_tokens], 2, tokens),
-        frame_kv=_merge(state.frame_kv, encoder.frame_kv[:, row, :, :new_frames], 2, frames),
-        lookahead_tail=encoder.lookahead_tail[row].clone(),
-        upsample_tail=encoder.upsample_tail[row].clone(),
+        first_token=span.committed,
+        end_token=span.end,
+        pending=ids[tokens : span.end - span.first].clone(),
+        cond=state.cond[:, rules.stride * tokens :],
+        caches=caches,
+        labels=np.concatenate([state.labels, own])[rules.frame_order(len(state.labels), len(own))],
     )
 
 
-def _merge(held: Tensor, new: Tensor, dim: int, order: Labels) -> Tensor:
-    return _take(torch.cat([held, new], dim), dim, order)
+def collate(states: Sequence[FlowState], specs: Sequence[CacheSpec]) -> Past:
+    """Pad the states of a batch to one size, aligned to the right on time; leaves out caches that states don't have."""
+    caches, device = [state.caches for state in states], states[0].pending.device
+    held = [_held_tokens(each, specs) for each in caches]
+    return Past(
+        {spec.name: _stack([each[spec.name] for each in caches], spec) for spec in specs if spec.name in caches[0]},
+        torch.tensor(held, device=device),
+        torch.tensor([len(state.labels) for state in states], device=device),
+        torch.tensor([state.first_token for state in states], device=device),
+    )
+
+
+def tensor_bytes(tensors: Sequence[Tensor]) -> int:
+    """Return the memory of tensors."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _held_tokens(caches: Caches, specs: Sequence[CacheSpec]) -> int:
+    """Return the tokens that the encoder's growing caches hold; without an encoder's, the solver's."""
+    for spec in specs:
+        if spec.time_axis is not None and spec.name in caches:
+            return caches[spec.name].shape[spec.time_axis] // spec.columns_per_token
+    return 0
 
 
 def _take(values: Tensor, dim: int, index: Labels) -> Tensor:
@@ -279,10 +260,15 @@ def _take(values: Tensor, dim: int, index: Labels) -> Tensor:
     return values.index_select(dim, torch.from_numpy(index).to(values.device))
 
 
-def _pad_left(rows: Sequence[Tensor]) -> Tensor:
-    """Stack [L, h, S, 2d] rows into [L, B, h, S, 2d], each aligned to the right."""
-    size = max(row.shape[2] for row in rows)
-    out = rows[0].new_zeros(rows[0].shape[0], len(rows), rows[0].shape[1], size, rows[0].shape[3])
+def _stack(rows: Sequence[Tensor], spec: CacheSpec) -> Tensor:
+    if spec.time_axis is None:
+        return torch.stack(list(rows), spec.batch_axis)
+    size = max(row.shape[spec.time_axis] for row in rows)
+    shape = list(rows[0].shape)
+    shape[spec.time_axis] = size
+    shape.insert(spec.batch_axis, len(rows))
+    out = rows[0].new_zeros(shape)
     for index, row in enumerate(rows):
-        out[:, index, :, size - row.shape[2] :] = row
+        held = row.shape[spec.time_axis]
+        out.select(spec.batch_axis, index).narrow(spec.time_axis, size - held, held).copy_(row)
     return out

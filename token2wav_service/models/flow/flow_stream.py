@@ -1,123 +1,209 @@
-"""Chunked flow: prepares voices and runs the flow over a batch of streams' token chunks.
+"""Chunked running of any flow: prepares voices, computes `[A, E)` of every stream, keeps what the next chunk needs.
 
-Source: specification sections 7 and 9; differs in the default history and noise (see `SynthesisPolicy`).
+Under a block mask, A is a stream's last complete block and E the end of its chunk: a chunk that ends inside a block is
+computed again with the next one, at most one block less a token. Without one, a chunk begins where the last one ended.
+Long streams keep the prompt's columns and the newest ones (see `SynthesisPolicy`): a chunk's cost does not grow.
+
+Source: specification sections 7 and 9, specification of the flows, sections 6 and 7; differs in the default history and
+noise (see `SynthesisPolicy`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from token2wav_service.config import NoiseSource, SynthesisPolicy
-from token2wav_service.models.flow.flow import Flow
-from token2wav_service.models.flow.flow_state import FlowState, advance, before_chunk, collate, prompt_state, rules_for
+from token2wav_service.contract import CHUNK_SIZES_TOKENS
+from token2wav_service.models.flow.any_flow import AnyFlow
+from token2wav_service.models.flow.flow_state import (
+    SOLVER_KV,
+    ChunkSpan,
+    FlowState,
+    FlowVoice,
+    advance,
+    before_chunk,
+    collate,
+    rules_for,
+    shared_tokens,
+    tensor_bytes,
+)
 from token2wav_service.models.noise import NoiseDomain, counter_normal, frozen_normal
 from token2wav_service.models.streaming import FlowInput
 
 PROMPT_SEED = 0
-"""Seed of a prompt's noise, the same for every stream, so that its state can be shared."""
-UPSTREAM_NOISE_FRAMES = 30_000
+"""Seed of a prompt's noise, the same for every stream, so that what it leaves can be shared."""
+MAX_STARTS = 2
+"""Most states of a voice for streams of a block-masked flow to start from: they differ by the first chunk's length
+modulo a block."""
+
+Row = FlowInput[FlowState]
 
 
 class StreamFlow:
-    """Runs the flow in chunks; holds the model and the policy, no stream's state."""
+    """Runs a flow in chunks; holds the model and the policy, no stream's state."""
 
-    def __init__(self, flow: Flow, policy: SynthesisPolicy, noise_buffer: Tensor | None = None) -> None:
+    def __init__(self, flow: AnyFlow, policy: SynthesisPolicy, noise_buffer: Tensor | None = None) -> None:
         """Hold the model.
 
         Args:
             flow: in eval mode, on its device.
             policy: history, noise and solver steps.
-            noise_buffer: [80, frames] for `NoiseSource.UPSTREAM`; None draws a fixed one.
+            noise_buffer: [80, frames] for `NoiseSource.UPSTREAM`; None draws the original's.
         """
-        self.flow = flow
-        self.policy = policy
+        self.flow, self.policy = flow, policy
         self.device = flow.device
-        self.stride, self.lookahead = flow.stride, flow.lookahead
-        self.hop_multiple = 1
-        self.noise_buffer = noise_buffer
-        if policy.noise is NoiseSource.UPSTREAM and noise_buffer is None:
-            self.noise_buffer = frozen_normal(flow.config.output_size, UPSTREAM_NOISE_FRAMES)
+        self.stride, self.lookahead, self.vocab_size = flow.stride, flow.lookahead, flow.vocab_size
+        self.hop_multiple = flow.block_tokens or 1
+        self.specs = flow.state_specs(policy.ode_steps)
+        self.noise_buffer: Tensor | None = None
+        if policy.noise is NoiseSource.UPSTREAM:
+            self.noise_buffer = noise_buffer
+            if noise_buffer is None:
+                self.noise_buffer = frozen_normal(flow.output_size, flow.noise_frames)
 
-    @property
-    def vocab_size(self) -> int:
-        """Speech tokens are 0 to one less."""
-        return self.flow.config.vocab_size
-
-    def begin(self, prompt: FlowState, hop: int) -> FlowState:
-        """Return the state that a stream starts with, for any first chunk."""
-        return prompt
-
-    def waiting_tokens(self, prompt: FlowState, hop: int) -> int:
-        """See `BlockStreamFlow.waiting_tokens`; every stream shares the whole prompt."""
-        return 0
-
-    def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> FlowState:
-        """Run the prompt once.
+    def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> FlowVoice:
+        """Run the prompt for streams whose first chunk has the usual size.
 
         Args:
             tokens: [T] int64 prompt speech tokens, at least 3.
             mel: [F, 80] prompt log-mel; tokens and mel are cut to the shorter of the two.
             speaker: [192] raw speaker embedding.
-
-        Returns:
-            The state from which every stream of the voice starts.
         """
         count = min(mel.shape[0] // self.stride, tokens.shape[0])
-        frames = count * self.stride
-        window = torch.cat([tokens[:count], tokens[: self.lookahead]])[None].to(self.device)
-        noise = self.noise([PROMPT_SEED], [0], [0], frames)
-        _, update = self.flow(
-            window,
-            torch.tensor([window.shape[1]], device=self.device),
-            torch.tensor([False], device=self.device),
-            speaker[None].to(self.device),
-            noise,
-            self.policy.ode_steps,
-            cond=mel[None, :frames].transpose(1, 2).to(self.device),
-        )
-        return prompt_state(update, 0, frames)
+        trimmed = self.trimmed(count, CHUNK_SIZES_TOKENS[0])
+        return self.voice(tokens, mel, speaker, {trimmed: self.run_prompt(tokens, mel, speaker, trimmed)})
 
-    def new_frames(self, tokens: int, is_last: bool) -> int:
-        """Return the mel frames that a chunk of `tokens` tokens makes."""
-        return self.stride * (tokens if is_last else tokens - self.lookahead)
+    def voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor, starts: dict[int, FlowState]) -> FlowVoice:
+        """Return the voice of a prompt, as `prepare_voice` takes it, that was run already."""
+        count = min(mel.shape[0] // self.stride, tokens.shape[0])
+        tokens, mel = tokens[:count], mel[: count * self.stride]
+        most = MAX_STARTS if self.flow.block_tokens else 1
+        (start,) = starts.values()
+        num_bytes = most * start.num_bytes + tensor_bytes((tokens, mel, speaker))
+        return FlowVoice(tokens, mel, speaker, num_bytes, starts)
 
-    def forward(self, rows: Sequence[FlowInput[FlowState]]) -> tuple[list[Tensor], list[FlowState]]:
+    def begin(self, prompt: FlowVoice, hop: int) -> FlowState:
+        """Return what a stream starts from whose first chunk speaks `hop` tokens, so that it ends a block.
+
+        The usual start where `hop` is 0: the first chunk is the last, and ends no block.
+
+        Runs the prompt, shortened at its start, where no newer stream of the voice began with such a chunk.
+        """
+        starts, trimmed = prompt.starts, self.trimmed(len(prompt.tokens), hop)
+        if trimmed not in starts:
+            state = self.run_prompt(prompt.tokens, prompt.mel, prompt.speaker, trimmed)
+            while len(starts) >= MAX_STARTS:
+                del starts[next(iter(starts))]
+            starts[trimmed] = state
+        return starts[trimmed]
+
+    def trimmed(self, count: int, hop: int) -> int:
+        """Return the tokens to leave away at a prompt's start, for `begin`: none of one no longer than a block."""
+        block = self.flow.block_tokens
+        return (count + (hop or CHUNK_SIZES_TOKENS[0])) % block if 0 < block < count else 0
+
+    def waiting_tokens(self, prompt: FlowVoice, hop: int) -> int:
+        """Return the prompt's tokens that a stream computes with its first chunk, which speaks `hop` tokens."""
+        count = len(prompt.tokens) - self.trimmed(len(prompt.tokens), hop)
+        return count - shared_tokens(self.flow, count)
+
+    def run_prompt(self, tokens: Tensor, mel: Tensor, speaker: Tensor, trimmed: int = 0) -> FlowState:
+        """Run the complete blocks of a prompt, or all of it.
+
+        Args:
+            tokens, mel, speaker: as `prepare_voice` takes them.
+            trimmed: tokens to leave away at the prompt's start, so that a stream's first chunk can end a block.
+
+        Returns:
+            The state from which a stream of the voice starts.
+        """
+        count = min(mel.shape[0] // self.stride, tokens.shape[0])
+        ids = tokens[trimmed:count].to(self.device)
+        cond = mel[trimmed * self.stride : count * self.stride].T.to(self.device)
+        dtype = self.flow.dtype
+        caches = {spec.name: torch.zeros(spec.shape, dtype=dtype, device=self.device) for spec in self.specs}
+        state = FlowState(len(ids), 0, 0, ids[:0], cond, caches, np.arange(0))
+        whole = shared_tokens(self.flow, len(ids))
+        if whole:
+            # Without blocks, the prompt's first tokens stand for those that follow it, as in the original.
+            heard = torch.cat([ids, ids[: self.lookahead]])[: whole + self.lookahead]
+            _, (state,) = self.forward([FlowInput(state, heard, speaker, PROMPT_SEED, is_last=False)])
+        prompt_kv = None if self.flow.block_tokens else state.caches[SOLVER_KV]
+        return replace(state, end_token=len(ids), pending=ids[state.first_token :], prompt_kv=prompt_kv)
+
+    def span(self, state: FlowState, tokens: int, is_last: bool) -> ChunkSpan:
+        """Return what a row computes that gets so many tokens."""
+        spoken = tokens - (0 if is_last else self.lookahead)
+        return ChunkSpan.of(state.first_token, state.end_token, spoken, self.hop_multiple)
+
+    def forward(self, rows: Sequence[Row]) -> tuple[list[Tensor], list[FlowState]]:
         """Run one chunk of every row.
 
         Returns:
             Mel [80, F] float32 per row, and the new states; the input states are unchanged.
 
         Raises:
-            ValueError: a row would pass the limit of history policy `upstream`.
+            ValueError: a row would pass the limit of history or noise policy `upstream`.
         """
-        made = [self.new_frames(len(row.token_ids), row.is_last) for row in rows]
-        rules = [rules_for(self.policy, row.state.frames + n) for row, n in zip(rows, made, strict=True)]
-        states = [before_chunk(row.state, rule) for row, rule in zip(rows, rules, strict=True)]
-        lengths = torch.tensor([len(row.token_ids) for row in rows], device=self.device)
-        is_last = torch.tensor([row.is_last for row in rows], device=self.device)
-        tokens = torch.nn.utils.rnn.pad_sequence([row.token_ids for row in rows], batch_first=True).to(self.device)
-        noise = self.noise(
-            [row.seed for row in rows],
-            [state.frames for state in states],
-            [state.solver_length for state in states],
-            tokens.shape[1] * self.stride,
+        spans = [self.span(row.state, len(row.token_ids), row.is_last) for row in rows]
+        self._check_noise(spans)
+        rules = [rules_for(self.policy, self.flow, row.state.prompt_tokens, span.end)
+                 for row, span in zip(rows, spans, strict=True)]  # fmt: skip
+        states = [before_chunk(row.state, rule, self.specs) for row, rule in zip(rows, rules, strict=True)]
+        tokens = [torch.cat([row.state.pending, row.token_ids.to(self.device)]) for row in rows]
+        longest = max(len(ids) for ids in tokens)
+        frames = self.stride * (longest - (0 if any(row.is_last for row in rows) else self.lookahead))
+        mel, added = self.flow(
+            torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True),
+            torch.tensor([len(ids) for ids in tokens], device=self.device),
+            torch.tensor([row.is_last for row in rows], device=self.device),
+            torch.stack([row.speaker for row in rows]).to(self.device),
+            self.noise(states, [row.seed for row in rows], longest * self.stride),
+            self.policy.ode_steps,
+            cond=torch.stack([functional.pad(state.cond, (0, frames))[:, :frames] for state in states]),
+            past=collate(states, self.specs),
+            committed=torch.tensor([span.committed - span.first for span in spans], device=self.device),
         )
-        speaker = torch.stack([row.speaker for row in rows]).to(self.device)
-        mel, update = self.flow(
-            tokens, lengths, is_last, speaker, noise, self.policy.ode_steps, history=collate(states)
-        )
-        advanced = [advance(state, update, index, made[index], rules[index]) for index, state in enumerate(states)]
-        return [mel[index, :, :n].float() for index, n in enumerate(made)], advanced
+        mels, new = [], []
+        for index, (state, span, ids) in enumerate(zip(states, spans, tokens, strict=True)):
+            first, last = ((at - span.first) * self.stride for at in (span.start, span.end))
+            mels.append(mel[index, :, first:last].float())
+            new.append(advance(state, span, ids, added, index, self.specs, rules[index]))
+        return mels, new
 
-    def noise(self, seeds: Sequence[int], frames: Sequence[int], cached: Sequence[int], count: int) -> Tensor:
-        """[B, 80, count] from each row's absolute frame, or from the frozen buffer at its cache length."""
-        if self.noise_buffer is not None and self.policy.noise is NoiseSource.UPSTREAM:
-            padded = torch.nn.functional.pad(self.noise_buffer, (0, count))
-            return torch.stack([padded[:, start : start + count] for start in cached]).to(self.device)
-        seed = torch.tensor(seeds, dtype=torch.int64, device=self.device)
-        start = torch.tensor(frames, dtype=torch.int64, device=self.device)
-        width = self.flow.config.output_size
-        return counter_normal(seed, start, count, width, NoiseDomain.FLOW).transpose(1, 2)
+    def _check_noise(self, spans: Sequence[ChunkSpan]) -> None:
+        """Refuse to read a block-masked flow's noise behind its buffer's end; other streams are silent there."""
+        if self.noise_buffer is None or not self.flow.block_tokens:
+            return
+        frames, limit = max(span.end for span in spans) * self.stride, self.noise_buffer.shape[1]
+        if frames > limit:
+            raise ValueError(
+                f"prompt and audio would reach {frames / 50:.2f} s, noise policy `upstream` ends at "
+                f"{limit / 50:.0f} s; use `counter` for longer streams"
+            )
+
+    def noise(self, states: Sequence[FlowState], seeds: Sequence[int], count: int) -> Tensor:
+        """[B, 80, count] from each row's first frame: by the voice's seed in the prompt, by the stream's behind it.
+
+        The original's buffer is read from that frame on, or without a block mask from the number of held columns on.
+        """
+        firsts = [state.first_token * self.stride for state in states]
+        if self.noise_buffer is not None:
+            padded = functional.pad(self.noise_buffer, (0, count))
+            places = firsts if self.flow.block_tokens else [len(state.labels) for state in states]
+            return torch.stack([padded[:, place : place + count] for place in places]).to(self.device)
+        start, own_seeds = (torch.tensor(each, dtype=torch.int64, device=self.device) for each in (firsts, seeds))
+        width = self.flow.output_size
+        own = counter_normal(own_seeds, start, count, width, NoiseDomain.FLOW)
+        waiting = [self.stride * (state.prompt_tokens - state.first_token) for state in states]
+        if max(waiting) > 0:
+            shared = counter_normal(torch.full_like(own_seeds, PROMPT_SEED), start, count, width, NoiseDomain.FLOW)
+            in_prompt = torch.arange(count) < torch.tensor(waiting)[:, None]
+            own = torch.where(in_prompt[:, :, None].to(self.device), shared, own)
+        return own.transpose(1, 2)

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from token2wav_service.models.causal import ChunkAttention, causal_tail
-from token2wav_service.models.config import RotaryDiTConfig
-from token2wav_service.models.flow.cfm import EstimatorHistory
+from token2wav_service.models.config import ROTARY_COLUMNS, RotaryDiTConfig
+from token2wav_service.models.flow.cfm import EstimatorHistory, empty_history
 from token2wav_service.models.flow.dit import modulate
 from token2wav_service.models.flow.unet import time_features
 
 TIME_FEATURES = 256
-CONV_KERNEL = 31
+CONV_KERNEL = ROTARY_COLUMNS + 1
 CONV_GROUPS = 16
-LEFT_CONTEXT = CONV_KERNEL - 1
+LEFT_CONTEXT = ROTARY_COLUMNS
 """Columns that each of the two position convolutions sees before its own."""
 MODULATIONS = 6
 """Number of modulations: shift, scale and gate, for attention and feed-forward."""
@@ -74,7 +74,7 @@ class RotaryDiT(nn.Module):
             Velocity [B, 80, T], and what this chunk adds: rotated keys and values of its own frames [L, B, h, T, 2d]
             and the tails [1, B, 2 dim, 30] of the two position convolutions.
         """
-        history = history or self.empty_history(x)
+        history = history or empty_history(self.config.past, x)
         rows = torch.cat([x, cond, mu, speaker[:, :, None].expand(-1, -1, x.shape[2])], 1)
         hidden, tail = self.input_embed(rows.transpose(1, 2), lengths, history.tail[0])
         if rotation is None:
@@ -87,14 +87,6 @@ class RotaryDiT(nn.Module):
             kv.append(own_kv)
         velocity = self.proj_out(self.norm_out(hidden, condition)).transpose(1, 2)
         return velocity, EstimatorHistory(torch.stack(kv), tail[None])
-
-    def empty_history(self, like: Tensor) -> EstimatorHistory:
-        """Return a history of length 0 for a batch shaped as `like` [B, ...]."""
-        c, b = self.config, like.shape[0]
-        return EstimatorHistory(
-            kv=like.new_zeros(c.depth, b, c.heads, 0, 2 * c.head_dim),
-            tail=like.new_zeros(1, b, 2 * c.dim, LEFT_CONTEXT),
-        )
 
 
 def rotation_table(first_frames: Tensor | None, frames: int, head_dim: int, like: Tensor) -> Tensor:

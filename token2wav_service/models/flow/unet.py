@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from token2wav_service.models.causal import ChunkAttention, causal_tail
-from token2wav_service.models.config import UNetConfig
-from token2wav_service.models.flow.cfm import EstimatorHistory
+from token2wav_service.models.config import CONVOLUTION_COLUMNS, UNetConfig
+from token2wav_service.models.flow.cfm import EstimatorHistory, empty_history
 
 TIME_SCALE = 1000.0
-KERNEL = 3
-LEFT_CONTEXT = KERNEL - 1
+KERNEL = CONVOLUTION_COLUMNS + 1
+LEFT_CONTEXT = CONVOLUTION_COLUMNS
 """Columns that every convolution sees before its own."""
 FEED_FORWARD_RATIO = 4
 
@@ -52,7 +52,6 @@ class UNet(nn.Module):
         history: EstimatorHistory | None = None,
         *,
         valid: Tensor | None = None,
-        first_frames: Tensor | None = None,
     ) -> tuple[Tensor, EstimatorHistory]:
         """Estimate the velocity at `time`.
 
@@ -66,13 +65,12 @@ class UNet(nn.Module):
             lengths: [B] frames per row after which the convolution tails are taken.
             history: what earlier chunks left at this time; None starts from nothing.
             valid: [B, T] bool, where the velocity is to be 0 otherwise; None keeps what padding gives.
-            first_frames: not used: the model encodes no positions.
 
         Returns:
             Velocity [B, 80, T], and what this chunk adds: keys and values of its own frames [L, B, h, T, 2d] and the
             tails [1, B, C, 2] of all convolutions, in the order in which they run.
         """
-        history = history or self.empty_history(x)
+        history = history or empty_history(self.config.past, x)
         run = _Run(mask, lengths, history)
         emb = functional.mish(self.time_mlp(time).to(x.dtype))
         hidden = torch.cat([x, mu, speaker[:, :, None].expand(-1, -1, x.shape[2]), cond], 1)
@@ -87,14 +85,6 @@ class UNet(nn.Module):
         if valid is not None:
             velocity = velocity * valid[:, None].to(velocity.dtype)
         return velocity, run.update()
-
-    def empty_history(self, like: Tensor) -> EstimatorHistory:
-        """Return a history of length 0 for a batch shaped as `like` [B, ...]."""
-        c, b = self.config, like.shape[0]
-        return EstimatorHistory(
-            kv=like.new_zeros(c.num_layers, b, c.num_heads, 0, 2 * c.head_dim),
-            tail=like.new_zeros(1, b, c.tail_channels, LEFT_CONTEXT),
-        )
 
 
 def time_features(time: Tensor, width: int) -> Tensor:

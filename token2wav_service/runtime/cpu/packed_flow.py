@@ -7,9 +7,8 @@ the CPU's convolutions of few channels over many columns take half of the time i
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,16 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from token2wav_service.config import HistoryPolicy, SynthesisPolicy
+from token2wav_service.config import SynthesisPolicy
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_state import (
+    SOLVER_KV,
     FlowState,
-    HistoryRules,
-    Labels,
-    advance_encoder,
-    collate_encoder,
+    FlowVoice,
+    advance,
+    before_chunk,
+    collate,
     rules_for,
-    sorted_recent,
+    tensor_bytes,
 )
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput
@@ -41,9 +41,7 @@ class PackedState:
     """What the flow remembers of one stream."""
 
     flow: FlowState
-    """The conformer's part, and the frames so far; its solver's part stays the voice's."""
-    labels: Labels
-    """Frames whose solver columns the next chunk sees, in the order of the history's policy."""
+    """Everything but the solver's keys, values and tails; its labels say which columns the next chunk sees."""
     tails: Tensor
     """[n, L, 2 convolutions, 2 branches, 2, C] of the solver."""
     store: ColumnStore
@@ -51,9 +49,13 @@ class PackedState:
     @property
     def num_bytes(self) -> int:
         """Memory it holds beyond what it shares with its voice."""
-        flow = self.flow
-        tensors = (flow.token_kv, flow.frame_kv, flow.lookahead_tail, flow.upsample_tail, self.tails)
-        return self.store.num_bytes + sum(t.numel() * t.element_size() for t in tensors)
+        return self.flow.num_bytes + self.store.num_bytes + tensor_bytes((self.tails,))
+
+    @property
+    def prompt_kv(self) -> Tensor:
+        """The voice's solver columns."""
+        assert self.flow.prompt_kv is not None
+        return self.flow.prompt_kv
 
 
 class PackedFlow:
@@ -70,16 +72,18 @@ class PackedFlow:
         self.hop_multiple = self._plain.hop_multiple
         self.vocab_size = self._plain.vocab_size
 
-    def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> FlowState:
+    def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> FlowVoice:
         """Run the prompt once; see `StreamFlow.prepare_voice`."""
         return self._plain.prepare_voice(tokens, mel, speaker)
 
-    def begin(self, prompt: FlowState, hop: int) -> PackedState:
+    def begin(self, prompt: FlowVoice, hop: int) -> PackedState:
         """Return what a stream starts from: a copy of the voice's columns."""
-        steps, layers, branches = prompt.solver_tail.shape[:3]
-        tails = prompt.solver_tail.view(steps, layers, branches, 2, self._solver.width, -1).permute(0, 1, 3, 2, 5, 4)
-        store = ColumnStore.of_prompt(prompt.solver_kv, self._policy.estimator_recent_frames + hop * self.stride)
-        return PackedState(prompt, prompt.solver_labels, tails, store)
+        start = self._plain.begin(prompt, hop)
+        caches = dict(start.caches)
+        kv, tail = caches.pop(SOLVER_KV), caches.pop("solver_tail")
+        tails = tail.view(*tail.shape[:3], 2, self._solver.width, -1).permute(0, 1, 3, 2, 5, 4)
+        store = ColumnStore.of_prompt(kv, self._policy.estimator_recent_frames + hop * self.stride)
+        return PackedState(replace(start, caches=caches), tails, store)
 
     def forward(self, rows: Sequence[FlowInput[PackedState]]) -> tuple[list[Tensor], list[PackedState]]:
         """Run one chunk of every row.
@@ -90,63 +94,38 @@ class PackedFlow:
         Raises:
             ValueError: a state whose successor has been run already.
         """
-        made = [self._plain.new_frames(len(row.token_ids), row.is_last) for row in rows]
-        rules = [rules_for(self._policy, row.state.flow.frames + n) for row, n in zip(rows, made, strict=True)]
-        states = [_before_chunk(row.state, rule) for row, rule in zip(rows, rules, strict=True)]
-        flows = [state.flow for state in states]
-        for state, count in zip(states, made, strict=True):
-            state.store.hold(state.labels, _prompt_kv(state.flow), count)
-        mu, speakers, _, encoded = self.flow.condition(
-            torch.nn.utils.rnn.pad_sequence([row.token_ids for row in rows], batch_first=True).clamp(min=0),
-            torch.tensor([len(row.token_ids) for row in rows]),
+        policy, specs, works = self._policy, self._plain.specs, [row.state for row in rows]
+        spans = [self._plain.span(row.state.flow, len(row.token_ids), row.is_last) for row in rows]
+        rules = [rules_for(policy, self.flow, work.flow.prompt_tokens, span.end)
+                 for work, span in zip(works, spans, strict=True)]  # fmt: skip
+        states = [before_chunk(work.flow, rule, specs) for work, rule in zip(works, rules, strict=True)]
+        made = [self.stride * (span.end - span.first) for span in spans]
+        for work, state, count in zip(works, states, made, strict=True):
+            work.store.hold(state.labels, work.prompt_kv, count)
+        tokens = [row.token_ids for row in rows]
+        mu, speakers, encoded = self.flow.condition(
+            torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True),
+            torch.tensor([len(ids) for ids in tokens]),
             torch.tensor([row.is_last for row in rows]),
             torch.stack([row.speaker for row in rows]),
-            collate_encoder(flows),
+            torch.tensor([span.end - span.first for span in spans]),
+            collate(states, specs),
         )
-        noise = self._plain.noise(
-            [row.seed for row in rows], [flow.frames for flow in flows], [0] * len(rows), max(made)
-        )
+        noise = self._plain.noise(states, [row.seed for row in rows], max(made))
         mel, tails = self._solver.solve(
             _joined(noise, made),
             _joined(mu, made),
             speakers,
             made,
-            [state.store for state in states],
-            torch.stack([state.tails for state in states], 4),
+            [work.store for work in works],
+            torch.stack([work.tails for work in works], 4),
         )
-        mels = [part.t().contiguous() for part in torch.split(mel, made)]
-        advanced = [
-            self._advanced(
-                state, advance_encoder(state.flow, encoded, row, made[row], rules[row]), tails, row, rules[row]
-            )
-            for row, state in enumerate(states)
-        ]
-        return mels, advanced
-
-    def _advanced(
-        self, state: PackedState, flow: FlowState, tails: Tensor, row: int, rules: HistoryRules
-    ) -> PackedState:
-        """Return the state after a chunk whose conformer's part is `flow`."""
-        own = np.arange(state.flow.frames, flow.frames)
-        kept = rules.merge_order(len(state.labels), len(own), flow.prompt_frames)
-        state.store.note(own)
-        return PackedState(flow, np.concatenate([state.labels, own])[kept], tails[:, :, :, :, row].clone(), state.store)
-
-
-def _before_chunk(state: PackedState, rules: HistoryRules) -> PackedState:
-    """Return the state a chunk under `rules` starts from; see `flow_state.before_chunk`."""
-    is_ordered = bool(np.all(np.diff(state.labels) > 0))
-    if rules.policy is not HistoryPolicy.PROMPT_AND_RECENT or is_ordered:
-        return state
-    recent = sorted_recent(state.labels, state.flow.prompt_frames)
-    recent = recent[max(0, len(recent) - rules.estimator_recent) :]
-    labels = np.concatenate([np.arange(state.flow.prompt_frames), state.labels[recent]])
-    return dataclasses.replace(state, flow=state.flow.with_compacted_encoder(rules), labels=labels)
-
-
-def _prompt_kv(flow: FlowState) -> Tensor:
-    """Return the voice's solver columns."""
-    return flow.solver_kv if flow.prompt_solver_kv is None else flow.prompt_solver_kv
+        advanced = []
+        for row, (work, state, span) in enumerate(zip(works, states, spans, strict=True)):
+            flow = advance(state, span, tokens[row], encoded, row, specs, rules[row])
+            work.store.note(np.arange(span.first * self.stride, span.end * self.stride))
+            advanced.append(PackedState(flow, tails[:, :, :, :, row].clone(), work.store))
+        return [part.t().contiguous() for part in torch.split(mel, made)], advanced
 
 
 def _joined(values: Tensor, frames: Sequence[int]) -> Tensor:

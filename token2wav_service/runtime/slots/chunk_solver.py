@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -94,10 +94,13 @@ class ChunkSolver(ABC):
 class FusedSolver(ChunkSolver):
     """One on fused kernels: everything that is the same for every chunk is computed at load."""
 
+    tails: tuple[int, ...]
+    """Shape of one slot's tails at one step."""
+
     def __init__(self, cfm: ConditionalFlowMatching[Any], steps: int, dtype: torch.dtype) -> None:
         """Read the schedule of `steps` Euler steps; products and pools are of `dtype`."""
         self.steps, self.dtype, self.guidance = steps, dtype, cfm.guidance
-        self.device = next(cfm.parameters()).device
+        self.device, self.past = next(cfm.parameters()).device, cfm.estimator.config.past
         grid = time_grid(steps)
         self.times = grid[:-1].to(self.device)
         """[n] time at the beginning of each step."""
@@ -122,10 +125,11 @@ class FusedSolver(ChunkSolver):
         """Return x after a step, float32 and in the products' dtype."""
         return ops.guide(x, velocity, self.deltas[step], self.guidance, self.dtype)
 
-    def history(self, slots: int, window: Sequence[int], tails: Sequence[int]) -> SolverPool:
-        """Allocate a history, zeroed; shapes are those of one slot and step."""
+    def allocate(self, slots: int, ring: int) -> SolverPool:
+        """See `ChunkSolver`."""
+        window = (self.past.layers, 2, self.past.heads, ring, self.past.pair)
         return SolverPool(
-            *(torch.zeros(slots, self.steps, *s, dtype=self.dtype, device=self.device) for s in (window, tails))
+            *(torch.zeros(slots, self.steps, *s, dtype=self.dtype, device=self.device) for s in (window, self.tails))
         )
 
 
@@ -156,12 +160,11 @@ class HeadedRows:
         )
 
 
-def pack_attention(attention: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Return the weights of queries, keys and values side by side [C, 3 H D], and their bias [3 H D], if any."""
+def pack_heads(attention: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Return the weights of queries, keys and values below each other [3 H D, C], and their bias [3 H D], if any."""
     layers = (attention.to_q, attention.to_k, attention.to_v)
-    weight = torch.cat([layer.weight for layer in layers]).to(dtype).t().contiguous()
     bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers]).to(dtype)
-    return weight, bias
+    return torch.cat([layer.weight for layer in layers]).to(dtype), bias
 
 
 def pack_linear(linear: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,8 @@ from token2wav_service.runtime.slots.chunk_solver import (
     SolverPool,
     affine_float,
     float_copy,
+    pack_heads,
+    pack_linear,
     shifted_weight,
 )
 
@@ -35,10 +37,12 @@ class DiTSolver(FusedSolver):
     def __init__(self, cfm: ConditionalFlowMatching[DiT], steps: int, dtype: torch.dtype) -> None:
         super().__init__(cfm, steps, dtype)
         dit, config = cfm.estimator, cfm.estimator.config
-        self.config = config
+        self.config, self.tails = config, (config.depth, CONVOLUTIONS, 2, 2, config.hidden_size)
+        """Tails are [L, 2 convolutions, 2 cfg, 2 columns, C]."""
         with torch.inference_mode():
             condition = functional.silu(float_copy(dit.t_embedder)(self.times))
-            tables = torch.stack([affine_float(layer, condition) for layer in _modulations(dit)], 1)
+            blocks: list[Any] = list(dit.blocks)
+            tables = torch.stack([affine_float(block.adaLN_modulation[1], condition) for block in blocks], 1)
             self.modulations = tables.view(steps, config.depth, MODULATIONS, config.hidden_size)
             final_layer: Any = dit.final_layer
             final = affine_float(final_layer.adaLN_modulation[1], condition)
@@ -47,18 +51,12 @@ class DiTSolver(FusedSolver):
             weight = dit.in_proj.weight.to(dtype)
             self.x_weight, self.constant_weight = weight[:, :mel].contiguous(), weight[:, mel:].contiguous()
             self.in_bias = dit.in_proj.bias.to(dtype)
-            self.blocks = [_PackedBlock(block, dtype) for block in dit.blocks]
+            self.blocks = [_PackedBlock(block, dtype) for block in blocks]
             final_linear = dit.final_layer.linear
-            self.out = _pack([final_linear.weight], [final_linear.bias], dtype)
+            self.out = pack_linear(final_linear, dtype)
         allows_few = product_ops.suits(self.device, dtype) and all(block.allows_few_rows() for block in self.blocks)
         self.few_rows = product_ops.FEW_ROWS if allows_few else 0
         """Rows up to which each kernel starts while the one before it ends."""
-
-    def allocate(self, slots: int, ring: int) -> SolverPool:
-        """See `ChunkSolver`; tails are [S, n, L, 2 convolutions, 2 cfg, 2 columns, C]."""
-        c = self.config
-        window, tails = (c.depth, 2, c.num_heads, ring, 2 * c.head_dim), (c.depth, CONVOLUTIONS, 2, 2, c.hidden_size)
-        return self.history(slots, window, tails)
 
     def place_tails(self, tails: Tensor) -> Tensor:
         """See `ChunkSolver`."""
@@ -183,16 +181,16 @@ class _PackedBlock:
 
     def __init__(self, block: Any, dtype: torch.dtype) -> None:
         attn, conv, mlp = block.attn, block.conv.block, block.mlp
-        heads = (attn.to_q, attn.to_k, attn.to_v)
-        self.qkv = _pack([layer.weight for layer in heads], [layer.bias for layer in heads], dtype)
+        weight, bias = pack_heads(attn, dtype)
+        assert bias is not None
+        self.qkv = (weight, bias)
         q, k = attn.q_norm, attn.k_norm
         self.norms = (_float32(q.weight), _float32(q.bias), _float32(k.weight), _float32(k.bias))
-        self.proj = _pack([attn.proj.weight], [attn.proj.bias], dtype)
+        self.proj = pack_linear(attn.proj, dtype)
         self.conv1 = shifted_weight(conv[1], dtype)
         self.conv_norm = (conv[3].weight.float(), conv[3].bias.float())
         self.conv2 = shifted_weight(conv[6], dtype)
-        self.fc1 = _pack([mlp.fc1.weight], [mlp.fc1.bias], dtype)
-        self.fc2 = _pack([mlp.fc2.weight], [mlp.fc2.bias], dtype)
+        self.fc1, self.fc2 = pack_linear(mlp.fc1, dtype), pack_linear(mlp.fc2, dtype)
 
     def allows_few_rows(self) -> bool:
         """Return whether the kernels for few rows take weights of these sizes."""
@@ -201,14 +199,5 @@ class _PackedBlock:
         return all(counts) and counts[: len(whole)] == [1] * len(whole)
 
 
-def _pack(weights: list[Tensor], biases: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return torch.cat(weights).to(dtype), torch.cat(biases).to(dtype)
-
-
 def _float32(parameter: Tensor) -> Tensor:
     return parameter.float().contiguous()
-
-
-def _modulations(dit: DiT) -> list[Any]:
-    blocks: list[Any] = list(dit.blocks)
-    return [block.adaLN_modulation[1] for block in blocks]

@@ -10,9 +10,8 @@ import logging
 from dataclasses import dataclass
 
 from token2wav_service.errors import MemoryBudgetError
-from token2wav_service.models.flow.block_flow import BlockFlow, state_bytes
-from token2wav_service.models.flow.block_stream import MAX_STARTS
-from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.flow.any_flow import AnyFlow, state_bytes
+from token2wav_service.models.flow.flow_stream import MAX_STARTS
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.runtime.slots.pool import PoolSizes, pool_bytes
@@ -47,13 +46,13 @@ class MemoryNeed:
         return (self.streams + 1) * self.stream_bytes
 
 
-def memory_need(sizes: PoolSizes, flow: Flow | BlockFlow, vocoder: HiFT | CausalHiFT, steps: int) -> MemoryNeed:
+def memory_need(sizes: PoolSizes, flow: AnyFlow, vocoder: HiFT | CausalHiFT, steps: int) -> MemoryNeed:
     """Return what a pool of these sizes takes, and a voice in all its alignments; allocates no pool."""
     ring, conformer_ring = (frames // flow.stride for frames in sizes.rings(flow))
     speaker = flow.output_size * flow.dtype.itemsize
     slot = state_bytes(flow, steps, ring, conformer_ring) + speaker + pool_bytes(allocate_vocoder(1, vocoder))
     voice = state_bytes(flow, steps, sizes.max_prompt_frames // flow.stride)
-    if isinstance(flow, BlockFlow):
+    if flow.block_tokens:
         return MemoryNeed(sizes.streams, slot, MAX_STARTS * voice)
     # A prompt runs in buffers for what the longest voice keeps.
     return MemoryNeed(sizes.streams, slot, voice, prompt_bytes=voice)

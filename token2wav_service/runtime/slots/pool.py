@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from token2wav_service.errors import CapacityError
-from token2wav_service.models.flow.block_flow import BlockFlow, CosyVoice3Flow
-from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.runtime.slots.chunk_solver import SolverPool
 
 SCRATCH_SLOT = 0
@@ -71,7 +70,7 @@ class PoolSizes:
     max_prompt_frames: int
     """Mel frames of the longest prompt."""
 
-    def rings(self, flow: Flow | BlockFlow) -> tuple[int, int]:
+    def rings(self, flow: AnyFlow) -> tuple[int, int]:
         """Return the frames of the estimator's rings and of the conformer's.
 
         Raises:
@@ -79,7 +78,7 @@ class PoolSizes:
         """
         if self.estimator_recent < 1:
             raise ValueError("got estimator_recent_frames 0, expected at least 1 on a GPU; or use runner=torch")
-        if not isinstance(flow, BlockFlow):
+        if not flow.block_tokens:
             return self.estimator_recent, self.conformer_recent
         block = flow.block_tokens * flow.stride
         ring = -(-self.estimator_recent // block) * block
@@ -172,9 +171,7 @@ def pool_bytes(pool: object) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in pool_tensors(pool))
 
 
-def allocate_pool(
-    flow: Flow | BlockFlow, solver: SolverPool, vocoder: Any, slots: int, conformer_ring: int
-) -> StreamPool:
+def allocate_pool(flow: AnyFlow, solver: SolverPool, vocoder: Any, slots: int, conformer_ring: int) -> StreamPool:
     """Allocate the rest of a pool, zeroed: rings are read before they are full.
 
     Args:
@@ -190,14 +187,14 @@ def allocate_pool(
         return torch.zeros(slots, *shape, dtype=flow.dtype, device=flow.device)
 
     conformer = cond = None
-    if not isinstance(flow, CosyVoice3Flow):
+    if "token_kv" in shapes:
         (blocks, heads, _, kv), up_blocks = shapes["token_kv"], shapes["frame_kv"][0]
         conformer = ConformerPool(
             zeros(blocks, heads, conformer_ring // flow.stride, kv),
             zeros(up_blocks, heads, conformer_ring, kv),
             zeros(*shapes["upsample_tail"]),
         )
-    if isinstance(flow, BlockFlow):
+    if flow.block_tokens:
         # A prompt's last tokens that are not shared: less than a block and the look-ahead.
         waiting = flow.stride * (flow.block_tokens + flow.lookahead)
         cond = torch.zeros(slots, waiting, flow.output_size, device=flow.device)

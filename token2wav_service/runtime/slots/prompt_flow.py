@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from gpukit.graphs import capture, graph_memory, own_stream, warm_up
 from token2wav_service.models.flow.flow import Flow
-from token2wav_service.models.flow.flow_state import FlowState
-from token2wav_service.models.flow.flow_stream import PROMPT_SEED
+from token2wav_service.models.flow.flow_state import FlowState, FlowVoice
+from token2wav_service.models.flow.flow_stream import PROMPT_SEED, StreamFlow
 from token2wav_service.models.noise import NoiseDomain
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces
@@ -48,15 +48,17 @@ def prompt_buckets(longest_tokens: int) -> tuple[int, ...]:
 class PromptFlow:
     """Prepares voices; holds packed weights and the buffers of one prompt. Thread-safe: one prompt runs at a time."""
 
-    def __init__(self, flow: Flow, solver: DiTSolver, max_prompt_frames: int) -> None:
+    def __init__(self, plain: StreamFlow, solver: DiTSolver, max_prompt_frames: int) -> None:
         """Pack the encoder's weights and allocate the buffers.
 
         Args:
-            flow: in eval mode, on its device, in the dtype to compute in.
+            plain: runs a flow in eval mode, on its device, in the dtype to compute in.
             solver: runs the estimator; shared with the streams' programs.
             max_prompt_frames: longest prompt, an even number.
         """
-        self.flow, self.solver = flow, solver
+        flow = plain.flow
+        assert isinstance(flow, Flow)
+        self.flow, self.solver, self._plain = flow, solver, plain
         self.device, self.dtype = flow.device, flow.dtype
         c, d = flow.config.encoder, flow.config.estimator
         self.stride, self.lookahead = flow.stride, flow.lookahead
@@ -97,17 +99,8 @@ class PromptFlow:
                 program.capture(self._stream, self._graph_memory)
 
     @torch.inference_mode()
-    def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> FlowState:
-        """Run a prompt once.
-
-        Args:
-            tokens: [T] int64 prompt speech tokens, at least 3.
-            mel: [F, 80] prompt log-mel, no longer than the longest prompt; both are cut to the shorter of the two.
-            speaker: [192] raw speaker embedding.
-
-        Returns:
-            The state from which every stream of the voice starts.
-        """
+    def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> FlowVoice:
+        """Run a prompt, no longer than the longest, once; see `StreamFlow.prepare_voice`."""
         count = min(mel.shape[0] // self.stride, tokens.shape[0])
         window = torch.cat([tokens[:count], tokens[: self.lookahead]])
         size = next(bucket for bucket in self.buckets if bucket >= count)
@@ -119,7 +112,7 @@ class PromptFlow:
             normalised = functional.normalize(speaker.to(self.device, self.dtype), dim=0)
             program.speaker[0] = self.flow.spk_embed_affine_layer(normalised)
             program.run()
-            return self._state(program, count)
+            return self._plain.voice(tokens, mel, speaker, {0: self._state(program, count)})
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
@@ -161,18 +154,16 @@ class PromptFlow:
         assert program.tails is not None
         kv = self._own_kv(program.size * self.stride)[0, ..., :frames, :].contiguous()
         tails = self.solver.plain_tails(program.tails[0])
-        return FlowState(
-            prompt_frames=frames,
-            frames=frames,
-            token_kv=self._token_window[0, :, :, :count].contiguous(),
-            frame_kv=self._frame_window[0, :, :, :frames].contiguous(),
-            lookahead_tail=self._tails.lookahead[0].clone(),
-            upsample_tail=self._tails.upsample[0].clone(),
-            solver_kv=kv,
-            solver_tail=tails,
-            solver_labels=np.arange(frames),
-            prompt_solver_kv=kv,
-        )
+        caches = {
+            "token_kv": self._token_window[0, :, :, :count].contiguous(),
+            "frame_kv": self._frame_window[0, :, :, :frames].contiguous(),
+            "lookahead_tail": self._tails.lookahead[0].clone(),
+            "upsample_tail": self._tails.upsample[0].clone(),
+            "solver_kv": kv,
+            "solver_tail": tails,
+        }
+        pending, cond = program.tokens.new_empty(0), kv.new_empty(self.flow.output_size, 0)
+        return FlowState(count, count, count, pending, cond, caches, np.arange(frames), kv)
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)

@@ -23,7 +23,7 @@ from token2wav_service.runtime.slots.chunk_solver import (
     SolverPool,
     affine_float,
     float_copy,
-    pack_attention,
+    pack_heads,
     pack_linear,
 )
 
@@ -36,7 +36,8 @@ class RotarySolver(FusedSolver):
     def __init__(self, cfm: ConditionalFlowMatching[RotaryDiT], steps: int, dtype: torch.dtype) -> None:
         super().__init__(cfm, steps, dtype)
         dit, config = cfm.estimator, cfm.estimator.config
-        self.config = config
+        self.config, self.tails = config, (CONVOLUTIONS, 2, config.dim, LEFT_CONTEXT)
+        """Tails are [2 convolutions, 2 cfg, C, 30]."""
         blocks: list[Any] = list(dit.transformer_blocks)
         with torch.inference_mode():
             condition = functional.silu(float_copy(dit.time_embed)(self.times))
@@ -53,12 +54,6 @@ class RotarySolver(FusedSolver):
             self.convolutions = [_pack_grouped(conv[0], dtype) for conv in (convs.conv1, convs.conv2)]
             self.blocks = [_PackedBlock(block, dtype) for block in blocks]
             self.out_weight, self.out_bias = pack_linear(dit.proj_out, dtype)
-
-    def allocate(self, slots: int, ring: int) -> SolverPool:
-        """See `ChunkSolver`; tails are [S, n, 2 convolutions, 2 cfg, C, 30]."""
-        c = self.config
-        window, tails = (c.depth, 2, c.heads, ring, 2 * c.head_dim), (CONVOLUTIONS, 2, c.dim, LEFT_CONTEXT)
-        return self.history(slots, window, tails)
 
     def place_tails(self, tails: Tensor) -> Tensor:
         """See `ChunkSolver`."""
@@ -137,9 +132,9 @@ class _PackedBlock:
     """One block's weights."""
 
     def __init__(self, block: Any, dtype: torch.dtype) -> None:
-        self.qkv_weight, bias = pack_attention(block.attn, dtype)
+        weight, bias = pack_heads(block.attn, dtype)
         assert bias is not None
-        self.qkv_bias = bias
+        self.qkv_weight, self.qkv_bias = weight.t().contiguous(), bias
         self.out = pack_linear(block.attn.to_out[0], dtype)
         self.first, self.second = pack_linear(block.ff.ff[0][0], dtype), pack_linear(block.ff.ff[2], dtype)
 

@@ -7,7 +7,7 @@ Step-Audio2's has no blocks: each chunk begins where the last one ended, and all
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from token2wav_service.models.causal import valid_mask
-from token2wav_service.models.flow.block_flow import BlockFlow, CosyVoice2Flow, CosyVoice3Flow
-from token2wav_service.models.flow.block_stream import PROMPT_SEED
-from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.flow.any_flow import AnyFlow
+from token2wav_service.models.flow.dit import DiT
+from token2wav_service.models.flow.flow import ConformerFlow, CosyVoice3Flow
+from token2wav_service.models.flow.flow_stream import PROMPT_SEED
+from token2wav_service.models.flow.rotary_dit import RotaryDiT
+from token2wav_service.models.flow.unet import UNet
 from token2wav_service.models.noise import NoiseDomain
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces
@@ -28,15 +31,17 @@ from token2wav_service.runtime.slots.pool import SlotBatch, StreamPool
 from token2wav_service.runtime.slots.rotary_solver import RotarySolver
 from token2wav_service.runtime.slots.unet_solver import UNetSolver
 
+SOLVERS: dict[type[Any], Callable[[Any, int, torch.dtype], FusedSolver]] = {
+    DiT: DiTSolver,
+    UNet: UNetSolver,
+    RotaryDiT: RotarySolver,
+}
+"""The solver of each estimator."""
 
-def make_solver(flow: Flow | BlockFlow, steps: int) -> FusedSolver:
+
+def make_solver(flow: AnyFlow, steps: int) -> FusedSolver:
     """Pack the weights of a flow's estimator, in the flow's dtype."""
-    decoder: Any = flow.decoder
-    if isinstance(flow, CosyVoice3Flow):
-        return RotarySolver(decoder, steps, flow.dtype)
-    return (
-        UNetSolver(decoder, steps, flow.dtype) if isinstance(flow, BlockFlow) else DiTSolver(decoder, steps, flow.dtype)
-    )
+    return SOLVERS[type(flow.decoder.estimator)](flow.decoder, steps, flow.dtype)
 
 
 class SlotFlow:
@@ -44,7 +49,7 @@ class SlotFlow:
 
     def __init__(
         self,
-        flow: Flow | BlockFlow,
+        flow: AnyFlow,
         solver: ChunkSolver,
         pool: StreamPool,
         max_prompt_frames: int,
@@ -61,13 +66,13 @@ class SlotFlow:
         """
         self.flow, self.solver, self.pool = flow, solver, pool
         self.stride, self.lookahead = flow.stride, flow.lookahead
-        self.block = flow.block_tokens if isinstance(flow, BlockFlow) else 0
+        self.block = flow.block_tokens
         """Tokens of a block; 0 without a block mask."""
         self._mixer: FusedEncoder | FusedLookahead
         if isinstance(flow, CosyVoice3Flow):
             self._mixer = FusedLookahead(flow.pre_lookahead_layer, flow.dtype)
         else:
-            assert isinstance(flow, Flow | CosyVoice2Flow)
+            assert isinstance(flow, ConformerFlow)
             self._mixer = FusedEncoder(flow.encoder, max_prompt_frames, token_buckets)
 
     def frame_lengths(self, batch: SlotBatch) -> Tensor:
@@ -148,15 +153,15 @@ class SlotFlow:
         return torch.where(is_prompt[:, :, None], kept.gather(1, index), 0.0)
 
 
-def embed_tokens(flow: Flow | BlockFlow, tokens: Tensor, num_tokens: Tensor) -> Tensor:
+def embed_tokens(flow: AnyFlow, tokens: Tensor, num_tokens: Tensor) -> Tensor:
     """Return embeddings [B, N, C] of tokens [B, N], 0 behind the `num_tokens` [B] valid ones."""
     embedded = flow.input_embedding(tokens)
     return torch.as_tensor(embedded * valid_mask(num_tokens, tokens.shape[1])[:, :, None].to(embedded.dtype))
 
 
-def project(flow: Flow | BlockFlow, hidden: Tensor) -> Tensor:
+def project(flow: AnyFlow, hidden: Tensor) -> Tensor:
     """Return mu [B, 2T, 80] of what the conformer made, [B, 2T, C]."""
-    assert isinstance(flow, Flow | CosyVoice2Flow)
+    assert isinstance(flow, ConformerFlow)
     return functional.linear(hidden, flow.encoder_proj.weight, flow.encoder_proj.bias)
 
 

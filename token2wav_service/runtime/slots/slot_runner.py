@@ -20,10 +20,8 @@ from gpukit.graphs import compiling_side_by_side
 from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.errors import InvalidPromptError, Token2WavError
-from token2wav_service.models.flow.block_flow import BlockFlow
-from token2wav_service.models.flow.block_stream import BlockState, BlockStreamFlow, BlockVoice, ChunkSpan
-from token2wav_service.models.flow.flow import Flow
-from token2wav_service.models.flow.flow_state import FlowState
+from token2wav_service.models.flow.any_flow import AnyFlow
+from token2wav_service.models.flow.flow_state import ChunkSpan, FlowState, FlowVoice, shared_tokens
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT, Spectra
 from token2wav_service.models.vocoder.hift import HiFT
@@ -48,7 +46,7 @@ from token2wav_service.types import FloatArray, TokenChunk, VoiceFeatures
 class SlotVoice:
     """A voice on the device; its streams read its prompt's keys and values where they are."""
 
-    prompt: FlowState | BlockVoice
+    prompt: FlowVoice
     speaker: Tensor
     """[80] projected speaker vector."""
     tails: Tensor | None
@@ -74,7 +72,7 @@ class StreamSlot:
     slot: int
     num_bytes: int
     """Bytes of the slot."""
-    start: FlowState | BlockState | None = None
+    start: FlowState | None = None
     """State that the stream started from, whose keys are read as long as it lives; None before its first chunk."""
     first_token: int = 0
     """Number of tokens whose blocks are complete; without a block mask, of all before the next chunk."""
@@ -94,7 +92,7 @@ class SlotRunner:
 
     def __init__(
         self,
-        flow: Flow | BlockFlow,
+        flow: AnyFlow,
         vocoder: HiFT | CausalHiFT,
         policy: SynthesisPolicy,
         sizes: PoolSizes,
@@ -137,11 +135,11 @@ class SlotRunner:
             self.vocoder = SlotVocoder(vocoder, self.policy, kept, self.dtype, convolutions)
         self.pool = allocate_pool(flow, solver.allocate(slots, ring), kept, slots, conformer_ring)
         self.flow = SlotFlow(flow, solver, self.pool, sizes.max_prompt_frames, self.shapes.token_buckets)
-        self._plain: Any = (BlockStreamFlow if isinstance(flow, BlockFlow) else StreamFlow)(flow, self.policy)  # type: ignore[arg-type]
+        self._plain = StreamFlow(flow, self.policy)
         # Plain modules prepare voices where there are no graphs to gain from, and beside other solvers.
         self._prompts: PromptFlow | None = None
-        if self.device.type == "cuda" and isinstance(flow, Flow) and isinstance(solver, DiTSolver):
-            self._prompts = PromptFlow(flow, solver, sizes.max_prompt_frames)
+        if self.device.type == "cuda" and isinstance(solver, DiTSolver):
+            self._prompts = PromptFlow(self._plain, solver, sizes.max_prompt_frames)
         self.facts = ModelFacts(flow.vocab_size, flow.lookahead, flow.stride, self._plain.hop_multiple)
         self._programs = ProgramTable(self.flow, self.vocoder, self.shapes, self.device)
 
@@ -174,8 +172,8 @@ class SlotRunner:
             torch.from_numpy(features.prompt_tokens), torch.from_numpy(features.prompt_mel), speaker
         )
         tails = None
-        if isinstance(prompt, FlowState):
-            tails = self.flow.solver.place_tails(prompt.solver_tail).contiguous()
+        if not self.flow.block:
+            tails = self.flow.solver.place_tails(prompt.starts[0].caches["solver_tail"]).contiguous()
         normalised = functional.normalize(speaker.to(self.device, self.dtype), dim=0)
         return SlotVoice(prompt, self.flow.flow.spk_embed_affine_layer(normalised), tails)
 
@@ -225,7 +223,7 @@ class SlotRunner:
         hop = self.facts.new_tokens(count, is_last)
         if state.start is not None:
             return len(state.pending) + hop
-        return hop + int(self._plain.waiting_tokens(state.voice.prompt, 0 if is_last else hop))
+        return hop + self._plain.waiting_tokens(state.voice.prompt, 0 if is_last else hop)
 
     def _run_group(self, works: Sequence[ChunkWork], tokens: int) -> list[FloatArray]:
         begun = [self._begin(work) for work in works if work.state.start is None]
@@ -245,23 +243,18 @@ class SlotRunner:
         end = max(self._span(work).end for work in works)
         return self.flow.solver.prompt_size(self.flow.stride * frames, self.flow.stride * end)
 
-    def _shared(self, start: FlowState | BlockState | None) -> int:
+    def _shared(self, start: FlowState | None) -> int:
         """Return the prompt's tokens whose keys the voice's streams share."""
         assert start is not None
-        if isinstance(start, FlowState):
-            return start.prompt_tokens
-        return int(self._plain.shared_tokens(start.prompt_tokens))
+        return shared_tokens(self.flow.flow, start.prompt_tokens)
 
     def _begin(self, work: ChunkWork) -> StreamSlot:
         """Find what a new stream starts from, which its first hop decides."""
         state: StreamSlot = work.state
         hop = 0 if work.is_last else self.facts.new_tokens(len(work.token_ids), is_last=False)
         start = state.start = self._plain.begin(state.voice.prompt, hop)
-        if isinstance(start, FlowState):
-            state.first_token = state.end_token = start.prompt_tokens
-        else:
-            state.first_token, state.end_token = start.first_token, start.end_token
-            state.pending = tuple(start.pending.tolist())
+        state.first_token, state.end_token = start.first_token, start.end_token
+        state.pending = tuple(start.pending.tolist()) if self.flow.block else ()
         return state
 
     def _fill_slots(self, states: Sequence[StreamSlot]) -> None:
@@ -278,7 +271,7 @@ class SlotRunner:
             if pool.conformer is not None:
                 targets.append(pool.conformer.upsample_tail[slot])
                 sources.append(start.caches["upsample_tail"])
-            if isinstance(start, BlockState) and pool.cond is not None:
+            if pool.cond is not None:
                 mel = start.cond.T
                 targets.append(pool.cond[slot, : len(mel)])
                 sources.append(mel)
@@ -321,9 +314,8 @@ class SlotRunner:
         }
 
     def _span(self, work: ChunkWork) -> ChunkSpan:
-        state, block = work.state, self.facts.hop_multiple
-        end = state.end_token + self.facts.new_tokens(len(work.token_ids), work.is_last)
-        return ChunkSpan(state.first_token, state.end_token, end, max(state.first_token, end // block * block))
+        state, spoken = work.state, self.facts.new_tokens(len(work.token_ids), work.is_last)
+        return ChunkSpan.of(state.first_token, state.end_token, spoken, self.facts.hop_multiple)
 
     def _advance(self, work: ChunkWork, speech: FloatArray) -> FloatArray:
         """Move the host's half of a state on, and cut the row's samples to deliver."""
@@ -336,13 +328,13 @@ class SlotRunner:
         return self.vocoder.deliver(state.vocoder, frames, speech, is_last=work.is_last)
 
 
-def token_buckets_of(flow: Flow | BlockFlow) -> tuple[int, ...]:
+def token_buckets_of(flow: AnyFlow) -> tuple[int, ...]:
     """Return the tokens of the chunks to plan for.
 
     Of a block-masked flow one, two and four blocks; a last chunk speaks its look-ahead, too. First chunks of whole
     blocks find one more block of the prompt incomplete.
     """
-    if not isinstance(flow, BlockFlow):
+    if not flow.block_tokens:
         return TOKEN_BUCKETS
     block, ahead = flow.block_tokens, flow.lookahead
     return (block, block + ahead, 2 * block, 4 * block + ahead, 5 * block + ahead)

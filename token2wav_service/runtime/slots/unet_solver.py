@@ -23,7 +23,7 @@ from token2wav_service.runtime.slots.chunk_solver import (
     SolverPool,
     affine_float,
     float_copy,
-    pack_attention,
+    pack_heads,
     pack_linear,
     shifted_weight,
 )
@@ -38,7 +38,8 @@ class UNetSolver(FusedSolver):
     def __init__(self, cfm: ConditionalFlowMatching[UNet], steps: int, dtype: torch.dtype) -> None:
         super().__init__(cfm, steps, dtype)
         unet, config = cfm.estimator, cfm.estimator.config
-        self.config = config
+        self.config, self.tails = config, (CFG_HALVES * LEFT_CONTEXT * config.tail_channels,)
+        """Tails are those of every convolution, [2 cfg, 2 columns, C], one after another."""
         stages: list[Any] = [unet.down_blocks[0], *unet.mid_blocks, unet.up_blocks[0]]
         with torch.inference_mode():
             embedded = functional.mish(float_copy(unet.time_mlp)(self.times))
@@ -52,12 +53,6 @@ class UNetSolver(FusedSolver):
         widths = [config.in_channels, *[config.channels] * (2 + 2 * config.num_mid_blocks)]
         self.widths = [*widths, 2 * config.channels, *[config.channels] * 3]
         """Input channels of each convolution, in the order in which they run."""
-
-    def allocate(self, slots: int, ring: int) -> SolverPool:
-        """See `ChunkSolver`; tails are [S, n, ...], of every convolution [2 cfg, 2 columns, C] one after another."""
-        c = self.config
-        window = (c.num_layers, CFG_HALVES, c.num_heads, ring, 2 * c.head_dim)
-        return self.history(slots, window, (CFG_HALVES * LEFT_CONTEXT * c.tail_channels,))
 
     def place_tails(self, tails: Tensor) -> Tensor:
         """See `ChunkSolver`."""
@@ -204,7 +199,7 @@ class _PackedLayer:
 
     def __init__(self, layer: Any, dtype: torch.dtype) -> None:
         self.norm1, self.norm3 = ((weight - 1, bias) for weight, bias in map(_norm, (layer.norm1, layer.norm3)))
-        self.qkv_weight, _ = pack_attention(layer.attn1, dtype)
+        self.qkv_weight = pack_heads(layer.attn1, dtype)[0].t().contiguous()
         self.out = pack_linear(layer.attn1.to_out[0], dtype)
         self.first, self.second = pack_linear(layer.ff.net[0].proj, dtype), pack_linear(layer.ff.net[2], dtype)
 

@@ -19,8 +19,7 @@ from token2wav_service.config import RunnerKind, Token2WavConfig
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER, describe_graphs
 from token2wav_service.graphs.spec import GraphSpec, Precision
-from token2wav_service.models.flow.block_flow import BlockFlow
-from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT, Spectra
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES
@@ -57,7 +56,7 @@ class EngineParts:
 
 def load_parts(
     config: Token2WavConfig,
-    flow: Flow | BlockFlow,
+    flow: AnyFlow,
     hift: HiFT | CausalHiFT,
     max_prompt_frames: int,
     shapes: StepShapes,
@@ -125,7 +124,7 @@ class EngineFinder:
 
 
 def assemble_parts(
-    finder: EngineFinder, flow: Flow | BlockFlow, hift: HiFT | CausalHiFT, max_prompt_frames: int, shapes: StepShapes
+    finder: EngineFinder, flow: AnyFlow, hift: HiFT | CausalHiFT, max_prompt_frames: int, shapes: StepShapes
 ) -> EngineParts:
     """Load the engines for a host and plan their sizes.
 
@@ -153,7 +152,7 @@ def assemble_parts(
 
 
 def _convolutions(
-    finder: EngineFinder, flow: Flow | BlockFlow, hift: HiFT | CausalHiFT, planned: Sequence[VocoderSizes]
+    finder: EngineFinder, flow: AnyFlow, hift: HiFT | CausalHiFT, planned: Sequence[VocoderSizes]
 ) -> VocoderNetwork | Spectra | None:
     """Return the vocoder's convolutions in their engine; None if no engine of them fits."""
     config, device = finder.config, next(flow.parameters()).device
