@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.token2wav_service.engine.factory import SeededExtractor, make_prompt, tokens_of
 from tests.token2wav_service.streaming.flow_factory import make_flow, make_hift
@@ -82,18 +81,6 @@ def test_pitch_and_phase_end_where_the_row_ends(hift: HiFT, kind: SourcePhase) -
         assert torch.equal(phase[row, :, : frames * FRAME], alone[0])
         assert torch.equal(edges[row, :, :frames], alone_edges[0])
         assert torch.equal(edges[row, :, -1], alone_edges[0, :, -1])
-
-
-@pytest.mark.slow
-def test_nothing_waits_for_the_device_or_depends_on_values() -> None:
-    """Fake tensors have no values, so reading one (`.item()`, `bool()`) or a shape made of them raises."""
-    hift = make_hift()
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        mel, lengths = torch.randn(3, 80, 12), torch.ones(3, dtype=torch.int64)
-        f0 = hift.f0_predictor(mel, lengths)
-        phase, _ = hift.m_source.phase(f0, SourcePhase.CONTINUOUS, lengths)
-        source = hift.m_source(f0, torch.randn(3, 12 * FRAME, hift.m_source.harmonics), phase)
-        assert hift(mel, source, lengths).shape == (3, 12 * FRAME)
 
 
 def _started(vocoder: StreamVocoder, seed: int) -> VocoderState:

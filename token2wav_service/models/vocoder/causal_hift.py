@@ -22,8 +22,15 @@ from torch.nn.utils.parametrizations import weight_norm
 from token2wav_service.config import SourcePhase
 from token2wav_service.models.causal import causal_tail
 from token2wav_service.models.config import OVERLAPPING_COLUMNS, POST_KERNEL, HiFTConfig
-from token2wav_service.models.vocoder.hift import FINAL_LEAKY_SLOPE, MAX_MAGNITUDE, Snake, source_strides
-from token2wav_service.models.vocoder.source import HarmonicSource
+from token2wav_service.models.vocoder.hift import (
+    FINAL_LEAKY_SLOPE,
+    ResBlock,
+    complex_spectrum,
+    residual_blocks,
+    source_strides,
+    stage_channels,
+)
+from token2wav_service.models.vocoder.source import HarmonicSource, overlap_add
 
 F0_LOOKAHEAD = 3
 """Mel frames that the pitch predictor sees ahead."""
@@ -53,9 +60,7 @@ class CausalHiFT(nn.Module):
     def __init__(self, config: HiFTConfig) -> None:
         super().__init__()
         self.config = config
-        stages = range(len(config.upsample_rates))
-        channels = [config.base_channels // 2**i for i in range(len(config.upsample_rates) + 1)]
-        spectrum = config.istft_n_fft + 2
+        channels, spectrum = stage_channels(config), config.istft_n_fft + 2
         self.lookahead = config.conv_pre_look_right
         """Mel frames that a piece needs beyond those it decodes."""
         self.m_source = HarmonicSource(config)
@@ -68,14 +73,8 @@ class CausalHiFT(nn.Module):
             nn.Conv1d(spectrum, channels[i + 1], 2 * stride if stride > 1 else 1, stride)
             for i, stride in enumerate(source_strides(config))
         )
-        self.source_resblocks = nn.ModuleList(
-            _ResBlock(channels[i + 1], config.source_resblock_kernel_sizes[i], config.source_resblock_dilation_sizes[i])
-            for i in stages
-        )
-        self.resblocks = nn.ModuleList(
-            _ResBlock(channels[i + 1], kernel, dilations)
-            for i in stages
-            for kernel, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
+        self.source_resblocks, self.resblocks = residual_blocks(
+            config, lambda width, kernel, dilation: _conv(width, width, kernel, dilation)
         )
         self.conv_post = _conv(channels[-1], spectrum, POST_KERNEL)
         self.register_buffer("window", torch.hann_window(config.istft_n_fft, periodic=True), persistent=False)
@@ -240,8 +239,8 @@ class CausalHiFT(nn.Module):
             if stage == last:
                 x = _with_held_column(x, at, is_first, run)
             excitation = self._excitation(stage, spectrum)
-            x = x + run.resblock(cast(_ResBlock, self.source_resblocks[stage]), excitation, at)
-            blocks = cast(Sequence[_ResBlock], self.resblocks[stage * per_stage : (stage + 1) * per_stage])
+            x = x + run.resblock(cast(ResBlock, self.source_resblocks[stage]), excitation, at)
+            blocks = cast(Sequence[ResBlock], self.resblocks[stage * per_stage : (stage + 1) * per_stage])
             x = torch.stack([run.resblock(block, x, at) for block in blocks]).mean(0)
         return x
 
@@ -254,18 +253,11 @@ class CausalHiFT(nn.Module):
     def _samples(self, spectra: Tensor, frames: Tensor, is_first: Tensor) -> Tensor:
         """Inverse STFT of [B, n_fft + 2, 3 + 120 T + 1] columns of which those outside a stream do not exist."""
         c = self.config
-        bins = c.istft_n_fft // 2 + 1
-        magnitude = torch.exp(spectra[:, :bins]).clamp(max=MAX_MAGNITUDE)
-        phase = torch.sin(spectra[:, bins:])
-        complex_spectrum = torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
         column = torch.arange(spectra.shape[2], device=spectra.device)
         ends = self._at(frames)[:, None] + OVERLAPPING_COLUMNS
         exists = (column <= ends) & ((column >= OVERLAPPING_COLUMNS) | ~is_first[:, None])
         mask = exists[:, None].to(spectra.dtype)
-        pieces = torch.fft.irfft(complex_spectrum, c.istft_n_fft, dim=1) * self.window[:, None] * mask
-        added = _fold(pieces, c.istft_hop)
-        envelope = _fold((self.window**2)[:, None] * mask, c.istft_hop)
-        samples = added / envelope.clamp(min=torch.finfo(envelope.dtype).tiny)
+        samples = overlap_add(complex_spectrum(spectra), mask, self.window, c.istft_hop)
         start = OVERLAPPING_COLUMNS * c.istft_hop + c.istft_n_fft // 2 - self.held_samples
         count = (spectra.shape[2] - OVERLAPPING_COLUMNS - 1) * c.istft_hop + self.held_samples
         return samples[:, start : start + count].clamp(-c.audio_limit, c.audio_limit)
@@ -304,26 +296,11 @@ class _Run:
         """Run a causal convolution on [B, C, T]."""
         return torch.as_tensor(conv(self.context(x, at, _left_context(conv))))
 
-    def resblock(self, block: _ResBlock, x: Tensor, at: Tensor) -> Tensor:
+    def resblock(self, block: ResBlock, x: Tensor, at: Tensor) -> Tensor:
         """Run a residual block on [B, C, T]."""
         for conv1, conv2, snake1, snake2 in block.layers():
             x = x + self.conv(conv2, snake2(self.conv(conv1, snake1(x), at)), at)
         return x
-
-
-class _ResBlock(nn.Module):
-    """Dilated causal convolutions with snake activations, each added to its input; run by `_Run.resblock`."""
-
-    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...]) -> None:
-        super().__init__()
-        self.convs1 = nn.ModuleList(_conv(channels, channels, kernel, dilation) for dilation in dilations)
-        self.convs2 = nn.ModuleList(_conv(channels, channels, kernel) for _ in dilations)
-        self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
-        self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
-
-    def layers(self) -> zip[tuple[nn.Module, ...]]:
-        """Return the convolutions and activations of every dilation."""
-        return zip(self.convs1, self.convs2, self.activations1, self.activations2, strict=True)
 
 
 class CausalF0Predictor(nn.Module):
@@ -374,10 +351,3 @@ def _with_held_column(x: Tensor, at: Tensor, is_first: Tensor, run: _Run) -> Ten
     held = run.take((x.shape[1], 1))
     run.put(x.gather(2, (at - 1)[:, None, None].expand(-1, x.shape[1], 1)))
     return torch.cat([torch.where(is_first[:, None, None], x[:, :, 1:2], held), x], 2)
-
-
-def _fold(pieces: Tensor, hop: int) -> Tensor:
-    """Add up overlapping pieces [B, n_fft, F] into [B, hop (F - 1) + n_fft]."""
-    size, count = pieces.shape[1:]
-    total = hop * (count - 1) + size
-    return functional.fold(pieces, (1, total), (1, size), stride=(1, hop))[:, 0, 0]

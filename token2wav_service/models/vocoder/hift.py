@@ -5,6 +5,7 @@ It knows nothing of streams; the joins between chunks are in `vocoder_stream.py`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -70,9 +71,7 @@ class HiFT(nn.Module):
     def __init__(self, config: HiFTConfig) -> None:
         super().__init__()
         self.config = config
-        stages = range(len(config.upsample_rates))
-        channels = [config.base_channels // 2**i for i in range(len(config.upsample_rates) + 1)]
-        spectrum = config.istft_n_fft + 2
+        channels, spectrum = stage_channels(config), config.istft_n_fft + 2
         self.m_source = HarmonicSource(config)
         self.f0_predictor = F0Predictor(config.in_channels, config.f0_cond_channels)
         self.conv_pre = weight_norm(nn.Conv1d(config.in_channels, channels[0], 7, padding=3))
@@ -83,15 +82,7 @@ class HiFT(nn.Module):
         self.source_downs = nn.ModuleList(
             _source_down(spectrum, channels[i + 1], stride) for i, stride in enumerate(source_strides(config))
         )
-        self.source_resblocks = nn.ModuleList(
-            ResBlock(channels[i + 1], config.source_resblock_kernel_sizes[i], config.source_resblock_dilation_sizes[i])
-            for i in stages
-        )
-        self.resblocks = nn.ModuleList(
-            ResBlock(channels[i + 1], kernel, dilations)
-            for i in stages
-            for kernel, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
-        )
+        self.source_resblocks, self.resblocks = residual_blocks(config, _same_conv)
         self.conv_post = weight_norm(nn.Conv1d(channels[-1], spectrum, 7, padding=3))
         self.register_buffer("window", torch.hann_window(config.istft_n_fft, periodic=True), persistent=False)
         self.window: Tensor
@@ -184,15 +175,12 @@ class HiFT(nn.Module):
         Returns:
             [B, hop (F - 1)] samples within +-audio_limit.
         """
-        c = self.config
-        bins = c.istft_n_fft // 2 + 1
-        magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
-        phase = torch.sin(x[:, bins:])
-        spectrum = torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
+        c, spectrum = self.config, complex_spectrum(x)
         if mask is None:
             samples = torch.istft(spectrum, c.istft_n_fft, c.istft_hop, window=self.window)
         else:
-            samples = overlap_add(spectrum, mask, self.window, c.istft_hop)
+            half = c.istft_n_fft // 2
+            samples = overlap_add(spectrum, mask, self.window, c.istft_hop)[:, half:-half]
         return samples.clamp(-c.audio_limit, c.audio_limit)
 
 
@@ -222,22 +210,52 @@ class Snake(nn.Module):
         return x + torch.sin(x * alpha) ** 2 / (alpha + self.EPSILON)
 
 
+MakeConv = Callable[[int, int, int], nn.Module]
+"""Makes a convolution of so many channels, kernel and dilation."""
+
+
 class ResBlock(nn.Module):
     """Dilated convolutions with snake activations, each added to its input."""
 
-    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...]) -> None:
+    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...], conv: MakeConv) -> None:
         super().__init__()
-        self.convs1 = nn.ModuleList(_same_conv(channels, kernel, dilation) for dilation in dilations)
-        self.convs2 = nn.ModuleList(_same_conv(channels, kernel, 1) for _ in dilations)
+        self.convs1 = nn.ModuleList(conv(channels, kernel, dilation) for dilation in dilations)
+        self.convs2 = nn.ModuleList(conv(channels, kernel, 1) for _ in dilations)
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
 
+    def layers(self) -> zip[tuple[nn.Module, ...]]:
+        """Return the convolutions and activations of every dilation."""
+        return zip(self.convs1, self.convs2, self.activations1, self.activations2, strict=True)
+
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map [B, C, T] to the same shape; x must be 0 where `mask` is, and so is the result."""
-        layers = zip(self.convs1, self.convs2, self.activations1, self.activations2, strict=True)
-        for conv1, conv2, snake1, snake2 in layers:
+        for conv1, conv2, snake1, snake2 in self.layers():
             x = add_masked(x, conv2(snake2(conv1(snake1(x)), mask)), mask)
         return x
+
+
+def residual_blocks(config: HiFTConfig, conv: MakeConv) -> tuple[nn.ModuleList, nn.ModuleList]:
+    """Return the source's block of every stage, and all blocks of all stages."""
+    source = zip(config.source_resblock_kernel_sizes, config.source_resblock_dilation_sizes, strict=True)
+    sizes = list(zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True))
+    channels = stage_channels(config)[1:]
+    return (
+        nn.ModuleList(ResBlock(width, *size, conv) for width, size in zip(channels, source, strict=True)),
+        nn.ModuleList(ResBlock(width, *size, conv) for width in channels for size in sizes),
+    )
+
+
+def stage_channels(config: HiFTConfig) -> list[int]:
+    """Return the channels before the first stage and after each."""
+    return [config.base_channels // 2**stage for stage in range(len(config.upsample_rates) + 1)]
+
+
+def complex_spectrum(spectra: Tensor) -> Tensor:
+    """Return [B, n_fft / 2 + 1, F] complex of [B, n_fft + 2, F] log magnitudes, then phases before their sine."""
+    magnitude, phase = spectra.chunk(2, 1)
+    magnitude, phase = torch.exp(magnitude).clamp(max=MAX_MAGNITUDE), torch.sin(phase)
+    return torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
 
 
 def _same_conv(channels: int, kernel: int, dilation: int) -> nn.Module:

@@ -1,7 +1,6 @@
 """Harmonic source: the sines and noise that excite the vocoder, all in float32; and what ends each row of a batch.
 
-Rows of different lengths are padded on the right. The operations that must end where a row ends are free of host syncs
-and of shapes that depend on values, so that callers can be captured in a CUDA graph.
+Rows of different lengths are padded on the right.
 
 Source: specification section 8; `SourcePhase.CONTINUOUS` goes beyond it by carrying the phase over calls.
 """
@@ -144,18 +143,18 @@ def reflect_ends(samples: Tensor, lengths: Tensor, width: int) -> Tensor:
 
 
 def overlap_add(spectrum: Tensor, mask: Tensor, window: Tensor, hop: int) -> Tensor:
-    """Centered inverse STFT in which masked frames do not exist.
+    """Inverse STFT in which masked frames do not exist.
 
     Unlike `torch.istft` it gives each row its own window envelope, and does not wait for the device.
 
     Args:
         spectrum: [B, n_fft / 2 + 1, F] complex, finite.
-        mask: [B, 1, F], from `valid_mask`.
+        mask: [B or 1, 1, F], 1 in frames that exist, else 0.
         window: [n_fft].
         hop: samples between frames.
 
     Returns:
-        [B, hop (F - 1)] samples; a row with f frames is valid up to hop (f - 1).
+        [B, hop (F - 1) + n_fft] samples, from the first frame's begin on.
     """
     size = window.shape[0]
     frames = torch.fft.irfft(spectrum, size, dim=1) * window[:, None] * mask
@@ -166,8 +165,6 @@ def overlap_add(spectrum: Tensor, mask: Tensor, window: Tensor, hop: int) -> Ten
 
 
 def _fold(frames: Tensor, hop: int) -> Tensor:
-    """Add up overlapping frames [B, n_fft, F] and cut the centering's half frame at both sides."""
+    """Add up overlapping frames [B, n_fft, F] into [B, hop (F - 1) + n_fft]."""
     size, count = frames.shape[1:]
-    total = hop * (count - 1) + size
-    added = functional.fold(frames, (1, total), (1, size), stride=(1, hop))[:, 0, 0]
-    return added[:, size // 2 : total - size // 2]
+    return functional.fold(frames, (1, hop * (count - 1) + size), (1, size), stride=(1, hop))[:, 0, 0]
