@@ -1,9 +1,8 @@
-"""In what order CUDA is asked for a graph, by a stand-in, and how a kernel's launch overlaps the one before."""
+"""How kernels compile side by side, and how a kernel's launch overlaps the one before."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -11,50 +10,7 @@ import torch
 from triton import knobs
 
 from gpukit import overlap
-from gpukit.graphs import capture, compiling_side_by_side, graph_memory, own_stream, warm_up
-
-
-class _Stream:
-    device = torch.device("cpu")
-
-    def __init__(self, calls: list[str]) -> None:
-        self._calls = calls
-
-    def wait_stream(self, other: object) -> None:
-        self._calls.append(f"wait for {other}")
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    written: list[str] = []
-
-    @contextmanager
-    def on(stream: object) -> Iterator[None]:
-        written.append("on the stream")
-        yield
-        written.append("off the stream")
-
-    @contextmanager
-    def capturing(graph: object, pool: object, stream: object, capture_error_mode: str) -> Iterator[None]:
-        written.append(f"capture {graph} {pool} {stream} {capture_error_mode}")
-        yield
-        written.append("captured")
-
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the current stream")
-    monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "a graph")
-    monkeypatch.setattr(torch.cuda, "graph", capturing)
-    return written
-
-
-def test_a_device_without_cuda_has_neither_a_stream_nor_memory_for_graphs() -> None:
-    assert own_stream(torch.device("cpu")) is None
-    assert graph_memory(torch.device("cpu")) is None
-
-
-def test_a_warm_up_runs_on_its_stream_behind_the_current_one(calls: list[str]) -> None:
-    warm_up(lambda: calls.append("run"), _Stream(calls))  # type: ignore[arg-type]
-    assert calls == ["wait for the current stream", "on the stream", "run", "off the stream"]
+from gpukit.graphs import compiling_side_by_side
 
 
 class _Kernel:
@@ -88,21 +44,6 @@ def test_kernels_that_launches_lack_compile_in_threads_once_and_the_launches_are
     assert sorted(good.asked) == ["a", "b"] and good.loads == 2
     assert bad.asked == ["a"] and bad.loads == 0
     assert knobs.runtime.jit_cache_hook is None
-
-
-def test_a_capture_runs_once_and_gives_its_graph(calls: list[str]) -> None:
-    graph: object = capture(lambda: calls.append("run"), "memory", error_mode="thread_local")
-    assert graph == "a graph"
-    assert calls == ["capture a graph memory None thread_local", "run", "captured"]
-
-
-def test_an_error_inside_a_capture_is_raised(calls: list[str]) -> None:
-    with pytest.raises(RuntimeError, match="not permitted"):
-        capture(_fail, "memory")
-
-
-def _fail() -> None:
-    raise RuntimeError("operation not permitted when stream is capturing")
 
 
 @pytest.fixture(autouse=True)

@@ -104,15 +104,6 @@ def test_the_carried_phase_is_a_part_of_a_cycle_in_float64(vocoder: CausalStream
     assert bool(((cycles >= 0) & (cycles < 1)).all() and (cycles > 0).any())
 
 
-def test_noise_follows_the_seed_and_the_absolute_sample(vocoder: CausalStreamVocoder) -> None:
-    mel = speech_like_mel(20, 1)
-    first, again, other = (
-        torch.cat(in_pieces(vocoder, mel, sizes, seed)[0]) for sizes, seed in (([20], 1), ([7, 13], 1), ([20], 2))
-    )
-    torch.testing.assert_close(first, again, atol=TOLERANCE, rtol=0)
-    assert (first - other).abs().max() > 10 * TOLERANCE
-
-
 def test_the_original_s_noise_buffer_is_read_by_absolute_sample() -> None:
     buffer = torch.rand(50 * SAMPLES, 9, generator=torch.Generator().manual_seed(0))
     policy = SynthesisPolicy(noise=NoiseSource.UPSTREAM, source_phase=SourcePhase.UPSTREAM)
