@@ -51,6 +51,13 @@ class CacheSpec:
     """Columns of the time axis for every token (25 Hz)."""
 
 
+def empty_caches(specs: Sequence[CacheSpec], like: Tensor) -> dict[str, Tensor]:
+    """Return the tensors of a batch of streams that have not begun, shaped as `like` [B, ...]."""
+    rows = len(like)
+    shapes = {spec.name: (*spec.shape[: spec.batch_axis], rows, *spec.shape[spec.batch_axis :]) for spec in specs}
+    return {name: like.new_zeros(shape) for name, shape in shapes.items()}
+
+
 class ChunkedFlow(Protocol):
     """Tokens to mel. A prompt is shared by a voice's streams and never changed; prompts and states know `num_bytes`."""
 

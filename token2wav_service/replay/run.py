@@ -29,7 +29,7 @@ from token2wav_service.models.causal import chunk_plan, relative_sinusoids
 from token2wav_service.models.config import DiTConfig, EncoderConfig, pick_fields
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, EstimatorHistory, SolverHistory, time_grid
 from token2wav_service.models.flow.dit import DiT, time_features
-from token2wav_service.models.flow.encoder import ConformerEncoder, EncoderHistory
+from token2wav_service.models.flow.encoder import ConformerEncoder
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.replay import block_flow_cases, block_vocoder_cases, stream_cases
 from token2wav_service.replay.stream_cases import check_ends, load_hift_vectors
@@ -204,19 +204,17 @@ def _encoder_whole(encoder: ConformerEncoder, case: GoldenCase) -> None:
 
 
 def _encoder_chunks(encoder: ConformerEncoder, case: GoldenCase) -> None:
-    history: EncoderHistory | None = None
+    kept: dict[str, Tensor] = {}
+    held: Tensor | None = None
     for call in case.calls():
         rows, size, _ = call["xs"].shape
         last = call["last_chunk"].bool().expand(rows)
-        history = history or encoder.empty_history(call["xs"])
-        out, _, own = encoder(call["xs"], torch.full((rows,), size), last, history)
-        token_kv = torch.cat([history.token_kv, own.token_kv], 3)
-        frame_kv = torch.cat([history.frame_kv, own.frame_kv], 3)
-        tokens, frames = (torch.full((rows,), kv.shape[3]) for kv in (token_kv, frame_kv))
-        history = EncoderHistory(token_kv, frame_kv, tokens, frames, own.lookahead_tail, own.upsample_tail)
+        out, _, own = encoder(call["xs"], torch.full((rows,), size), last, kept or None, held)
+        kept = {name: torch.cat([kept[name], new], 3) if kept and "kv" in name else new for name, new in own.items()}
+        held = torch.full((rows,), kept["token_kv"].shape[3])
         call.close("out", out)
-        call.close_if_held("cnn_cache", torch.cat([history.lookahead_tail, history.upsample_tail], 2))
-        call.close_if_held("att_cache", torch.cat([token_kv.repeat(1, 1, 1, 2, 1), frame_kv]))
+        call.close_if_held("cnn_cache", torch.cat([kept["lookahead_tail"], kept["upsample_tail"]], 2))
+        call.close_if_held("att_cache", torch.cat([kept["token_kv"].repeat(1, 1, 1, 2, 1), kept["frame_kv"]]))
 
 
 def replay_cfm(folder: VectorFolder) -> None:

@@ -10,7 +10,7 @@ from tests import ASSETS
 from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig
 from token2wav_service.models.flow.any_flow import Past
 from token2wav_service.models.flow.cfm import SolverHistory
-from token2wav_service.models.flow.encoder import EncoderHistory, EncoderPlans
+from token2wav_service.models.flow.encoder import EncoderPlans
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_state import FlowState, FlowVoice
 from token2wav_service.models.flow.flow_stream import StreamFlow
@@ -79,11 +79,8 @@ def whole_mel(
     flow, steps, lengths = stream.flow, stream.policy.ode_steps, torch.tensor([len(tokens)])
     assert isinstance(flow, Flow)
     past = past or flow.empty_past(1, steps)
-    names = ("token_kv", "frame_kv", "lookahead_tail", "upsample_tail")
-    token_kv, frame_kv, *tails = (past.caches[name] for name in names)
-    history = EncoderHistory(token_kv, frame_kv, past.tokens, 2 * past.tokens, *tails)
     embedded = flow.input_embedding(tokens)[None]
-    hidden, frames, _ = flow.encoder(embedded, lengths, torch.tensor([True]), history, plans=plans)
+    hidden, frames, _ = flow.encoder(embedded, lengths, torch.tensor([True]), past.caches, past.tokens, plans=plans)
     mu, vector = flow.encoder_proj(hidden).transpose(1, 2), functional.normalize(speaker[None], dim=1)
     mel, _ = flow.decoder(
         noise, mu, flow.spk_embed_affine_layer(vector), torch.zeros_like(mu) if cond is None else cond, solver_mask,

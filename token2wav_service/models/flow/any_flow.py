@@ -22,7 +22,7 @@ from torch.nn import functional
 from token2wav_service.models.causal import chunk_plan, valid_mask
 from token2wav_service.models.config import AnyFlowConfig
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, SolverHistory
-from token2wav_service.models.streaming import CacheSpec
+from token2wav_service.models.streaming import CacheSpec, empty_caches
 
 Caches = Mapping[str, Tensor]
 
@@ -208,13 +208,8 @@ class AnyFlow(nn.Module, ABC):
 
     def empty_past(self, rows: int, steps: int) -> Past:
         """Return what rows have that begin, under `steps` solver steps."""
-        shapes = {
-            spec.name: (*spec.shape[: spec.batch_axis], rows, *spec.shape[spec.batch_axis :])
-            for spec in self.state_specs(steps)
-        }
-        caches = {name: torch.zeros(shape, dtype=self.dtype, device=self.device) for name, shape in shapes.items()}
         none = torch.zeros(rows, dtype=torch.long, device=self.device)
-        return Past(caches, none, none, none)
+        return Past(empty_caches(self.state_specs(steps), none.to(self.dtype)), none, none, none)
 
 
 def state_bytes(flow: AnyFlow, steps: int, tokens: int, encoder_tokens: int | None = None) -> int:

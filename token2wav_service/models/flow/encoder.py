@@ -6,6 +6,7 @@ It knows nothing of token ids, voices or mel; its state is passed in and out.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,41 +22,10 @@ from token2wav_service.models.causal import (
     valid_mask,
 )
 from token2wav_service.models.config import EncoderConfig
-from token2wav_service.models.streaming import CacheSpec
+from token2wav_service.models.streaming import CacheSpec, empty_caches
 
 LAYER_NORM_EPS = 1e-12
 """Epsilon of the blocks' own norms; embed and after_norm use 1e-5."""
-
-
-@dataclass(frozen=True)
-class EncoderHistory:
-    """What earlier chunks left, padded to one batch (history aligned to the right on time).
-
-    Shapes: L1 blocks, L2 up-blocks, h heads, d head_dim, C width; S tokens and F frames of padded history.
-    """
-
-    token_kv: Tensor
-    """[L1, B, h, S, 2d] keys then values of the blocks, time ascending."""
-    frame_kv: Tensor
-    """[L2, B, h, F, 2d] the same of the up-blocks."""
-    token_lengths: Tensor
-    """[B] valid history tokens."""
-    frame_lengths: Tensor
-    """[B] valid history frames."""
-    lookahead_tail: Tensor
-    """[B, C, 2] columns the look-ahead layer's second convolution continues from."""
-    upsample_tail: Tensor
-    """[B, C, 4] columns the upsampling convolution continues from."""
-
-
-@dataclass(frozen=True)
-class EncoderUpdate:
-    """What this chunk adds to the history; same layout, own chunk only (padded on the right)."""
-
-    token_kv: Tensor
-    frame_kv: Tensor
-    lookahead_tail: Tensor
-    upsample_tail: Tensor
 
 
 @dataclass(frozen=True)
@@ -171,14 +141,15 @@ class ConformerEncoder(nn.Module):
         x: Tensor,
         lengths: Tensor,
         is_last: Tensor,
-        history: EncoderHistory | None = None,
+        caches: Mapping[str, Tensor] | None = None,
+        held: Tensor | None = None,
         *,
         block: int | None = None,
         plans: EncoderPlans | None = None,
         size: int | None = None,
         committed: Tensor | None = None,
         upstream_padding_leak: bool = False,
-    ) -> tuple[Tensor, Tensor, EncoderUpdate]:
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Encode one chunk of every row, or the whole utterance (no history, last).
 
         Args:
@@ -186,7 +157,9 @@ class ConformerEncoder(nn.Module):
                 `pre_lookahead_len` valid tokens are context only.
             lengths: [B] valid tokens per row, look-ahead included.
             is_last: [B] bool; a last row's look-ahead is silence.
-            history: what earlier chunks left; None starts from nothing.
+            caches: what earlier chunks left, as `state_specs` describes it, padded to one batch (history aligned to
+                the right on time); None starts from nothing.
+            held: [B] tokens per row that the caches hold.
             block: tokens in a block, beyond whose end no query of it looks; None shows the whole chunk.
             plans: attention to use instead of [history | own chunk].
             size: T, where the caller knows it; None reads it from `is_last`.
@@ -196,25 +169,27 @@ class ConformerEncoder(nn.Module):
 
         Returns:
             Hidden frames [B, 2T, C] where T is the longest row without look-ahead; [B] valid frames per row;
-            what the chunk adds to the history.
+            what the chunk adds to each cache, padded on the right.
         """
         spoken = torch.where(is_last, lengths, lengths - self.config.pre_lookahead_len)
         if size is None:
             # No longer than the input: a non-last batch needs no padding columns for its look-ahead.
             size = x.shape[1] if bool(is_last.any()) else x.shape[1] - self.config.pre_lookahead_len
         committed = spoken if committed is None else committed
-        history = history or self.empty_history(x)
-        plans = plans or self._plans(history, spoken, size, block or 0)
+        caches = empty_caches(self.state_specs(), x) if caches is None else caches
+        held = torch.zeros_like(lengths) if held is None else held
+        plans = plans or self._plans(caches, held, spoken, size, block or 0)
         embedded = self.embed(x)
         if not upstream_padding_leak:
             embedded = embedded * valid_mask(lengths, x.shape[1])[:, :, None].to(embedded.dtype)
         embedded = functional.pad(embedded, (0, 0, 0, self.config.pre_lookahead_len))
-        hidden, lookahead_tail = self.pre_lookahead_layer(embedded, size, committed, history.lookahead_tail)
-        hidden, token_kv = self._stack(self.encoders, hidden, plans.tokens, history.token_kv)
-        hidden, upsample_tail = self.up_layer(hidden, committed, history.upsample_tail)
-        hidden, frame_kv = self._stack(self.up_encoders, self.up_embed(hidden), plans.frames, history.frame_kv)
-        update = EncoderUpdate(token_kv, frame_kv, lookahead_tail, upsample_tail)
-        return self.after_norm(hidden), spoken * self.config.up_stride, update
+        hidden, lookahead_tail = self.pre_lookahead_layer(embedded, size, committed, caches["lookahead_tail"])
+        hidden, token_kv = self._stack(self.encoders, hidden, plans.tokens, caches["token_kv"])
+        hidden, upsample_tail = self.up_layer(hidden, committed, caches["upsample_tail"])
+        hidden, frame_kv = self._stack(self.up_encoders, self.up_embed(hidden), plans.frames, caches["frame_kv"])
+        tails = {"lookahead_tail": lookahead_tail, "upsample_tail": upsample_tail}
+        added = {"token_kv": token_kv, "frame_kv": frame_kv, **tails}
+        return self.after_norm(hidden), spoken * self.config.up_stride, added
 
     def state_specs(self) -> tuple[CacheSpec, ...]:
         """Describe what a stream keeps: keys and values of every layer, and the left contexts of the convolutions."""
@@ -227,24 +202,11 @@ class ConformerEncoder(nn.Module):
             CacheSpec("upsample_tail", (c.output_size, self.UPSAMPLE_CONTEXT), 0),
         )
 
-    def empty_history(self, like: Tensor) -> EncoderHistory:
-        """Return a history of length 0 for a batch shaped as `like` [B, ...]."""
-        c, b = self.config, like.shape[0]
-        none = torch.zeros(b, dtype=torch.long, device=like.device)
-        return EncoderHistory(
-            token_kv=like.new_zeros(c.num_blocks, b, c.attention_heads, 0, 2 * c.head_dim),
-            frame_kv=like.new_zeros(c.num_up_blocks, b, c.attention_heads, 0, 2 * c.head_dim),
-            token_lengths=none,
-            frame_lengths=none,
-            lookahead_tail=like.new_zeros(b, c.output_size, 2),
-            upsample_tail=like.new_zeros(b, c.output_size, self.UPSAMPLE_CONTEXT),
-        )
-
-    def _plans(self, history: EncoderHistory, spoken: Tensor, size: int, block: int) -> EncoderPlans:
-        token_size, frame_size, stride = history.token_kv.shape[3], history.frame_kv.shape[3], self.config.up_stride
+    def _plans(self, caches: Mapping[str, Tensor], held: Tensor, spoken: Tensor, size: int, block: int) -> EncoderPlans:
+        token_size, frame_size, stride = caches["token_kv"].shape[3], caches["frame_kv"].shape[3], self.config.up_stride
         return EncoderPlans(
-            chunk_plan(history.token_lengths, token_size, spoken, size, block),
-            chunk_plan(history.frame_lengths, frame_size, spoken * stride, size * stride, block * stride),
+            chunk_plan(held, token_size, spoken, size, block),
+            chunk_plan(held * stride, frame_size, spoken * stride, size * stride, block * stride),
         )
 
     def _stack(self, blocks: nn.ModuleList, x: Tensor, plan: AttentionPlan, kv: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from token2wav_service.models.config import CosyVoice2FlowConfig, CosyVoice3Flow
 from token2wav_service.models.flow.any_flow import AnyFlow, Past
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching
 from token2wav_service.models.flow.dit import DiT
-from token2wav_service.models.flow.encoder import ConformerEncoder, EncoderHistory
+from token2wav_service.models.flow.encoder import ConformerEncoder
 from token2wav_service.models.flow.rotary_dit import RotaryDiT
 from token2wav_service.models.flow.unet import UNet
 from token2wav_service.models.streaming import CacheSpec
@@ -43,17 +43,12 @@ class ConformerFlow(AnyFlow):
         upstream_padding_leak: bool,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """See `AnyFlow.encode`."""
-        caches = past.caches
-        history = EncoderHistory(
-            caches["token_kv"], caches["frame_kv"], past.tokens, past.tokens * self.stride,
-            caches["lookahead_tail"], caches["upsample_tail"],
-        )  # fmt: skip
-        hidden, _, update = self.encoder(
-            embedded, token_lengths, is_last, history,
+        hidden, _, added = self.encoder(
+            embedded, token_lengths, is_last, past.caches, past.tokens,
             block=self.block_tokens if is_masked else None, committed=committed,
             upstream_padding_leak=upstream_padding_leak,
         )  # fmt: skip
-        return self.encoder_proj(hidden).transpose(1, 2), dict(vars(update))
+        return self.encoder_proj(hidden).transpose(1, 2), added
 
 
 class Flow(ConformerFlow):

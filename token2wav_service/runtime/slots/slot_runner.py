@@ -321,7 +321,7 @@ class SlotRunner:
         """Move the host's half of a state on, and cut the row's samples to deliver."""
         state, span = work.state, self._span(work)
         ids = (*state.pending, *work.token_ids)
-        frames = self.flow.stride * (span.end - span.start)
+        frames = self.facts.new_frames(len(work.token_ids), work.is_last)
         state.pending = ids[span.committed - span.first : span.end - span.first]
         state.first_token, state.end_token = span.committed, span.end
         state.generated += frames
