@@ -61,8 +61,6 @@ LLM_SIZES = {
     "max_position_embeddings": "max_positions",
 }
 """Sizes of the LLM in the bundle, named as in config.json -> field of `Qwen2Shape`."""
-FIRST_TEACHERS = "flite"
-"""Teachers of a bundle that does not name them."""
 BUNDLE = Path(__file__).parent / "weights"
 VOICES = Path(__file__).parent / "voices"
 ROWS, SCALES = ".int8", ".scale"
@@ -84,8 +82,6 @@ class BundleSizes:
     hift: HiFTConfig
     llm: Qwen2Shape
     bounds: SpeechBounds
-    teachers: str = FIRST_TEACHERS
-    """Name in `lab.train.teachers.choices.TEACHERS` of those whose speech the models learnt from."""
 
     @classmethod
     def from_json(cls, text: str) -> BundleSizes:
@@ -103,7 +99,6 @@ class BundleSizes:
                 HiFTConfig.from_mapping(values["hift"]),
                 Qwen2Shape(**{field: values["llm"][name] for name, field in LLM_SIZES.items()}),
                 SpeechBounds(**values["bounds"]),
-                str(values.get("teachers", FIRST_TEACHERS)),
             )
         except (ValueError, KeyError, TypeError, AttributeError, CheckpointError) as err:
             raise BundleError(f"{SIZES_FILE} can't be read ({err!r}); check the files out again") from err

@@ -14,7 +14,6 @@ from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_
 from demo_voice.unpack import (
     ALIGNER_WEIGHTS,
     BUNDLE_FILES,
-    FIRST_TEACHERS,
     FLOW_FILE,
     HIFT_FILE,
     LLM_FILE,
@@ -32,6 +31,7 @@ from lab.train.models.speaker import SpeakerNet
 from lab.train.models.tokenizer import SpeechTokenizerNet
 from lab.train.packing import packed, write_packed
 from lab.train.sizes import DemoSizes, LLMSizes
+from lab.train.teachers.choices import FLITE
 from lab.train.trainer import StateError, load_part
 from lab.train.workspace import Workspace
 from llm_service.qwen2 import Qwen2Shape
@@ -106,7 +106,7 @@ class BundleTooLargeError(Exception):
     """The bundle passes its limit."""
 
 
-def write_bundle(work: Workspace, sizes: DemoSizes, teachers: str = FIRST_TEACHERS) -> dict[str, int]:
+def write_bundle(work: Workspace, sizes: DemoSizes, teachers: str = FLITE) -> dict[str, int]:
     """Write the workspace's bundle and return its files' sizes in bytes.
 
     Args:

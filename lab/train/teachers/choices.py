@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from demo_voice.unpack import FIRST_TEACHERS, SIZES_FILE, BundleSizes
+from demo_voice.unpack import SIZES_FILE, BundleError
 from lab.train.teachers import hibari
 from lab.train.teachers.flite import SPEAKERS, Flite, Spoken, SynthesisError, speaker_shares
 
@@ -131,4 +132,7 @@ def teachers_of(directory: Path) -> str:
         BundleError: its bundle.json can't be read.
     """
     path = directory / SIZES_FILE
-    return BundleSizes.from_json(path.read_text("utf-8")).teachers if path.is_file() else FIRST_TEACHERS
+    try:
+        return str(json.loads(path.read_text("utf-8")).get("teachers", FLITE)) if path.is_file() else FLITE
+    except (ValueError, AttributeError) as error:
+        raise BundleError(f"{path} can't be read ({error!r})") from error
