@@ -20,7 +20,7 @@ from token2wav_service.errors import CheckpointError, ExportError
 from token2wav_service.export import modules
 from token2wav_service.export.onnx_file import OPSET, write_graph
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, GRAPHS, VOCODER, describe_graphs
-from token2wav_service.graphs.spec import GraphSpec, Precision, ShapeSettings
+from token2wav_service.graphs.spec import GraphSpec, Precision
 
 PACKAGES = ("cosydit", "torch", "onnx", "onnxscript")
 """Packages whose versions are recorded."""
@@ -39,7 +39,6 @@ class ExportOptions:
     """Precisions of the vocoder's convolutions."""
     graphs: tuple[str, ...] = GRAPHS
     """Names of graphs."""
-    shapes: tuple[ShapeSettings, ...] = (ShapeSettings(),)
 
 
 @dataclass(frozen=True)
@@ -101,9 +100,7 @@ class ExportDirectory:
         for name in dict.fromkeys(self.options.graphs):
             sources = _hashes(files[name](self.model_dir))
             for precision in wanted[name]:
-                described = describe_graphs(
-                    self.config.flow, self.config.hift, precision, self.options.shapes, precision
-                )
+                described = describe_graphs(self.config.flow, self.config.hift, precision, precision)
                 tasks.append(self._task(described[name], sources))
         return tasks
 
@@ -151,10 +148,7 @@ def describe(spec: GraphSpec) -> dict[str, Any]:
     return {
         "inputs": [dataclasses.asdict(tensor) for tensor in spec.inputs],
         "outputs": [dataclasses.asdict(tensor) for tensor in spec.outputs],
-        "profiles": {
-            profile.name: {axis: dataclasses.astuple(size) for axis, size in profile.ranges.items()}
-            for profile in spec.profiles
-        },
+        "ranges": {axis: dataclasses.astuple(size) for axis, size in spec.ranges.items()},
     }
 
 

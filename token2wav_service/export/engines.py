@@ -100,9 +100,9 @@ def _build(
     """Write the engine; nobody uses it before its manifest is there."""
     if not task.is_done:
         exports.run(task)
-    key, spec = target.key(task), task.spec
-    plan = tensorrt.build(task.path, [spec.shape_ranges(profile) for profile in spec.profiles], key.architecture)
-    certificate = EngineCertificate(ENGINE_MIN_SNR_DB[spec.precision])
+    key = target.key(task)
+    plan = tensorrt.build(task.path, task.spec.shape_ranges(), key.architecture)
+    certificate = EngineCertificate(ENGINE_MIN_SNR_DB[task.spec.precision])
     manifest = EngineManifest(key, target.gpu_name, task.sources, len(plan), certificate)
     write_bytes(manifest.engine_path(directory), plan)
     return manifest

@@ -155,7 +155,7 @@ def module_for(spec: GraphSpec, models: Models, *, is_plain: bool = False) -> nn
     precision: Precision | None = None if is_plain else spec.precision
     if spec.name == VOCODER:
         return VocoderStack(models.hift, precision).eval()
-    return estimator_module(models.flow, precision, spec.limit("chunk_frames")).eval()
+    return estimator_module(models.flow, precision, spec.ranges["chunk_frames"].max).eval()
 
 
 def estimator_module(flow: AnyFlow, precision: Precision | None, longest_chunk: int) -> nn.Module:

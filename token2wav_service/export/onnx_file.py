@@ -73,7 +73,7 @@ def traced_sizes(spec: GraphSpec) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for axis in spec.axes:
         if axis not in spec.derived:
-            sizes[axis] = max(spec.least(axis) + 1, 1 + max(sizes.values(), default=1))
+            sizes[axis] = max(spec.ranges[axis].min + 1, 1 + max(sizes.values(), default=1))
     return spec.complete(sizes)
 
 
@@ -109,7 +109,7 @@ def _dynamic_shapes(spec: GraphSpec) -> dict[str, tuple[dict[int, Dim], ...]]:
     for axis in spec.axes:
         if axis not in spec.derived:
             # The tracer takes an axis of size 1 for a broadcast one; ONNX makes no such difference.
-            axes[axis] = Dim(axis, min=spec.least(axis) + 1, max=spec.limit(axis) + 1)
+            axes[axis] = Dim(axis, min=spec.ranges[axis].min + 1, max=spec.ranges[axis].max + 1)
     for axis, derived in spec.derived.items():
         if axis in spec.axes:
             axes[axis] = derived.factor * axes[derived.axis] + derived.offset

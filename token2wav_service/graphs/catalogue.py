@@ -9,24 +9,27 @@ History columns may stand in any order. A column that a validity input rules out
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from token2wav_service.graphs.spec import DerivedAxis, DType, GraphSpec, Precision, ShapeSettings, TensorSpec
+from token2wav_service.graphs.spec import AxisRange, DerivedAxis, DType, GraphSpec, Precision, TensorSpec
 from token2wav_service.models.config import (
     OVERLAPPING_COLUMNS,
     AnyFlowConfig,
-    CosyVoice2FlowConfig,
     CosyVoice3FlowConfig,
     FlowConfig,
     HiFTConfig,
 )
 
-CONVOLUTION_COLUMNS = 2
-"""Frames that the DiT's and the U-Net's convolutions of 3 continue from."""
-ROTARY_COLUMNS = 30
-"""Frames that the rotary DiT's position convolutions of 31 continue from."""
 ROTARY_FRAMES = 32_768
 """Frames (10.9 min, prompt included) that the rotary DiT's graph knows angles of."""
+
+STREAMS = AxisRange(1, 16, 64)
+"""Streams in one batch. These sizes hold every program that a runner prepares; frames are mel frames (50 Hz)."""
+CHUNK_FRAMES = AxisRange(2, 50, 256)
+"""Frames that a chunk computes; a block-masked flow computes the last incomplete blocks again."""
+HISTORY_FRAMES = {"prompt_frames": AxisRange(1, 300, 900), "window_frames": AxisRange(1, 100, 100)}
+"""Frames that the prompts of a batch are padded to (the longest has 18 s), and earlier ones of the stream itself that
+the estimator sees."""
+VOCODER_OVERLAP_FRAMES = 8
+"""Most mel frames of earlier chunks, and of padding, that a vocoder call has beside its chunk's."""
 
 ESTIMATOR_CHUNK = "estimator_chunk"
 VOCODER = "vocoder"
@@ -37,7 +40,6 @@ def describe_graphs(
     flow: AnyFlowConfig,
     hift: HiFTConfig,
     precision: Precision,
-    shapes: tuple[ShapeSettings, ...] = (ShapeSettings(),),
     vocoder: Precision = Precision.FLOAT32,
 ) -> dict[str, GraphSpec]:
     """Describe both graphs of a checkpoint, by name.
@@ -45,42 +47,15 @@ def describe_graphs(
     Args:
         flow, hift: sizes; their types say which family.
         precision: of the estimator.
-        shapes: one profile each.
         vocoder: precision of the vocoder's convolutions; its inputs and outputs are float32 in any case.
     """
     make_vocoder = _causal_vocoder if hift.is_causal else _plain_vocoder
-    described = (_estimator_chunk(flow, precision, shapes), make_vocoder(hift, vocoder, shapes))
+    described = (_estimator_chunk(flow, precision), make_vocoder(hift, vocoder))
     return {graph.name: graph for graph in described}
 
 
-@dataclass(frozen=True)
-class _History:
-    """What an estimator keeps of earlier frames at one time."""
-
-    layers: int
-    heads: int
-    pair: int
-    """Channels of one head's keys and values together."""
-    tail: tuple[int, int, int]
-    """Groups, channels and columns that the convolutions continue from."""
-
-
-def _history_of(flow: AnyFlowConfig) -> _History:
-    if isinstance(flow, FlowConfig):
-        dit = flow.estimator
-        tail = (dit.depth, 2 * dit.hidden_size, CONVOLUTION_COLUMNS)
-        return _History(dit.depth, dit.num_heads, 2 * dit.head_dim, tail)
-    if isinstance(flow, CosyVoice2FlowConfig):
-        unet = flow.estimator
-        return _History(
-            unet.num_layers, unet.num_heads, 2 * unet.head_dim, (1, unet.tail_channels, CONVOLUTION_COLUMNS)
-        )
-    rotary = flow.estimator
-    return _History(rotary.depth, rotary.heads, 2 * rotary.head_dim, (1, 2 * rotary.dim, ROTARY_COLUMNS))
-
-
-def _estimator_chunk(flow: AnyFlowConfig, precision: Precision, shapes: tuple[ShapeSettings, ...]) -> GraphSpec:
-    kept, cache = _history_of(flow), precision.dtype
+def _estimator_chunk(flow: AnyFlowConfig, precision: Precision) -> GraphSpec:
+    kept, cache = flow.estimator.past, precision.dtype
     groups, channels, columns = kept.tail
     kv, tail = (kept.layers, "rows", kept.heads), (groups, "rows", channels, columns)
     mel = ("rows", flow.output_size, "chunk_frames")
@@ -116,8 +91,17 @@ def _estimator_chunk(flow: AnyFlowConfig, precision: Precision, shapes: tuple[Sh
         TensorSpec("chunk_kv", cache, (*kv, "chunk_frames", kept.pair), "keys then values of this chunk"),
         TensorSpec("new_tail", cache, tail, "what the next chunk's convolutions continue from"),
     )
-    profiles = tuple(settings.chunk_profile() for settings in shapes)
-    return GraphSpec(ESTIMATOR_CHUNK, precision, inputs, outputs, profiles)
+    rows = STREAMS.times(2)
+    ranges = {"rows": rows, "prompt_rows": rows, **HISTORY_FRAMES, "chunk_frames": CHUNK_FRAMES}
+    return GraphSpec(ESTIMATOR_CHUNK, precision, inputs, outputs, ranges)
+
+
+def _vocoder_ranges(spectrum_columns: int, ahead: int) -> dict[str, AxisRange]:
+    """Return the sizes of the vocoder's axes: so many STFT frames a mel frame, and frames to look ahead."""
+    frames = AxisRange(1, *(n + VOCODER_OVERLAP_FRAMES for n in (CHUNK_FRAMES.opt, CHUNK_FRAMES.max)))
+    spectrum = frames.times(spectrum_columns, 1)
+    columns = frames.times(1, ahead)
+    return {"streams": STREAMS, "mel_frames": frames, "mel_columns": columns, "spectrum_frames": spectrum}
 
 
 def _block_inputs(flow: AnyFlowConfig) -> tuple[TensorSpec, ...]:
@@ -136,7 +120,7 @@ def _block_inputs(flow: AnyFlowConfig) -> tuple[TensorSpec, ...]:
     return (committed, first) if isinstance(flow, CosyVoice3FlowConfig) else (committed,)
 
 
-def _plain_vocoder(hift: HiFTConfig, precision: Precision, shapes: tuple[ShapeSettings, ...]) -> GraphSpec:
+def _plain_vocoder(hift: HiFTConfig, precision: Precision) -> GraphSpec:
     """Describe the convolutions of the vocoder that sees its whole input."""
     dims = ("streams", hift.istft_n_fft + 2, "spectrum_frames")
     rate = hift.frame_samples // hift.istft_hop
@@ -146,13 +130,11 @@ def _plain_vocoder(hift: HiFTConfig, precision: Precision, shapes: tuple[ShapeSe
         TensorSpec("lengths", DType.INT64, ("streams",), "valid mel frames, 1 or more"),
     )
     outputs = (TensorSpec("spectra", DType.FLOAT32, dims, "log magnitudes, then phases before their sine"),)
-    profiles = tuple(settings.vocoder_profile(rate, 0) for settings in shapes)
-    return GraphSpec(
-        VOCODER, precision, inputs, outputs, profiles, {"spectrum_frames": DerivedAxis("mel_frames", rate, 1)}
-    )
+    derived = {"spectrum_frames": DerivedAxis("mel_frames", rate, 1)}
+    return GraphSpec(VOCODER, precision, inputs, outputs, _vocoder_ranges(rate, 0), derived)
 
 
-def _causal_vocoder(hift: HiFTConfig, precision: Precision, shapes: tuple[ShapeSettings, ...]) -> GraphSpec:
+def _causal_vocoder(hift: HiFTConfig, precision: Precision) -> GraphSpec:
     """Describe the convolutions of the vocoder that looks back, in pieces of any size."""
     bins, ahead, rate = hift.istft_n_fft + 2, hift.conv_pre_look_right, hift.frame_samples // hift.istft_hop
     context = ("streams", hift.causal_context)
@@ -185,6 +167,5 @@ def _causal_vocoder(hift: HiFTConfig, precision: Precision, shapes: tuple[ShapeS
         "spectrum_frames": DerivedAxis("mel_columns", rate, 1 - rate * ahead),
         "spectra_frames": DerivedAxis("mel_columns", rate, 1 - rate * ahead + OVERLAPPING_COLUMNS),
     }
-    profiles = tuple(settings.vocoder_profile(rate, ahead) for settings in shapes)
     outputs = (spectra, TensorSpec("new_context", DType.FLOAT32, context, "for the next piece"))
-    return GraphSpec(VOCODER, precision, inputs, outputs, profiles, derived)
+    return GraphSpec(VOCODER, precision, inputs, outputs, _vocoder_ranges(rate, ahead), derived)

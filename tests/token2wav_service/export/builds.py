@@ -18,7 +18,7 @@ from tests.token2wav_service.export.checkpoints import TINY_SIZES
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, make_random_token2wav
 from token2wav_service.errors import Token2WavError
-from token2wav_service.export.compare import Sweep, compare_graph
+from token2wav_service.export.compare import compare_graph
 from token2wav_service.export.directory import ExportDirectory, ExportOptions, ExportTask
 from token2wav_service.export.engines import Target, ensure_engine
 from token2wav_service.graphs.spec import Precision
@@ -27,7 +27,6 @@ from token2wav_service.runtime.tensorrt.manifest import TENSORRT_RTX, probe_host
 
 ARCHITECTURE = "sm89"
 SIZES = {"small": TINY_SIZES, "official": OFFICIAL_SIZES}
-SWEEP = Sweep(streams=(1, 3), frames=(2, 30), history=(1, 40))
 
 
 @dataclass
@@ -38,7 +37,6 @@ class Build:
     sizes: str
     graph: str
     precision: str
-    profiles: list[str]
     export_s: float | None = None
     onnx_mb: float | None = None
     onnx_snr_db: float | None = None
@@ -57,8 +55,7 @@ def build_all(folder: Path, families: Sequence[Family], sizes: str, precisions: 
         options = ExportOptions(tuple(precisions), tuple(precisions))
         exports = ExportDirectory(checkpoint, checkpoint / "onnx", options)
         for task in exports.plan():
-            profiles = [profile.name for profile in task.spec.profiles]
-            build = Build(family.value, sizes, task.spec.name, task.spec.precision.value, profiles)
+            build = Build(family.value, sizes, task.spec.name, task.spec.precision.value)
             try:
                 _build(build, exports, task)
             except Token2WavError as err:
@@ -72,7 +69,7 @@ def _build(build: Build, exports: ExportDirectory, task: ExportTask) -> None:
     build.export_s = round(time.monotonic() - started_s, 1)
     build.onnx_mb = round(task.path.stat().st_size / 1e6, 2)
     if build.sizes == "small":
-        compared = compare_graph(exports.out_dir, task.spec, exports.models, SWEEP)
+        compared = compare_graph(exports.out_dir, task.spec, exports.models)
         build.onnx_snr_db = round(compared.worst_db, 1)
         if compared.failures():
             build.failure = compared.failures()[0]

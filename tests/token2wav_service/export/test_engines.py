@@ -19,7 +19,7 @@ from token2wav_service.checkpoint.family import Family
 from token2wav_service.errors import EngineBuildError, EngineUnfitError
 from token2wav_service.export.directory import ExportDirectory, ExportTask
 from token2wav_service.export.engines import Target, ensure_engine
-from token2wav_service.graphs.spec import AxisRange, DType, GraphSpec, Precision, Profile, TensorSpec
+from token2wav_service.graphs.spec import AxisRange, DType, GraphSpec, Precision, TensorSpec
 from token2wav_service.runtime.tensorrt import api
 from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
 from token2wav_service.runtime.tensorrt.manifest import (
@@ -44,7 +44,7 @@ SPEC = GraphSpec(
     Precision.FLOAT32,
     (TensorSpec("x", DType.FLOAT32, ("rows", WIDTH), ""),),
     (TensorSpec("y", DType.FLOAT32, ("rows", WIDTH), ""),),
-    (Profile("small", {"rows": AxisRange(1, 2, 8)}), Profile("large", {"rows": AxisRange(1, 8, 64)})),
+    {"rows": AxisRange(1, 8, 64)},
 )
 
 
@@ -111,7 +111,7 @@ def built(built_once: tuple[Task, Path], tmp_path: Path) -> tuple[Task, Path]:
     return built_once[0], shutil.copytree(built_once[1], tmp_path / "engines")
 
 
-def test_an_engine_is_built_ahead_for_its_gpu_with_the_profiles_of_its_graph(built: tuple[Task, Path]) -> None:
+def test_an_engine_is_built_ahead_for_its_gpu(built: tuple[Task, Path]) -> None:
     _, directory = built
     (manifest,) = read_manifests(directory)
     path = manifest.engine_path(directory)
@@ -180,16 +180,11 @@ def test_nodes_that_can_not_be_parsed_are_named(tmp_path: Path) -> None:
     assert list((tmp_path / "engines").glob("*.engine")) == []
 
 
-def test_a_profile_of_other_inputs_than_the_graph_s_is_refused(task: Task, tmp_path: Path) -> None:
+def test_sizes_of_other_inputs_than_the_graph_s_are_refused(task: Task, tmp_path: Path) -> None:
     (x,) = SPEC.inputs
     other = replace(task, spec=replace(SPEC, inputs=(replace(x, name="z"),)))
-    with pytest.raises(EngineBuildError, match=r"has inputs \['x'\], the profile gives \['z'\]"):
+    with pytest.raises(EngineBuildError, match=r"has inputs \['x'\], its sizes are of \['z'\]"):
         build(other, tmp_path / "engines")
-
-
-def test_the_builder_s_progress_is_shown(task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build(task, tmp_path)
-    assert "product: Building engine: 100%" in capsys.readouterr().err
 
 
 def test_an_interrupt_cancels_the_build_and_comes_out_again(
@@ -224,7 +219,7 @@ def test_a_host_whose_libraries_have_no_engines_for_a_gpu_is_told_what_to_instal
 
 def test_the_builder_refuses_hopper_itself(task: Task) -> None:
     with pytest.raises(EngineBuildError, match=r"builds for sm75 .*, not for sm90"):
-        load_tensorrt(LIBRARY).build(task.path, [SPEC.shape_ranges(p) for p in SPEC.profiles], "sm90")
+        load_tensorrt(LIBRARY).build(task.path, SPEC.shape_ranges(), "sm90")
 
 
 def test_a_plan_that_the_library_refuses_is_an_error_with_its_message() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,16 +12,17 @@ import torch
 from tests.token2wav_service.export.checkpoints import TINY_FLOW, TINY_SIZES, make_stream_checkpoint
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.loader import build_flow
-from token2wav_service.export.compare import Sweep, compare_graph
+from token2wav_service.export.compare import compare_graph
 from token2wav_service.export.modules import MixedPrecision, Models, in_precision, module_for
 from token2wav_service.export.onnx_file import sample_inputs
 from token2wav_service.graphs import catalogue as graphs
-from token2wav_service.graphs.spec import GraphSpec, Precision
+from token2wav_service.graphs.spec import AxisRange, GraphSpec, Precision
 from token2wav_service.models.flow.dit import DiT
 
-SMALL_SWEEP = Sweep(streams=(1, 3), frames=(2, 14), history=(1, 20))
 LARGEST_HALVES = 6e4
 """A float16 each; their sum is none."""
+EXPECTED_MORE = 12
+"""Expected size of an axis beyond its smallest: few, as every axis multiplies the work."""
 
 
 ALL_GRAPHS = [(family, name) for family in Family for name in graphs.GRAPHS]
@@ -38,7 +40,9 @@ def models(models_of: Callable[[Family], Models]) -> Models:
 
 
 def spec_of(name: str, precision: Precision, family: Family = Family.STEP_AUDIO2) -> GraphSpec:
-    return graphs.describe_graphs(*TINY_SIZES[family], precision, vocoder=precision)[name]
+    spec = graphs.describe_graphs(*TINY_SIZES[family], precision, vocoder=precision)[name]
+    small = {axis: AxisRange(r.min, min(r.opt, r.min + EXPECTED_MORE), r.max) for axis, r in spec.ranges.items()}
+    return replace(spec, ranges=small)
 
 
 @pytest.mark.parametrize("precision", list(Precision))
@@ -46,7 +50,7 @@ def spec_of(name: str, precision: Precision, family: Family = Family.STEP_AUDIO2
 def test_every_precision_stays_near_the_plain_model(
     models_of: Callable[[Family], Models], family: Family, name: str, precision: Precision
 ) -> None:
-    assert compare_graph(None, spec_of(name, precision, family), models_of(family), SMALL_SWEEP).failures() == []
+    assert compare_graph(None, spec_of(name, precision, family), models_of(family)).failures() == []
 
 
 def test_what_the_time_makes_stays_in_float32_in_every_family() -> None:
@@ -61,25 +65,9 @@ def test_what_the_time_makes_stays_in_float32_in_every_family() -> None:
         assert any(name.endswith("to_q.weight") for name in halves)
 
 
-def test_rows_that_share_a_prompt_equal_rows_with_copies_of_it(models: Models) -> None:
-    spec = spec_of(graphs.ESTIMATOR_CHUNK, Precision.FLOAT32)
-    (sizes,) = Sweep(streams=(3,), frames=(10,), history=(20,)).sizes(spec)
-    shared = sample_inputs(spec, sizes, seed=0)
-    rows = shared["prompt_row"]
-    copies = {
-        "prompt_kv": shared["prompt_kv"][:, rows],
-        "prompt_valid": shared["prompt_valid"][rows],
-        "prompt_row": torch.arange(len(rows)),
-    }
-    assert len(set(rows.tolist())) < len(rows)
-    module = module_for(spec, models)
-    for once, copied in zip(module(*shared.values()), module(*(shared | copies).values()), strict=True):
-        torch.testing.assert_close(once, copied)
-
-
 def test_what_a_validity_input_rules_out_changes_nothing(models: Models) -> None:
     spec = spec_of(graphs.ESTIMATOR_CHUNK, Precision.FLOAT32)
-    (sizes,) = Sweep(streams=(3,), frames=(10,), history=(20,)).sizes(spec)
+    sizes = spec.sizes("opt")
     inputs = sample_inputs(spec, sizes, seed=0)
     changed = {
         name: torch.where(inputs[valid][None, :, None, :, None], inputs[name], 100.0)

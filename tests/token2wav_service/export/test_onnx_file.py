@@ -12,7 +12,7 @@ import torch
 
 from token2wav_service.errors import ExportError
 from token2wav_service.export import onnx_file
-from token2wav_service.export.compare import Sweep, compare_graph
+from token2wav_service.export.compare import compare_graph
 from token2wav_service.export.directory import ExportDirectory
 from token2wav_service.export.modules import Models
 from token2wav_service.export.onnx_file import check_interface
@@ -20,8 +20,6 @@ from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER
 from token2wav_service.graphs.spec import DType, GraphSpec, TensorSpec
 
 pytestmark = pytest.mark.slow
-
-SWEEP = Sweep(streams=(1, 3), frames=(2, 30), history=(1, 40))
 
 
 class Doubled(torch.nn.Module):
@@ -37,16 +35,16 @@ def spec(exported: ExportDirectory) -> GraphSpec:
     return dataclasses.replace(vocoder, inputs=vocoder.inputs[:1], outputs=outputs, derived={})
 
 
-def test_every_file_equals_the_plain_model_over_a_sweep_of_sizes(exported: ExportDirectory) -> None:
+def test_every_file_equals_the_plain_model_at_its_sizes(exported: ExportDirectory) -> None:
     for task in exported.plan():
-        assert compare_graph(exported.out_dir, task.spec, exported.models, SWEEP).failures() == []
+        assert compare_graph(exported.out_dir, task.spec, exported.models).failures() == []
 
 
 def test_a_changed_weight_is_out_of_tolerance(exported: ExportDirectory) -> None:
     models = Models(exported.model_dir)
     with torch.no_grad():
         models.hift.conv_post.weight.mul_(1.001)
-    assert compare_graph(exported.out_dir, exported.plan()[1].spec, models, SWEEP).failures()
+    assert compare_graph(exported.out_dir, exported.plan()[1].spec, models).failures()
 
 
 def test_equal_inputs_give_equal_bytes_without_any_path(spec: GraphSpec, tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
 """Stands for a loaded engine, whose library computes on GPUs only: it runs a graph's module in torch on the CPU.
 
-It takes the place of `api.TensorRTEngine`; shapes outside the profile, missing addresses or memory fail.
+It takes the place of `api.TensorRTEngine`; shapes outside the ranges, missing addresses or memory fail.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ class Journal:
     contexts: int = 0
     runs: int = 0
     addresses: int = 0
-    profiles: list[int] = field(default_factory=list)
 
 
 class ModuleEngine:
@@ -39,7 +38,7 @@ class ModuleEngine:
         given = [EngineTensor(tensor.name, tensor.dtype.value, True) for tensor in spec.inputs]
         made = [EngineTensor(tensor.name, tensor.dtype.value, False) for tensor in spec.outputs]
         self.tensors = {tensor.name: tensor for tensor in (*given, *made)}
-        self.profiles = tuple(spec.shape_ranges(profile) for profile in spec.profiles)
+        self.ranges = spec.shape_ranges()
 
     def new_context(self) -> ModuleContext:
         self.journal.contexts += 1
@@ -51,21 +50,20 @@ class ModuleContext:
 
     def __init__(self, engine: ModuleEngine) -> None:
         self._engine, self._journal, self._memory = engine, engine.journal, 0
-        self._profile: int | None = None
         self._shapes: dict[str, Shape] = {}
+        self._has_profile = False
         self._addresses: dict[str, int] = {}
 
     def use_memory(self, address: int, size: int) -> None:
         assert address % ALIGNMENT_BYTES == 0 and size >= self._engine.activation_bytes
         self._memory = address
 
-    def select_profile(self, index: int, stream: int) -> None:
-        self._profile, self._shapes = index, {}
-        self._journal.profiles.append(index)
+    def select_profile(self, stream: int) -> None:
+        self._has_profile, self._shapes = True, {}
 
     def set_shape(self, name: str, shape: Shape) -> None:
-        assert self._profile is not None
-        ranges = self._engine.profiles[self._profile][name]
+        assert self._has_profile
+        ranges = self._engine.ranges[name]
         assert all(a <= size <= b for a, size, b in zip(ranges.min, shape, ranges.max, strict=True)), (name, shape)
         self._shapes[name] = shape
 

@@ -70,7 +70,7 @@ class Checkpoint:
         for name in (*self.flow_files, "hift.pt"):
             (folder / name).write_text(f"stands for {name}")
         spec = describe_graphs(self.flow.config, self.hift.config, Precision.FLOAT32)[ESTIMATOR_CHUNK]
-        module = estimator_module(self.flow, Precision.FLOAT32, spec.limit("chunk_frames"))
+        module = estimator_module(self.flow, Precision.FLOAT32, spec.ranges["chunk_frames"].max)
         self.add(spec, ModuleEngine(spec, module), self.flow_files)
 
     def add_vocoder(self, precision: Precision = Precision.FLOAT32) -> None:

@@ -30,7 +30,7 @@ from token2wav_service.checkpoint.family import Family
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.export.modules import VocoderStack, estimator_module
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, ROTARY_FRAMES, VOCODER, describe_graphs
-from token2wav_service.graphs.spec import AxisRange, GraphSpec, Precision, ShapeSettings
+from token2wav_service.graphs.spec import AxisRange, GraphSpec, Precision
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces
@@ -39,7 +39,7 @@ from token2wav_service.runtime.slots.pool import pool_tensors
 from token2wav_service.runtime.slots.slot_flow import make_solver
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.tensorrt.load import TensorRTNetwork, TensorRTSpectra
-from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine, VocoderSizes
+from token2wav_service.runtime.tensorrt.planned import Axes, PlannedEngine, estimator_axes, vocoder_axes
 from token2wav_service.runtime.tensorrt.solver import UNPADDED, TensorRTSolver
 
 __all__ = ["plain_operations"]
@@ -47,11 +47,8 @@ __all__ = ["plain_operations"]
 CPU = torch.device("cpu")
 STRIDE, PADDED = 2, 20
 STREAMS = (1, 3)
-SHAPES = (
-    ShapeSettings("short", chunk_frames=AxisRange(1, 6, 8), prompt_frames=AxisRange(1, 12, 32)),
-    ShapeSettings("long", chunk_frames=AxisRange(1, 6, 8), prompt_frames=AxisRange(1, 12, 64)),
-)
-LARGE = EstimatorSizes(3, STRIDE * BLOCK, PADDED, RECENT)
+RANGES = {"chunk_frames": AxisRange(1, 6, 8), "prompt_frames": AxisRange(1, 12, 64)}
+LARGE = estimator_axes(3, STRIDE * BLOCK, PADDED, RECENT)
 
 
 class NoReadback(TorchDispatchMode):
@@ -67,16 +64,17 @@ class Engines:
 
     def __init__(self, family: Family, prompts: tuple[int, ...] = (PADDED,)) -> None:
         flow, vocoder = models_of(family)
-        described = describe_graphs(flow.config, vocoder.config, Precision.FLOAT32, SHAPES)
-        self.spec: GraphSpec = described[ESTIMATOR_CHUNK]
-        module = estimator_module(flow, Precision.FLOAT32, self.spec.limit("chunk_frames"))
+        described = describe_graphs(flow.config, vocoder.config, Precision.FLOAT32)
+        spec = described[ESTIMATOR_CHUNK]
+        self.spec: GraphSpec = replace(spec, ranges={**spec.ranges, **RANGES})
+        module = estimator_module(flow, Precision.FLOAT32, RANGES["chunk_frames"].max)
         self.estimator = ModuleEngine(self.spec, module)
-        sizes = [EstimatorSizes(streams, STRIDE * BLOCK, PADDED, RECENT) for streams in STREAMS]
+        sizes = [estimator_axes(streams, STRIDE * BLOCK, PADDED, RECENT) for streams in STREAMS]
         fused = make_solver(flow, POLICY.ode_steps)
         self.solver = TensorRTSolver(self.plan(*sizes), fused, prompts, SIZES.max_prompt_frames)
         self.vocoder = ModuleEngine(described[VOCODER], VocoderStack(vocoder, Precision.FLOAT32))
         beside = 2 * vocoder.lookahead if isinstance(vocoder, CausalHiFT) else 8
-        columns = [VocoderSizes(streams, STRIDE * BLOCK + beside) for streams in STREAMS]
+        columns = [vocoder_axes(streams, STRIDE * BLOCK + beside) for streams in STREAMS]
         opened: Any = PlannedEngine(self.vocoder, described[VOCODER], columns, CPU)  # type: ignore[arg-type]
         self.convolutions = (
             TensorRTSpectra(vocoder, opened)
@@ -84,7 +82,7 @@ class Engines:
             else TensorRTNetwork(vocoder, torch.float32, opened)
         )
 
-    def plan(self, *sizes: EstimatorSizes) -> PlannedEngine[EstimatorSizes]:
+    def plan(self, *sizes: Axes) -> PlannedEngine:
         return PlannedEngine(self.estimator, self.spec, sizes, CPU)  # type: ignore[arg-type]
 
 
@@ -140,7 +138,7 @@ def test_a_size_is_bound_once_and_its_runs_wait_for_nothing(monkeypatch: pytest.
     assert (journal.addresses, journal.contexts, journal.runs) == (len(engines.estimator.tensors), 1, 2)
 
 
-@pytest.mark.parametrize(("streams", "prompt_size"), [(2, PADDED), (1, UNPADDED)], ids=["not planned", "no profile"])
+@pytest.mark.parametrize(("streams", "prompt_size"), [(2, PADDED), (1, UNPADDED)], ids=["not planned", "not held"])
 def test_other_sizes_are_solved_by_the_fused_kernels(
     streams: int, prompt_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,22 +154,18 @@ def test_other_sizes_are_solved_by_the_fused_kernels(
     assert (calls, engines.estimator.journal.runs) == ([streams], 0)
 
 
-def test_a_size_takes_the_smallest_profile_that_holds_it_and_memory_is_shared() -> None:
-    engines = Engines(Family.STEP_AUDIO2)
-    smaller, longer = replace(LARGE, streams=1, chunk_frames=2), replace(LARGE, prompt_frames=40)
-    estimator = engines.plan(LARGE, smaller, longer)
+def test_all_sizes_share_memory_and_each_is_bound_once() -> None:
+    smaller = estimator_axes(1, 2, PADDED, RECENT)
+    estimator = Engines(Family.STEP_AUDIO2).plan(LARGE, smaller)
     large = estimator.bind(LARGE)
     assert estimator.bind(smaller).tensors["x"].data_ptr() == large.tensors["x"].data_ptr()
     assert estimator.bind(LARGE) is large
-    estimator.bind(longer)
-    names = [profile.name for profile in engines.spec.profiles]
-    assert [names[index] for index in engines.estimator.journal.profiles] == ["short", "short", "long"]
 
 
-def test_an_engine_of_another_graph_or_without_fitting_profiles_is_refused() -> None:
+def test_an_engine_of_another_graph_or_of_other_sizes_is_refused() -> None:
     engines = Engines(Family.STEP_AUDIO2)
     other: Any = replace(engines.spec, outputs=engines.spec.outputs[:1])
     with pytest.raises(EngineUnfitError, match="export and build it again"):
         PlannedEngine(engines.estimator, other, (LARGE,), CPU)  # type: ignore[arg-type]
-    with pytest.raises(EngineUnfitError, match="hold none of the planned sizes"):
-        engines.plan(replace(LARGE, chunk_frames=99))
+    with pytest.raises(EngineUnfitError, match="holds none of the planned sizes"):
+        engines.plan(estimator_axes(3, 99, PADDED, RECENT))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 MODULES = {TENSORRT: "tensorrt", TENSORRT_RTX: "tensorrt_rtx_bindings"}
 SUPPORTED_MAJORS = {TENSORRT: (10, 11), TENSORRT_RTX: (1,)}
+PROFILE = 0
+"""Index of the one profile that engines here have."""
 KEPT_ERRORS = 20
 """Number of TensorRT's newest messages in the error that a failed build raises."""
 
@@ -71,12 +73,12 @@ class TensorRT:
         """The package's name and full version; an engine is bound to it."""
         return f"{self._name} {self._module.__version__}"
 
-    def build(self, onnx: Path, profiles: Sequence[Mapping[str, ShapeRange]], architecture: str) -> bytes:
+    def build(self, onnx: Path, ranges: Mapping[str, ShapeRange], architecture: str) -> bytes:
         """Build an engine and return it serialized; shows on standard error how far it is.
 
         Args:
             onnx: the graph.
-            profiles: each names every input.
+            ranges: shapes of every input, by name.
             architecture: of the GPU it is for, such as sm89; TensorRT builds for this machine's own in any case.
 
         Raises:
@@ -88,8 +90,7 @@ class TensorRT:
         builder = trt.Builder(self._logger)
         network = self._parse(builder, onnx)
         config = builder.create_builder_config()
-        for ranges in profiles:
-            _add_profile(builder, network, config, ranges)
+        _add_profile(builder, network, config, ranges)
         # NOTE: the builder does not own the monitor, which must live until it is done.
         monitor = config.progress_monitor = _make_monitor(trt, onnx.stem)
         if self._is_rtx:
@@ -147,14 +148,9 @@ class TensorRTEngine:
         if on_host:
             raise EngineUnfitError(f"tensors {on_host} of the engine give shapes; expected graphs without such tensors")
         self.tensors = {name: self._describe(name) for name in names}
-        self.profiles: tuple[dict[str, ShapeRange], ...] = tuple(
-            {tensor.name: self._range(tensor.name, index) for tensor in self.tensors.values() if tensor.is_input}
-            for index in range(engine.num_optimization_profiles)
-        )
-        self.activation_bytes = max(
-            engine.get_device_memory_size_for_profile_v2(index) for index in range(engine.num_optimization_profiles)
-        )
-        """Bytes that one running context needs beside its tensors, under the largest profile."""
+        self.ranges = {tensor.name: self._range(tensor.name) for tensor in self.tensors.values() if tensor.is_input}
+        self.activation_bytes = int(engine.get_device_memory_size_for_profile_v2(PROFILE))
+        """Bytes that one running context needs beside its tensors."""
 
     def new_context(self) -> Context:
         """Make a context without activation memory.
@@ -179,8 +175,8 @@ class TensorRTEngine:
         is_input = self._engine.get_tensor_mode(name) == self._module.TensorIOMode.INPUT
         return EngineTensor(name, _dtype_name(self._module, self._engine.get_tensor_dtype(name)), is_input)
 
-    def _range(self, name: str, profile: int) -> ShapeRange:
-        return _shape_range(self._engine.get_tensor_profile_shape(name, profile))
+    def _range(self, name: str) -> ShapeRange:
+        return ShapeRange(*(tuple(shape) for shape in self._engine.get_tensor_profile_shape(name, PROFILE)))
 
 
 class Context:
@@ -193,9 +189,9 @@ class Context:
         """Take activation memory, aligned to 256 bytes."""
         self._context.set_device_memory(address, size)
 
-    def select_profile(self, index: int, stream: int) -> None:
-        """Choose a profile; shapes must be set again."""
-        _check(self._context.set_optimization_profile_async(index, stream), f"profile {index}")
+    def select_profile(self, stream: int) -> None:
+        """Take the engine's profile, which only its first context has from the start; shapes must be set again."""
+        _check(self._context.set_optimization_profile_async(PROFILE, stream), "profile")
 
     def set_shape(self, name: str, shape: Shape) -> None:
         """Set an input's shape."""
@@ -270,15 +266,11 @@ def _parser_errors(parser: Any) -> list[str]:
 def _add_profile(builder: Any, network: Any, config: Any, ranges: Mapping[str, ShapeRange]) -> None:
     names = {network.get_input(index).name for index in range(network.num_inputs)}
     if names != set(ranges):
-        raise EngineBuildError(f"the graph has inputs {sorted(names)}, the profile gives {sorted(ranges)}")
+        raise EngineBuildError(f"the graph has inputs {sorted(names)}, its sizes are of {sorted(ranges)}")
     profile: Any = builder.create_optimization_profile()
     for name, shapes in ranges.items():
         profile.set_shape(name, shapes.min, shapes.opt, shapes.max)
     config.add_optimization_profile(profile)
-
-
-def _shape_range(shapes: Sequence[Sequence[int]]) -> ShapeRange:
-    return ShapeRange(*(tuple(shape) for shape in shapes))
 
 
 def _make_logger(trt: Any, messages: list[str]) -> Any:

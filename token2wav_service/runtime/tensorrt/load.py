@@ -36,7 +36,13 @@ from token2wav_service.runtime.tensorrt.manifest import (
     find_engine,
     installed_libraries,
 )
-from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine, S, VocoderSizes, torch_dtype
+from token2wav_service.runtime.tensorrt.planned import (
+    Axes,
+    PlannedEngine,
+    estimator_axes,
+    torch_dtype,
+    vocoder_axes,
+)
 from token2wav_service.runtime.tensorrt.solver import TensorRTSolver
 
 logger = logging.getLogger(__name__)
@@ -89,8 +95,8 @@ class EngineFinder:
         self.config, self._host, self._load = config, host, load
 
     def open(
-        self, spec: GraphSpec, sources: Sequence[Path], planned: Sequence[S], device: torch.device
-    ) -> PlannedEngine[S]:
+        self, spec: GraphSpec, sources: Sequence[Path], planned: Sequence[Axes], device: torch.device
+    ) -> PlannedEngine:
         """Find the engine of a graph, load it and plan its sizes.
 
         Raises:
@@ -108,7 +114,7 @@ class EngineFinder:
         left_out = [sizes for sizes in planned if sizes not in opened.sizes]
         if left_out:
             logger.warning(
-                "no profile of the engine holds %d sizes, such as %s: they run without it", len(left_out), left_out[0]
+                "the engine does not hold %d sizes, such as %s: they run without it", len(left_out), left_out[0]
             )
         logger.info("%s runs %d sizes with %s", tensorrt.library, len(opened.sizes), manifest.key.stem)
         return opened
@@ -139,7 +145,7 @@ def assemble_parts(
     stride = flow.stride
     window, _ = PoolSizes(0, config.synthesis.estimator_recent_frames, 0, max_prompt_frames).rings(flow)
     planned = [
-        EstimatorSizes(streams, tokens * stride, prompt, window)
+        estimator_axes(streams, tokens * stride, prompt, window)
         for streams, tokens in shapes.programs()
         for prompt in config.tensorrt_prompt_frames
     ]
@@ -147,12 +153,12 @@ def assemble_parts(
     fused = make_solver(flow, config.synthesis.ode_steps)
     solver = TensorRTSolver(estimator, fused, config.tensorrt_prompt_frames, max_prompt_frames)
     # A plain vocoder's call has frames of the chunk before; a causal one's the frames that wait, and some to look into.
-    columns = [VocoderSizes(streams, tokens * stride + OVERLAP_FRAMES) for streams, tokens in shapes.programs()]
+    columns = [vocoder_axes(streams, tokens * stride + OVERLAP_FRAMES) for streams, tokens in shapes.programs()]
     return EngineParts(solver, _convolutions(finder, flow, hift, columns))
 
 
 def _convolutions(
-    finder: EngineFinder, flow: AnyFlow, hift: HiFT | CausalHiFT, planned: Sequence[VocoderSizes]
+    finder: EngineFinder, flow: AnyFlow, hift: HiFT | CausalHiFT, planned: Sequence[Axes]
 ) -> VocoderNetwork | Spectra | None:
     """Return the vocoder's convolutions in their engine; None if no engine of them fits."""
     config, device = finder.config, next(flow.parameters()).device
@@ -171,7 +177,7 @@ def _convolutions(
 class TensorRTNetwork(VocoderNetwork):
     """Computes `spectra` in the engine where it was planned for the size; the fused kernels compute other sizes."""
 
-    def __init__(self, hift: HiFT, dtype: torch.dtype, engine: PlannedEngine[VocoderSizes]) -> None:
+    def __init__(self, hift: HiFT, dtype: torch.dtype, engine: PlannedEngine) -> None:
         """Pack the weights of what the engine does not hold.
 
         Args:
@@ -184,7 +190,7 @@ class TensorRTNetwork(VocoderNetwork):
 
     def spectra(self, mel: Tensor, spectrum: Tensor, lengths: Tensor) -> Tensor:
         """See `VocoderNetwork.spectra`."""
-        sizes = VocoderSizes(mel.shape[0], mel.shape[1])
+        sizes = vocoder_axes(mel.shape[0], mel.shape[1])
         if sizes not in self._engine.sizes:
             return super().spectra(mel, spectrum, lengths)
         bound = self._engine.bind(sizes)
@@ -200,14 +206,14 @@ class TensorRTNetwork(VocoderNetwork):
 class TensorRTSpectra:
     """Stands where `CausalHiFT.spectra` stands; the model itself computes sizes that the engine is not planned for."""
 
-    def __init__(self, hift: CausalHiFT, engine: PlannedEngine[VocoderSizes]) -> None:
+    def __init__(self, hift: CausalHiFT, engine: PlannedEngine) -> None:
         self._hift, self._engine = hift, engine
 
     def __call__(
         self, mel: Tensor, spectrum: Tensor, frames: Tensor, is_first: Tensor, context: Tensor
     ) -> tuple[Tensor, Tensor]:
         """See `CausalHiFT.spectra`; what is returned is valid until the next call."""
-        sizes = VocoderSizes(mel.shape[0], mel.shape[2])
+        sizes = vocoder_axes(mel.shape[0], mel.shape[2])
         if sizes not in self._engine.sizes:
             return self._hift.spectra(mel, spectrum, frames, is_first, context)
         bound = self._engine.bind(sizes)

@@ -1,7 +1,7 @@
 """Describes an engine file: its key, its certificates, and whether it fits a machine. No TensorRT, no torch.
 
 Beside every `NAME.engine` lies `NAME.json`, the manifest. The name is made of the key, so that engines for different
-GPUs, libraries, precisions or profiles can share a directory. `probe_host` looks at this machine's GPU and libraries
+GPUs, libraries, precisions or sizes can share a directory. `probe_host` looks at this machine's GPU and libraries
 without loading one, so it is quick and works where they are broken.
 """
 
@@ -46,7 +46,7 @@ class EngineKey:
     library: str
     """Name and full version of the library, such as `tensorrt_rtx 1.7.1.116`."""
     graph_sha256: str
-    """Hash of all that the graph was made from, its profiles included."""
+    """Hash of all that the graph was made from, its sizes included."""
 
     @property
     def stem(self) -> str:

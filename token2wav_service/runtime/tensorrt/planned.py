@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,7 +37,7 @@ class BoundContext:
     """A context with everything set; `run` only queues work. It keeps its tensors alive."""
 
     def __init__(self, engine: TensorRTEngine, context: Context, tensors: Mapping[str, Tensor]) -> None:
-        """Set profile, shapes and addresses.
+        """Set shapes and addresses.
 
         Args:
             tensors: all inputs and outputs, contiguous on the engine's device; outputs are written in place.
@@ -51,10 +49,7 @@ class BoundContext:
         self._device = next(iter(tensors.values())).device
         _check_names_and_types(engine, tensors)
         inputs = {name: tuple(value.shape) for name, value in tensors.items() if engine.tensors[name].is_input}
-        self.profile = choose_profile(engine.profiles, inputs)
-        context.select_profile(self.profile, stream_handle(self._device))
-        for name, shape in inputs.items():
-            context.set_shape(name, shape)
+        _set_shapes(engine, context, inputs, self._device)
         context.check_complete()
         for name, value in tensors.items():
             if context.shape(name) != tuple(value.shape):
@@ -66,25 +61,13 @@ class BoundContext:
         self._context.execute(stream_handle(self._device))
 
 
-def choose_profile(profiles: Sequence[Mapping[str, ShapeRange]], shapes: Mapping[str, Shape]) -> int:
-    """Return the profile with the smallest largest shapes among those that hold these.
-
-    Raises:
-        EngineUnfitError: none does; it says what the profiles hold.
-    """
-    fitting = [index for index, ranges in enumerate(profiles) if _holds(ranges, shapes)]
-    if not fitting:
-        held = "\n".join(
-            f"  profile {index}: " + ", ".join(f"{name} {r.min} to {r.max}" for name, r in sorted(ranges.items()))
-            for index, ranges in enumerate(profiles)
-        )
-        raise EngineUnfitError(f"no profile of the engine holds {dict(shapes)}:\n{held}")
-    return min(fitting, key=lambda index: sum(math.prod(r.max) for r in profiles[index].values()))
-
-
-def is_held(profiles: Sequence[Mapping[str, ShapeRange]], shapes: Mapping[str, Shape]) -> bool:
-    """Say whether any profile holds these shapes."""
-    return any(_holds(ranges, shapes) for ranges in profiles)
+def _set_shapes(engine: TensorRTEngine, context: Context, shapes: Mapping[str, Shape], device: torch.device) -> None:
+    if not holds(engine.ranges, shapes):
+        held = ", ".join(f"{name} {r.min} to {r.max}" for name, r in sorted(engine.ranges.items()))
+        raise EngineUnfitError(f"the engine does not hold {dict(shapes)}: {held}")
+    context.select_profile(stream_handle(device))
+    for name, shape in shapes.items():
+        context.set_shape(name, shape)
 
 
 def stream_handle(device: torch.device) -> int:
@@ -99,7 +82,8 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _holds(ranges: Mapping[str, ShapeRange], shapes: Mapping[str, Shape]) -> bool:
+def holds(ranges: Mapping[str, ShapeRange], shapes: Mapping[str, Shape]) -> bool:
+    """Say whether inputs may have these shapes."""
     return all(
         name in ranges
         and len(shape) == len(ranges[name].min)
@@ -129,10 +113,7 @@ def run_once(engine: TensorRTEngine, inputs: Mapping[str, Tensor], device: torch
     """
     memory = activation_memory(engine, device)
     context = new_context(engine, memory)
-    profile = choose_profile(engine.profiles, {name: tuple(value.shape) for name, value in inputs.items()})
-    context.select_profile(profile, stream_handle(device))
-    for name, value in inputs.items():
-        context.set_shape(name, tuple(value.shape))
+    _set_shapes(engine, context, {name: tuple(value.shape) for name, value in inputs.items()}, device)
     outputs = {
         tensor.name: torch.empty(context.shape(tensor.name), dtype=torch_dtype(tensor.dtype), device=device)
         for tensor in engine.tensors.values()
@@ -144,64 +125,39 @@ def run_once(engine: TensorRTEngine, inputs: Mapping[str, Tensor], device: torch
     return outputs
 
 
-class PlannedSizes(Protocol):
-    """One shape of a graph; hashable."""
-
-    def axes(self) -> dict[str, int]:
-        """Return the sizes of the graph's axes, but for those that follow from them."""
-        ...
+Axes = tuple[tuple[str, int], ...]
+"""One shape of a graph: sizes of its axes, but for those that follow from them."""
 
 
-S = TypeVar("S", bound=PlannedSizes)
+def estimator_axes(streams: int, chunk_frames: int, prompt_frames: int, window_frames: int) -> Axes:
+    """Return the axes of `estimator_chunk`, all prompts padded to one length; each stream has rows for its voice's."""
+    rows = 2 * streams
+    sizes = {"rows": rows, "prompt_rows": rows, "chunk_frames": chunk_frames, "prompt_frames": prompt_frames}
+    return (*sizes.items(), ("window_frames", window_frames))
 
 
-@dataclass(frozen=True)
-class EstimatorSizes:
-    """One shape of `estimator_chunk`: the estimator at one solver step."""
+def vocoder_axes(streams: int, columns: int) -> Axes:
+    """Return the axes of `vocoder`.
 
-    streams: int
-    chunk_frames: int
-    prompt_frames: int
-    """Columns that all prompts are padded to."""
-    window_frames: int
-
-    def axes(self) -> dict[str, int]:
-        """Return the sizes of the graph's axes; every stream has rows of its own for its voice's prompt."""
-        rows = 2 * self.streams
-        return {
-            "rows": rows,
-            "prompt_rows": rows,
-            "chunk_frames": self.chunk_frames,
-            "prompt_frames": self.prompt_frames,
-            "window_frames": self.window_frames,
-        }
+    Args:
+        streams: in the batch.
+        columns: mel frames that come in, with those of the chunk before and those to look ahead into.
+    """
+    return ("streams", streams), ("mel_frames", columns), ("mel_columns", columns)
 
 
-@dataclass(frozen=True)
-class VocoderSizes:
-    """One shape of `vocoder`: its convolutions."""
-
-    streams: int
-    columns: int
-    """Mel frames that come in, with those of the chunk before and those to look ahead into."""
-
-    def axes(self) -> dict[str, int]:
-        """See `PlannedSizes.axes`."""
-        return {"streams": self.streams, "mel_frames": self.columns, "mel_columns": self.columns}
-
-
-class PlannedEngine(Generic[S]):
+class PlannedEngine:
     """Runs the engine; allocates nothing once it is made, but contexts at the first use of a size.
 
     All sizes share one memory for each tensor, so one of them computes at a time.
     """
 
-    def __init__(self, engine: TensorRTEngine, spec: GraphSpec, planned: Sequence[S], device: torch.device) -> None:
+    def __init__(self, engine: TensorRTEngine, spec: GraphSpec, planned: Sequence[Axes], device: torch.device) -> None:
         """Check the engine and allocate its tensors.
 
         Args:
             spec: of the graph, for these models.
-            planned: sizes to be ready for; those that no profile holds are left out.
+            planned: sizes to be ready for; those that the engine does not hold are left out.
 
         Raises:
             EngineUnfitError: the engine is of another graph, or holds none of the sizes.
@@ -210,14 +166,14 @@ class PlannedEngine(Generic[S]):
         self._engine, self._spec, self._device = engine, spec, device
         self.names = frozenset(tensor.name for tensor in spec.inputs)
         """Inputs of the graph."""
-        self.sizes = frozenset(sizes for sizes in planned if is_held(engine.profiles, self._input_shapes(sizes)))
+        self.sizes = frozenset(sizes for sizes in planned if holds(engine.ranges, self._input_shapes(sizes)))
         if not self.sizes:
-            raise EngineUnfitError(f"the engine's profiles hold none of the planned sizes, such as {planned[0]}")
+            raise EngineUnfitError(f"the engine holds none of the planned sizes, such as {planned[0]}")
         self._memory = {tensor.name: self._allocate(tensor) for tensor in (*spec.inputs, *spec.outputs)}
         self._activations = activation_memory(engine, device)
-        self._bound: dict[S, BoundContext] = {}
+        self._bound: dict[Axes, BoundContext] = {}
 
-    def bind(self, sizes: S) -> BoundContext:
+    def bind(self, sizes: Axes) -> BoundContext:
         """Return the context of a planned size; the first call makes it, so it must not happen in a graph capture."""
         assert sizes in self.sizes, "only planned sizes have memory"
         if sizes not in self._bound:
@@ -225,17 +181,17 @@ class PlannedEngine(Generic[S]):
             self._bound[sizes] = BoundContext(self._engine, context, self._tensors(sizes))
         return self._bound[sizes]
 
-    def _input_shapes(self, sizes: S) -> dict[str, tuple[int, ...]]:
-        axes = self._spec.complete(sizes.axes())
+    def _input_shapes(self, sizes: Axes) -> dict[str, tuple[int, ...]]:
+        axes = self._spec.complete(dict(sizes))
         return {tensor.name: tensor.shape(axes) for tensor in self._spec.inputs}
 
     def _allocate(self, tensor: TensorSpec) -> Tensor:
-        count = max(math.prod(tensor.shape(self._spec.complete(sizes.axes()))) for sizes in self.sizes)
+        count = max(math.prod(tensor.shape(self._spec.complete(dict(sizes)))) for sizes in self.sizes)
         # Zeros: what a mask rules out may hold any finite value.
         return torch.zeros(count, dtype=torch_dtype(tensor.dtype.value), device=self._device)
 
-    def _tensors(self, sizes: S) -> dict[str, Tensor]:
-        views, axes = {}, self._spec.complete(sizes.axes())
+    def _tensors(self, sizes: Axes) -> dict[str, Tensor]:
+        views, axes = {}, self._spec.complete(dict(sizes))
         for tensor in (*self._spec.inputs, *self._spec.outputs):
             shape = tensor.shape(axes)
             views[tensor.name] = self._memory[tensor.name][: math.prod(shape)].view(shape)

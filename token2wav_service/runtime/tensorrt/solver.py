@@ -15,7 +15,7 @@ from token2wav_service.graphs.catalogue import ROTARY_FRAMES
 from token2wav_service.models.causal import valid_mask
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots.chunk_solver import ChunkSolver, FusedSolver, SolverBatch, SolverPool
-from token2wav_service.runtime.tensorrt.planned import BoundContext, EstimatorSizes, PlannedEngine
+from token2wav_service.runtime.tensorrt.planned import BoundContext, PlannedEngine, estimator_axes
 
 UNPADDED = 0
 """Prompt size of batches that the fused kernels solve, because the engine is not prepared for their prompts."""
@@ -26,7 +26,7 @@ class TensorRTSolver(ChunkSolver):
 
     def __init__(
         self,
-        estimator: PlannedEngine[EstimatorSizes],
+        estimator: PlannedEngine,
         fused: FusedSolver,
         prompt_frames: Sequence[int],
         max_prompt_frames: int,
@@ -61,7 +61,7 @@ class TensorRTSolver(ChunkSolver):
         self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor | None, batch: SolverBatch, pool: SolverPool
     ) -> Tensor:
         """See `ChunkSolver`."""
-        sizes = EstimatorSizes(noise.shape[0], noise.shape[1], batch.prompt_size, pool.window.shape[-2])
+        sizes = estimator_axes(noise.shape[0], noise.shape[1], batch.prompt_size, pool.window.shape[-2])
         if sizes not in self._estimator.sizes:
             return self._fused.solve(noise, mu, speaker, cond, batch, pool)
         bound, at = self._estimator.bind(sizes), batch.places
