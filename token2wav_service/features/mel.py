@@ -91,7 +91,6 @@ FBANK_WINDOW_SAMPLES = 400
 FBANK_HOP_SAMPLES = 160
 FBANK_FFT_SAMPLES = 512
 FBANK_LOW_HZ = 20.0
-FBANK_HIGH_HZ = PROMPT_SAMPLE_RATE_HZ / 2
 
 _PRE_EMPHASIS = 0.97
 _POVEY_EXPONENT = 0.85
@@ -113,7 +112,7 @@ def kaldi_fbank(audio_16k: FloatArray) -> FloatArray:
     previous = np.concatenate([frames[:, :1], frames[:, :-1]], axis=1)
     emphasised = (frames - _PRE_EMPHASIS * previous) * _povey_window()
     power = np.abs(np.fft.rfft(emphasised, FBANK_FFT_SAMPLES)) ** 2
-    energies: FloatArray = np.log(np.maximum(power @ _kaldi_filters().T, _ENERGY_FLOOR)).astype(np.float32)
+    energies: FloatArray = np.log(np.maximum(power @ _kaldi_mel_filters().T, _ENERGY_FLOOR)).astype(np.float32)
     return energies
 
 
@@ -130,20 +129,10 @@ def _povey_window() -> FloatArray:
     return window
 
 
-def _kaldi_filters() -> FloatArray:
-    return kaldi_mel_filters(
-        sample_rate_hz=PROMPT_SAMPLE_RATE_HZ,
-        n_fft=FBANK_FFT_SAMPLES,
-        n_mels=FBANK_MEL_BINS,
-        low_hz=FBANK_LOW_HZ,
-        high_hz=FBANK_HIGH_HZ,
-    )
-
-
 Float64Array = npt.NDArray[np.float64]
 
 CACHED_BANKS = 16
-"""Distinct parameter sets kept; the service uses four."""
+"""Distinct parameter sets kept; the service uses three."""
 
 # Slaney's scale: linear to 1 kHz, logarithmic above.
 _SLANEY_HZ_PER_MEL = 200.0 / 3
@@ -157,9 +146,7 @@ _KALDI_BREAK_HZ = 700.0
 
 
 @lru_cache(maxsize=CACHED_BANKS)
-def slaney_mel_filters(
-    *, sample_rate_hz: int, n_fft: int, n_mels: int, low_hz: float = 0.0, high_hz: float | None = None
-) -> FloatArray:
+def slaney_mel_filters(*, sample_rate_hz: int, n_fft: int, n_mels: int, high_hz: float | None = None) -> FloatArray:
     """Return triangular filters of unit area on Slaney's mel scale.
 
     Every argument is part of the cache's key, so two banks are never confused.
@@ -173,22 +160,19 @@ def slaney_mel_filters(
     upper = sample_rate_hz / 2 if high_hz is None else high_hz
     highest_bin_hz = sample_rate_hz * (n_fft // 2) / n_fft
     bins_hz = np.linspace(0, highest_bin_hz, n_fft // 2 + 1)
-    edges_hz = _slaney_to_hz(np.linspace(_slaney_from_hz(low_hz), _slaney_from_hz(upper), n_mels + 2))
+    edges_hz = _slaney_to_hz(np.linspace(0.0, _slaney_from_hz(upper), n_mels + 2))
     rising = (bins_hz[None, :] - edges_hz[:-2, None]) / np.diff(edges_hz)[:-1, None]
     falling = (edges_hz[2:, None] - bins_hz[None, :]) / np.diff(edges_hz)[1:, None]
     area = 2.0 / (edges_hz[2:] - edges_hz[:-2])
     return _frozen(np.maximum(0, np.minimum(rising, falling)) * area[:, None])
 
 
-@lru_cache(maxsize=CACHED_BANKS)
-def kaldi_mel_filters(*, sample_rate_hz: int, n_fft: int, n_mels: int, low_hz: float, high_hz: float) -> FloatArray:
-    """Return filters that are triangles of height 1 on Kaldi's mel scale; the Nyquist bin weighs 0.
-
-    Returns:
-        [n_mels, n_fft // 2 + 1] float32, read-only and shared.
-    """
-    bins = _kaldi_from_hz(np.arange(n_fft // 2) * (sample_rate_hz / n_fft))
-    edges = np.linspace(_kaldi_from_hz(np.float64(low_hz)), _kaldi_from_hz(np.float64(high_hz)), n_mels + 2)
+@lru_cache(maxsize=1)
+def _kaldi_mel_filters() -> FloatArray:
+    """Return the [80, 257] filter bank of `kaldi_fbank`: triangles of height 1; the Nyquist bin weighs 0."""
+    bins_hz = np.arange(FBANK_FFT_SAMPLES // 2) * (PROMPT_SAMPLE_RATE_HZ / FBANK_FFT_SAMPLES)
+    bins = _kaldi_from_hz(bins_hz)
+    edges = np.linspace(*_kaldi_from_hz(np.array([FBANK_LOW_HZ, PROMPT_SAMPLE_RATE_HZ / 2])), FBANK_MEL_BINS + 2)
     step = edges[1] - edges[0]
     rising = (bins[None, :] - edges[:-2, None]) / step
     falling = (edges[2:, None] - bins[None, :]) / step
@@ -212,8 +196,9 @@ def _slaney_to_hz(mel: Float64Array) -> Float64Array:
     return np.where(mel < _SLANEY_BREAK_MEL, mel * _SLANEY_HZ_PER_MEL, logarithmic)
 
 
-def _kaldi_from_hz(hz: Float64Array | np.float64) -> Float64Array:
-    return np.asarray(_KALDI_MEL_FACTOR * np.log(1.0 + hz / _KALDI_BREAK_HZ))
+def _kaldi_from_hz(hz: Float64Array) -> Float64Array:
+    mel: Float64Array = _KALDI_MEL_FACTOR * np.log(1.0 + hz / _KALDI_BREAK_HZ)
+    return mel
 
 
 def _frozen(bank: Float64Array) -> FloatArray:
