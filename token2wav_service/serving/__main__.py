@@ -9,7 +9,6 @@ quiet_interrupts()
 import argparse
 import logging
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -32,8 +31,6 @@ from token2wav_service.serving.process.installation import (
     DEFAULT_METRICS_PORT,
     ServerOptions,
     TritonNotFoundError,
-    find_installation,
-    server_command,
 )
 from token2wav_service.serving.process.server import TritonProcess, TritonStartError
 from token2wav_service.serving.settings import RepositorySettingsError
@@ -80,10 +77,6 @@ def main(argv: list[str] | None = None) -> int:
         )
         return _USAGE_ERROR
     try:
-        if args.dry_run:
-            command = server_command(find_installation(), options, Path("BACKENDS"), "PREFIX")
-            sys.stdout.write(shlex.join(command) + "\n")
-            return 0
         if (problem := mps_problem()) is not None:
             sys.stderr.write(f"{problem}\n")
             return 1
@@ -174,7 +167,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     spans = f"URL of an OTLP/HTTP receiver of spans (default: {ENDPOINT_VARIABLE}, else none)"
     parser.add_argument("--otlp-endpoint", metavar="URL", help=spans)
-    parser.add_argument("--dry-run", action="store_true", help="print the server's command and exit")
     return parser
 
 

@@ -19,6 +19,7 @@ import pytest
 from tests.token2wav_service.serving.client import wait_until
 from tests.token2wav_service.serving.conftest import wait_ready
 from tests.workers import free_ports
+from token2wav_service.serving import __main__ as serving_command
 from token2wav_service.serving.__main__ import main
 from token2wav_service.serving.process import installation as installation_module
 from token2wav_service.serving.process.installation import (
@@ -185,9 +186,10 @@ def test_the_command_line_refuses_a_missing_repository(tmp_path: Path, capsys: p
 
 
 def test_the_command_line_assembles_the_repository_that_its_settings_describe(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ["--model-repository", str(tmp_path / "repository"), "--dry-run"]
+    monkeypatch.setattr(serving_command, "_serve", lambda process, drain_timeout_s: 0)
+    command = ["--model-repository", str(tmp_path / "repository")]
     for pair in (f"model_dir={tmp_path}", f"llm_tokenizer_dir={tmp_path}", "TRITON_MAX_BATCH_SIZE=7"):
         command += ["--set", pair]
     assert main(command) == 0
