@@ -21,7 +21,8 @@ from demo_voice.unpack import BUNDLE
 from lab.train.make_voices import VOICES_OF, SourceVoices
 from lab.train.teachers.choices import teachers_of
 from lab.train.utterance import SAMPLES_PER_TOKEN_16K, audio_16k
-from token2wav_service.features.prompt_models import SPEECH_TOKENIZER_FILE, OnnxSpeechTokenizer, tokenize_samples
+from token2wav_service.features.mel import s3_log_mel
+from token2wav_service.features.prompt_models import SPEECH_TOKENIZER_FILE, OnnxSpeechTokenizer
 
 SOFTER_DB = 35.0
 """Than the loud parts of the same audio."""
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     source, tokenizer = SourceVoices(teachers, args.engines), OnnxSpeechTokenizer(args.bundle / SPEECH_TOKENIZER_FILE)
     texts = [(text, voice.name) for voice in VOICES_OF[teachers] for text in heldout_sentences()]
     audio = (audio_16k(source.speak(text, voice)) for text, voice in tqdm(texts, unit="sentence"))
-    found = silent_tokens((tokenize_samples(tokenizer, samples).tolist(), samples) for samples in audio)
+    found = silent_tokens((tokenizer.tokenize(s3_log_mel(samples)).tolist(), samples) for samples in audio)
     sys.stdout.write(f"{found}\n")
     return 0
 

@@ -18,8 +18,8 @@ import onnxruntime
 
 from servicekit.file_sums import FileSumsError, check_file
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ, SPEECH_VOCAB_SIZE, TOKEN_RATE_HZ
-from token2wav_service.errors import CheckpointError, InvalidPromptError
-from token2wav_service.features.audio import resample_16k_to_24k, validate_prompt
+from token2wav_service.errors import CheckpointError
+from token2wav_service.features.audio import resample_16k_to_24k
 from token2wav_service.features.mel import (
     FBANK_MEL_BINS,
     FLOW_HIGH_HZ,
@@ -35,8 +35,6 @@ logger = logging.getLogger(__name__)
 SPEECH_TOKENIZER_FILE = "speech_tokenizer_v2_25hz.onnx"
 SPEAKER_ENCODER_FILE = "campplus.onnx"
 EMBEDDING_SIZE = 192
-MAX_SECONDS = 30.0
-"""Longest audio in seconds: the speech tokenizer's positions end there."""
 _ERRORS_ONLY = 3
 _TRIAL_FRAMES = 233
 _LEAST_EQUAL = 0.95
@@ -143,21 +141,6 @@ def _noise(*shape: int) -> FloatArray:
     return np.random.default_rng(0).standard_normal(shape, np.float32)
 
 
-def tokenize_samples(tokenizer: OnnxSpeechTokenizer, samples: FloatArray) -> IntArray:
-    """Map [N] samples at 16 kHz, at most 30 s, to [ceil(N // 160 / 4)] ids in 0..6560.
-
-    Raises:
-        InvalidPromptError: the audio is longer than the tokenizer can take.
-        CheckpointError: see `OnnxSpeechTokenizer.tokenize`.
-    """
-    if len(samples) > MAX_SECONDS * PROMPT_SAMPLE_RATE_HZ:
-        raise InvalidPromptError(
-            f"the audio is {len(samples) / PROMPT_SAMPLE_RATE_HZ:.2f} s long, the speech tokenizer takes at most "
-            f"{MAX_SECONDS:.0f} s; cut it"
-        )
-    return tokenizer.tokenize(s3_log_mel(samples))
-
-
 class SpeakerEncoder:
     """Loads campplus.onnx once; safe to call from several threads."""
 
@@ -222,12 +205,9 @@ class PromptFeatureExtractor:
         """Compute a voice's features; tokens and mel are cut to the same time.
 
         Args:
+            prompt: a voice that passed `validate_prompt`.
             on_tokens: called as soon as the tokens are known: an LLM needs nothing else.
-
-        Raises:
-            InvalidPromptError: see `validate_prompt`.
         """
-        validate_prompt(prompt.samples)
         log_mel = s3_log_mel(prompt.samples)
         mel = self._beside.submit(self._flow_mel, prompt.samples)
         embedding = self._beside.submit(self.speaker_embedding, prompt.samples)
@@ -242,7 +222,7 @@ class PromptFeatureExtractor:
 
     def tokens(self, samples: FloatArray) -> IntArray:
         """Map [N] samples at 16 kHz, at most 30 s, to [T] speech tokens at 25 Hz."""
-        return tokenize_samples(self._tokenizer, samples)
+        return self._tokenizer.tokenize(s3_log_mel(samples))
 
     def speaker_embedding(self, samples: FloatArray) -> FloatArray:
         """Map [N] samples at 16 kHz to the raw [192] speaker embedding."""

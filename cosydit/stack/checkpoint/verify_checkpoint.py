@@ -25,7 +25,8 @@ from token2wav_service.checkpoint.loader import load_flow, load_vocoder
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ
 from token2wav_service.errors import CheckpointError, Token2WavError
 from token2wav_service.features.audio import load_prompt_audio, validate_prompt
-from token2wav_service.features.prompt_models import OnnxSpeechTokenizer, SpeakerEncoder, tokenize_samples
+from token2wav_service.features.mel import s3_log_mel
+from token2wav_service.features.prompt_models import OnnxSpeechTokenizer, SpeakerEncoder
 
 _PROBE_SECONDS = 0.5
 _PROBE_TOKENS = 13
@@ -129,7 +130,7 @@ def _check_speaker_encoder(path: Path) -> None:
 
 
 def _check_speech_tokenizer(path: Path) -> None:
-    ids = tokenize_samples(OnnxSpeechTokenizer(path), _probe())
+    ids = OnnxSpeechTokenizer(path).tokenize(s3_log_mel(_probe()))
     if len(ids) != _PROBE_TOKENS:
         raise CheckpointError(
             f"{path} gave {len(ids)} tokens for {_PROBE_SECONDS} s, expected {_PROBE_TOKENS} (25 a second)"

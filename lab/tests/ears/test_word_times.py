@@ -16,7 +16,8 @@ from lab.ears.alignment import SphinxAligner
 from lab.tests.ears.conftest import RATE_HZ, Voice, noise
 from lab.voice.word_times import errors_ms, figures
 from llm_service.aligner import Aligner
-from token2wav_service.features.prompt_models import SPEECH_TOKENIZER_FILE, OnnxSpeechTokenizer, tokenize_samples
+from token2wav_service.features.mel import s3_log_mel
+from token2wav_service.features.prompt_models import SPEECH_TOKENIZER_FILE, OnnxSpeechTokenizer
 
 
 def test_words_are_timed_as_the_recogniser_times_them(voices: list[Voice]) -> None:
@@ -24,7 +25,7 @@ def test_words_are_timed_as_the_recogniser_times_them(voices: list[Voice]) -> No
     tokenizer = OnnxSpeechTokenizer(BUNDLE / SPEECH_TOKENIZER_FILE)
     found = []
     for voice in voices:
-        ids = tokenize_samples(tokenizer, voice.samples).tolist()
+        ids = tokenizer.tokenize(s3_log_mel(voice.samples)).tolist()
         segment = SpokenSegment(Segment(voice.text, 0), voice.text, Alignment.identity(len(voice.text)), "en", True)
         span = SpokenSpan(segment, 0, len(ids), True, letter_times=LetterTimes(aligner, voice.text))
         assert span.letter_times is not None

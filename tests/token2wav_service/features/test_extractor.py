@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, save_model
 
 from tests.token2wav_service.features.helpers import ASSETS, golden, noise, tone
 from token2wav_service.checkpoint.make_random import make_speaker_encoder, make_speech_tokenizer
-from token2wav_service.errors import CheckpointError, InvalidPromptError
+from token2wav_service.errors import CheckpointError
 from token2wav_service.features.audio import resample_16k_to_24k, resample_poly
 from token2wav_service.features.mel import (
     flow_mel_24k,
@@ -70,19 +70,6 @@ def test_voice_id_is_the_content_of_the_samples() -> None:
     assert len(voice_id_of(samples)) == 64
 
 
-def test_unusable_prompt_is_refused(model_dir: Path) -> None:
-    with pytest.raises(InvalidPromptError, match="20 ms"):
-        PromptFeatureExtractor(model_dir).extract(VoicePrompt(tone(0.02)))
-
-
-def test_tokenizer_takes_thirty_seconds_and_no_more(model_dir: Path) -> None:
-    extractor = PromptFeatureExtractor(model_dir)
-
-    assert len(extractor.tokens(noise(30.0))) == 750
-    with pytest.raises(InvalidPromptError, match="at most 30 s"):
-        extractor.tokens(noise(30.01))
-
-
 @pytest.mark.parametrize("name", ["campplus.onnx", "speech_tokenizer_v2_25hz.onnx"])
 def test_missing_or_damaged_model_is_named(model_dir: Path, tmp_path: Path, name: str) -> None:
     for path in model_dir.iterdir():
@@ -114,19 +101,6 @@ def test_token_outside_the_vocabulary_is_an_error(model_dir: Path, tmp_path: Pat
 
     with pytest.raises(CheckpointError, match=r"expected 0\.\.6560"):
         PromptFeatureExtractor(tmp_path).tokens(tone(1.0))
-
-
-@pytest.mark.slow
-def test_features_import_neither_torch_nor_torchaudio() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, token2wav_service.features.prompt_models, token2wav_service.features.audio;"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'torchaudio')))"
-    )
-
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 Vectors = dict[str, FloatArray]
