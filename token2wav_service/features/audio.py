@@ -44,12 +44,10 @@ _ESTIMATED_LENGTH_FORMATS = frozenset({"MP3", "MPEG"})
 """Formats whose headers only estimate the length, so a shorter body is no sign of damage."""
 
 
-def load_prompt_audio(data: bytes, max_seconds: float = MAX_PROMPT_SECONDS) -> FloatArray:
+def load_prompt_audio(data: bytes) -> FloatArray:
     """Decode an audio file of any format, rate and channel count that soundfile reads.
 
-    Args:
-        data: the encoded file.
-        max_seconds: longer files are refused by their header, before they are decoded.
+    A file of more than 18 s is refused by its header, before it is decoded.
 
     Returns:
         [N] mono float32 at 16 kHz.
@@ -61,8 +59,8 @@ def load_prompt_audio(data: bytes, max_seconds: float = MAX_PROMPT_SECONDS) -> F
     _check_wav_is_whole(data)
     try:
         with soundfile.SoundFile(_SeekableBytes(with_length(data))) as file:
-            _check_header(file, max_seconds)
-            samples, rate_hz = _decode(file, max_seconds), int(file.samplerate)
+            _check_header(file)
+            samples, rate_hz = _decode(file), int(file.samplerate)
     except soundfile.SoundFileError as err:
         raise InvalidPromptError(
             f"the prompt audio can't be read ({_reason(err)}); got {len(data)} bytes that start with {data[:4]!r}, "
@@ -91,7 +89,7 @@ def validate_prompt(samples: FloatArray) -> None:
             f"of speech; give 3 to 10 seconds for a good likeness"
         )
     if len(samples) > MAX_PROMPT_SECONDS * PROMPT_SAMPLE_RATE_HZ:
-        raise _too_long(seconds, MAX_PROMPT_SECONDS)
+        raise _too_long(seconds)
     _check_finite(samples)
     peak = float(np.abs(samples).max())
     if peak > _MAX_PEAK:
@@ -172,7 +170,7 @@ def _check_wav_is_whole(data: bytes) -> None:
     )
 
 
-def _check_header(file: soundfile.SoundFile, max_seconds: float) -> None:
+def _check_header(file: soundfile.SoundFile) -> None:
     if not _MIN_RATE_HZ <= file.samplerate <= _MAX_RATE_HZ:
         raise InvalidPromptError(
             f"the prompt's sample rate is {file.samplerate} Hz, expected {_MIN_RATE_HZ} to {_MAX_RATE_HZ} Hz; "
@@ -182,18 +180,18 @@ def _check_header(file: soundfile.SoundFile, max_seconds: float) -> None:
         raise InvalidPromptError(
             f"the prompt has {file.channels} channels, expected at most {_MAX_CHANNELS}; mix it down to mono"
         )
-    if file.frames > max_seconds * file.samplerate:
-        raise _too_long(file.frames / file.samplerate, max_seconds)
+    if file.frames > MAX_PROMPT_SECONDS * file.samplerate:
+        raise _too_long(file.frames / file.samplerate)
 
 
-def _decode(file: soundfile.SoundFile, max_seconds: float) -> FloatArray:
+def _decode(file: soundfile.SoundFile) -> FloatArray:
     """Read [N, channels]; one frame more than allowed at most, whatever the header said."""
-    limit = int(max_seconds * file.samplerate)
+    limit = int(MAX_PROMPT_SECONDS * file.samplerate)
     samples: FloatArray = file.read(limit + 1, dtype="float32", always_2d=True)
     if not len(samples):
         raise InvalidPromptError("the prompt audio holds no samples; send a recording of speech")
     if len(samples) > limit:
-        raise _too_long(len(samples) / file.samplerate, max_seconds)
+        raise _too_long(len(samples) / file.samplerate)
     if len(samples) < file.frames and file.format not in _ESTIMATED_LENGTH_FORMATS:
         raise InvalidPromptError(
             f"the {file.format} file is truncated: {len(samples)} of {file.frames} frames could be read; send all of it"
@@ -219,9 +217,9 @@ def _check_finite(samples: FloatArray) -> None:
         )
 
 
-def _too_long(seconds: float, max_seconds: float) -> InvalidPromptError:
+def _too_long(seconds: float) -> InvalidPromptError:
     return InvalidPromptError(
-        f"the prompt is {seconds:.2f} s long, expected at most {max_seconds:.0f} s; cut it to its clearest part"
+        f"the prompt is {seconds:.2f} s long, expected at most {MAX_PROMPT_SECONDS:.0f} s; cut it to its clearest part"
     )
 
 
