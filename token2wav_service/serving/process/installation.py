@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -34,7 +33,6 @@ _KEEPALIVE_TIME_MS = 30_000
 """Milliseconds of silence after which a client is pinged: a vanished host must not hold a stream."""
 _KEEPALIVE_TIMEOUT_MS = 10_000
 SUPPORTED_PYTHONS = ("3.10", "3.11", "3.12")
-_COMMAND_TIMEOUT_S = 10.0
 _STUB_NAME = "triton_python_backend_stub"
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
@@ -255,18 +253,6 @@ def _library_folders() -> Iterator[Path]:
         multiarch = sysconfig.get_config_var("MULTIARCH")
         if multiarch:
             yield Path(libdir) / multiarch
-    yield from _loader_cache_folders()
-
-
-def _loader_cache_folders() -> Iterator[Path]:
-    ldconfig = shutil.which("ldconfig") or "/sbin/ldconfig"
-    if not Path(ldconfig).exists():
-        return
-    listing = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False)
-    for line in listing.stdout.splitlines():
-        name, _, path = line.partition(" => ")
-        if name.strip().startswith("libpython"):
-            yield Path(path.strip()).parent
 
 
 def _link(source: Path, target: Path) -> None:
