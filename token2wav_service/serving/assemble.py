@@ -52,7 +52,7 @@ class AppliedSetting:
     """Config fields that the setting changed."""
 
 
-def assemble(output: Path, given: Mapping[str, str], templates: Path = TEMPLATES) -> list[AppliedSetting]:
+def assemble(output: Path, given: Mapping[str, str]) -> list[AppliedSetting]:
     """Write a complete model repository to `output`, replacing a repository that is there.
 
     Nothing is written unless every setting is good; readers see the old repository or the new, never half of one.
@@ -73,7 +73,7 @@ def assemble(output: Path, given: Mapping[str, str], templates: Path = TEMPLATES
     output.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
     try:
-        _write(staging / "new", templates, values, names)
+        _write(staging / "new", values, names)
         _swap(staging / "new", output, staging / "old")
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -156,8 +156,8 @@ def _choose_models(values: Mapping[str, str], drop_in: str) -> dict[str, str]:
     return names | ORIGINAL_MODELS[drop_in]
 
 
-def _write(repository: Path, templates: Path, values: Mapping[str, str], names: Mapping[str, str]) -> None:
-    configs = {template: read_config(templates / template / CONFIG_NAME) for template in names}
+def _write(repository: Path, values: Mapping[str, str], names: Mapping[str, str]) -> None:
+    configs = {template: read_config(TEMPLATES / template / CONFIG_NAME) for template in names}
     for setting in SETTINGS:
         for target in setting.targets if setting.name in values else ():
             if target.model in configs:
