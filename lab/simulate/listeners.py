@@ -20,7 +20,7 @@ from tests.virtual_time import VirtualClock, run_virtually
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLE_RATE_HZ, TOKEN_RATE_HZ
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.voices import VoiceStore
+from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import Token2WavError
 from token2wav_service.types import AudioChunk, StreamOptions, StreamSummary, TokenChunk, VoicePrompt
 
@@ -57,7 +57,7 @@ def listen(costs: CostModel, listeners: int, held_s: float) -> Trial:
 
 async def _listen(costs: CostModel, listeners: int, held_s: float, clock: VirtualClock) -> Trial:
     runner = ModelledRunner(listeners)
-    voices = VoiceStore(ModelledExtractor(), runner, _VOICE_BYTES)
+    voices = VoiceStore(ModelledExtractor(), runner, _VOICE_BYTES, VoiceModel(lambda: "modelled"))
     config = Token2WavConfig(Path(), max_batch_size=64, max_streams=listeners)
     # NOTE: the measurement is the engine's alone, in one process: nothing of a server stands around its steps.
     cost = replace(costs.token2wav, answer_s=0.0, around_s=0.0, stream_s=0.0)

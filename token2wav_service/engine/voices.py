@@ -9,10 +9,9 @@ import hashlib
 import os
 import sys
 import threading
-import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
@@ -44,18 +43,12 @@ class FeatureExtractor(Protocol):
         ...
 
 
-def _of_this_process() -> Callable[[], str]:
-    version = f"process-{uuid.uuid4().hex}"
-    return lambda: version
-
-
 @dataclass(frozen=True)
 class VoiceModel:
     """What a voice file must fit."""
 
-    version: Callable[[], str] = field(default_factory=_of_this_process)
-    """Names the feature models and the flow; asked for with the first file. Models without a checkpoint have a version
-    that no other process has."""
+    version: Callable[[], str]
+    """Names the feature models and the flow; asked for with the first file."""
     mel_bins: int = 80
     speaker_dimensions: int = 192
 
@@ -82,12 +75,10 @@ OnHeard = Callable[[str, IntArray, float], None]
 class VoiceStore:
     """Makes voices once and remembers them under a byte budget; thread-safe."""
 
-    def __init__(
-        self, extractor: FeatureExtractor, runner: Runner, budget_bytes: int, model: VoiceModel | None = None
-    ) -> None:
+    def __init__(self, extractor: FeatureExtractor, runner: Runner, budget_bytes: int, model: VoiceModel) -> None:
         self._extractor = extractor
         self._runner = runner
-        self._model = model or VoiceModel()
+        self._model = model
         self._model_version = cache(self._model.version)
         self.cache: VoiceCache[Voice] = VoiceCache(budget_bytes)
 

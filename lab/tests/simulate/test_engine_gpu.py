@@ -16,7 +16,7 @@ from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import TOKEN_RATE_HZ
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork
-from token2wav_service.engine.voices import VoiceStore
+from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import ProgramCaptureError
 from token2wav_service.runtime.slots.step_shapes import StepShapes
 from token2wav_service.types import TokenChunk
@@ -107,7 +107,7 @@ def test_listeners_who_come_one_after_another_keep_those_who_listen_from_no_chun
     clock, listeners = WorkedClock(), 150
     monkeypatch.setattr(engine_gpu, "CLOCK", clock)
     runner = MeasuredRunner(clock, listeners)
-    voices = VoiceStore(ModelledExtractor(), runner, 8 * 1024**3)
+    voices = VoiceStore(ModelledExtractor(), runner, 8 * 1024**3, VoiceModel(lambda: "modelled"))
     config = Token2WavConfig(Path(), max_batch_size=64, max_streams=listeners)
     engine = Token2WavEngine(config, voices, runner, clock)
     voice = voices.register(engine_gpu._prompt()).voice_id

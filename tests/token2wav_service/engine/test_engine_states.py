@@ -17,7 +17,7 @@ from tests.workers import is_whole
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.engine.engine import BegunStep, ChunkResult, Token2WavEngine
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
-from token2wav_service.engine.voices import VoiceStore
+from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import CapacityError, InvalidChunkError, StreamNotFoundError, Token2WavError
 from token2wav_service.types import AudioChunk, FloatArray, StreamOptions, StreamStatus, TokenChunk, VoiceFeatures
 
@@ -111,7 +111,8 @@ class EngineStates(RuleBasedStateMachine):
         self.runner = TellingRunner()
         config = Token2WavConfig(Path("unused"), max_streams=MAX_STREAMS, max_batch_size=MAX_BATCH)
         config = replace(config, idle_timeout_s=IDLE_S, max_chunk_tokens=6)
-        store = VoiceStore(SeededExtractor(), self.runner, 2 * VOICE_BYTES + 50_000)  # type: ignore[arg-type]
+        model, budget = VoiceModel(lambda: "telling"), 2 * VOICE_BYTES + 50_000
+        store = VoiceStore(SeededExtractor(), self.runner, budget, model)  # type: ignore[arg-type]
         self.engine = Token2WavEngine(config, store, self.runner, self.clock)
         self.pushed: dict[str, Pushed] = {}
         self.begun: BegunStep | None = None
