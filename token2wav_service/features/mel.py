@@ -172,7 +172,8 @@ def _kaldi_mel_filters() -> FloatArray:
     """Return the [80, 257] filter bank of `kaldi_fbank`: triangles of height 1; the Nyquist bin weighs 0."""
     bins_hz = np.arange(FBANK_FFT_SAMPLES // 2) * (PROMPT_SAMPLE_RATE_HZ / FBANK_FFT_SAMPLES)
     bins = _kaldi_from_hz(bins_hz)
-    edges = np.linspace(*_kaldi_from_hz(np.array([FBANK_LOW_HZ, PROMPT_SAMPLE_RATE_HZ / 2])), FBANK_MEL_BINS + 2)
+    low, high = _kaldi_from_hz(np.array([FBANK_LOW_HZ, PROMPT_SAMPLE_RATE_HZ / 2]))
+    edges = np.linspace(low, high, FBANK_MEL_BINS + 2)
     step = edges[1] - edges[0]
     rising = (bins[None, :] - edges[:-2, None]) / step
     falling = (edges[2:, None] - bins[None, :]) / step
