@@ -41,7 +41,6 @@ def add_graph_options(parser: argparse.ArgumentParser, estimator: str) -> None:
     vocoder = "precisions of the vocoder's convolutions; an engine's float32 products are TF32 (default float32)"
     add("--vocoder-precision", nargs="+", choices=PRECISIONS, default=["float32"], help=vocoder)
     add("--only", nargs="+", metavar="GRAPH", help="graphs to make (default: estimator_chunk vocoder)")
-    add("--shapes", type=Path, metavar="YAML", help="file of sizes to make for, as profile: {axis: [min, opt, max]}")
 
 
 def run(args: argparse.Namespace) -> int:
