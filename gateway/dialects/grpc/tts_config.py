@@ -6,7 +6,7 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tts_api.tts.v1 import speech_pb2
 
@@ -119,7 +119,7 @@ def _read_text_options(config: speech_pb2.SpeechConfig) -> TextOptions:
 T = TypeVar("T")
 
 
-def _known(meanings: Mapping[int, T], value: int, param: str) -> T:
+def _known(meanings: Mapping[Any, T], value: int, param: str) -> T:
     """Return what a value of an enumeration means."""
     if value not in meanings:
         got = f"got the value {value} in {param}, expected {min(meanings)} to {max(meanings)}"

@@ -49,7 +49,7 @@ _FORMAT = {"rate": SAMPLE_RATE_HZ, "width": PCM16_BYTES, "channels": 1}
 
 
 @dataclass(frozen=True)
-class Speech:
+class _Speech:
     """A text on its way to be spoken."""
 
     audio: AsyncGenerator[AudioChunk] | AsyncGenerator[SessionAudio]
@@ -87,7 +87,7 @@ class WyomingConnection:
         self._id = f"wyoming_{uuid.uuid4().hex}"
         self._made = 0
         self._open: SpeechSession | None = None
-        self._to_speak: asyncio.Queue[Speech | GatewayError | None] = asyncio.Queue()
+        self._to_speak: asyncio.Queue[_Speech | GatewayError | None] = asyncio.Queue()
         self._active_s = host.clock.now()
         self._is_speaking = False
 
@@ -143,7 +143,7 @@ class WyomingConnection:
         elif kind == "synthesize" and self._open is None:
             result = SpeechResult()
             request = replace(self._request(read_voice(event)), text=read_text(event))
-            self._queue(Speech(self._host.pipeline.synthesize(request, result), is_streamed=False, results=[result]))
+            self._queue(_Speech(self._host.pipeline.synthesize(request, result), is_streamed=False, results=[result]))
         elif kind == "synthesize-start":
             self._start(read_voice(event))
         elif kind == "synthesize-chunk":
@@ -158,7 +158,7 @@ class WyomingConnection:
         request = self._request(wish)
         self._host.voices.check(request.voice)  # before the text comes; of a whole text, the pipeline's task
         session = SpeechSession(self._host.pipeline, request)
-        self._queue(Speech(session.audio(), is_streamed=True, results=session.results))
+        self._queue(_Speech(session.audio(), is_streamed=True, results=session.results))
         self._open = session
 
     def _opened(self, kind: str) -> SpeechSession:
@@ -177,7 +177,7 @@ class WyomingConnection:
         voice = wish.name or DEFAULT_VOICE
         return SpeechRequest("", voice, text_options=TextOptions(wish.language), request_id=name)
 
-    def _queue(self, speech: Speech) -> None:
+    def _queue(self, speech: _Speech) -> None:
         if self._to_speak.qsize() >= self._host.limits.max_contexts:
             got = f"{self._to_speak.qsize()} requests wait on this connection, which is the limit"
             raise TextTooLongError(f"{got}; wait for audio-stop before you send more", param="text")
@@ -201,7 +201,7 @@ class WyomingConnection:
             logger.exception("%s failed", self._id)
             await self._events.refuse(GatewayError("the server failed; its log says why"))
 
-    async def _speak(self, speech: Speech) -> None:
+    async def _speak(self, speech: _Speech) -> None:
         self._is_speaking, has_started = True, False
         try:
             async with aclosing(speech.audio) as audio:
