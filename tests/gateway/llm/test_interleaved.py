@@ -107,8 +107,9 @@ async def test_another_server_goes_on_with_what_was_spoken_and_with_the_text(enc
                 spoken += delta.token_ids
                 if len(spoken) == 9:
                     for _, loop, model in servers.values():
-                        model.wishes.clear()
-                        if not loop.stats().free_slots:
+                        if loop.stats().free_slots:
+                            model.wishes.clear()
+                        else:
                             loop.stop()
                     text.queue.put_nowait(" who was old")
                     text.queue.put_nowait(None)

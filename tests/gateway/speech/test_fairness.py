@@ -31,7 +31,7 @@ class Rounds:
         self.current = 0
         self.characters = Counter[int]()
 
-    def normalize(self, text: str) -> NormalizedText:
+    def __call__(self, text: str) -> NormalizedText:
         self.characters[self.current] += len(text)
         return unchanged(text)
 
