@@ -18,7 +18,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -41,8 +41,9 @@ MOST_HELD_TOKENS = 75
 """3 s: below the 5 s that our own LLM engine runs ahead of a listener."""
 _HELD_DIVISOR = 3
 """An LLM a third faster than speech is far enough ahead after n tokens to have n / 3 of them held back."""
-_TOKENS_A_PASS = 25
-"""1 s: judging its words keeps the event loop for about 6 ms. A message of more tokens lets others in between."""
+_TOKENS_A_TURN = 50
+"""2 s: judging its words keeps the event loop for a few milliseconds. Of longer messages one is judged at a time, and
+others have turns in between."""
 _SEED_STEP = 0x9E3779B97F4A7C15
 """Far from the seeds of the segments behind, which follow each other."""
 # A word, or a character of a script that is written without blanks.
@@ -90,6 +91,8 @@ class GuardSettings:
     """How often one segment is spoken again at most."""
     aligner: Aligner | None = None
     """The checkpoint's; None: no word is missed."""
+    line: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
+    """Held by the answer whose long message is judged."""
 
     @classmethod
     def of_checkpoint(cls, mode: GuardMode, bounds: SpeechBounds, aligner: Aligner | None) -> GuardSettings:
@@ -277,9 +280,10 @@ class _Mending:
         if guard.length is None:
             guard.grow(*self._text())
         self._fills += [len(guard.tokens) + place for place in delta.fills]
-        for place, token_id in enumerate(delta.token_ids, 1):
-            if place % _TOKENS_A_PASS == 0:
-                await asyncio.sleep(0)
+        for place, token_id in enumerate(delta.token_ids):
+            if place % _TOKENS_A_TURN == 0 and len(delta.token_ids) > _TOKENS_A_TURN:
+                async with self._settings.line:
+                    await asyncio.sleep(0)
             if self._judge(guard.push(token_id), redraw):
                 break
             guard.given = max(guard.given, self._ask.free_of(len(guard.tokens), guard.length))

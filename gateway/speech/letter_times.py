@@ -27,9 +27,11 @@ AHEAD_TOKENS = 25
 """Followed beyond what is asked for, where there are more: 1 s tells as much as the rest of the segment."""
 SETTLED_FRAMES = 8
 """Behind the end of the way so far, from where it is told: 0.16 s."""
-_JUDGED_EVERY_TOKENS = 3
+_LEAST_JUDGED_TOKENS = 3
 _JUDGED_BEHIND_FRAMES = 12
 """So long behind its end a word is judged: the way to it hardly changes any more."""
+_WORD_TOKENS = 18
+"""Of a word, and behind its end until it is judged: so many must be held back to have it spoken again."""
 _SAID = 0.5
 """Of `_Way.sound`, the least of a word that is said. Of 2,432 words of a hundred long sentences nine have less, in six
 sentences; in four of these a recogniser misses the word or hears another one."""
@@ -110,6 +112,8 @@ class SpokenWords:
         at, states = spelling.state_at, spelling.states
         words = [(at[word.start()], at[word.end() - 1]) for word in _WORD.finditer(text)]
         self._words = deque((first, last) for first, last in words if UNKNOWN not in states[first : last + 1])
+        self._next = 0
+        """Tokens at which words are judged next."""
 
     def missed(self, token_ids: Sequence[int], begin: int, is_over: bool) -> int | None:
         """Return the token from which a word should be said that is not; None if no further one is missed.
@@ -123,8 +127,10 @@ class SpokenWords:
         """
         reach = len(token_ids) - (0 if is_over else self._aligner.context_tokens)
         settled = FRAMES_PER_TOKEN * reach - (0 if is_over else _JUDGED_BEHIND_FRAMES)
-        if settled <= 0 or not (is_over or reach % _JUDGED_EVERY_TOKENS == 0):
+        if settled <= 0 or not (is_over or reach >= self._next):
             return None
+        # As seldom as no word is given out meanwhile: looking costs the more often, the more.
+        self._next = reach + max((len(token_ids) - begin - _WORD_TOKENS) // 2, _LEAST_JUDGED_TOKENS)
         self._way.follow(token_ids, reach)
         if (way := self._way.look_back(is_over)) is None:
             return None
