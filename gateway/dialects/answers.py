@@ -49,7 +49,7 @@ async def read_body(request: Request, max_bytes: int, param: str, parse: Callabl
         request: not read yet.
         max_bytes: reading stops behind them.
         param: what the dialect calls the text, for the error.
-        parse: runs in a thread where the body is large.
+        parse: is called in a turn of the event loop of its own where the body is large.
 
     Raises:
         TextTooLongError: it is longer.
@@ -60,8 +60,9 @@ async def read_body(request: Request, max_bytes: int, param: str, parse: Callabl
         parts += part
         if len(parts) > max_bytes:
             raise TextTooLongError(f"the request body passes {max_bytes} bytes; send less text", param=param)
-    raw = bytes(parts)
-    return parse(raw) if len(raw) <= _PARSED_AT_ONCE_BYTES else await asyncio.to_thread(parse, raw)
+    if len(parts) > _PARSED_AT_ONCE_BYTES:
+        await request.app.state.host.pipeline.begin_in_turn()
+    return parse(bytes(parts))
 
 
 MAX_VALUES = 2000

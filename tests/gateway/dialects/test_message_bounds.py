@@ -5,12 +5,13 @@ Work is counted, as calls of functions, and not timed.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
-import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -32,7 +33,12 @@ from gateway.dialects.openai import request as openai_request
 from gateway.dialects.speech_ws import wire as speech_wire
 from gateway.dialects.wyoming.wire import EventReader, EventStream
 from gateway.errors import GatewayError
+from gateway.speech.speaker import Speaker
 from gateway.voices.draft import MAX_PROMPT_BYTES
+from gateway.voices.registry import NamedVoice, VoiceRegistry
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav
+
+Voices = list[NamedVoice]
 
 MAX_BYTES = 1024 * 1024
 MANY = 20_000
@@ -114,15 +120,25 @@ JSON_DOORS: dict[str, tuple[type[BaseModel], Callable[[str], object], dict[str, 
 }
 
 
-async def test_only_a_large_body_is_parsed_beside_the_event_loop() -> None:
-    async def parsed_here(size: int) -> bool:
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": bytes(size)}
+@pytest.mark.parametrize(("size", "at_once"), [(1000, 3), (MAX_BYTES, 1)])
+async def test_of_large_bodies_one_is_parsed_in_a_turn_of_the_event_loop(
+    voices: Voices, size: int, at_once: int
+) -> None:
+    turn, parsed, app = 0, Counter[int](), SimpleNamespace(state=SimpleNamespace(host=SimpleNamespace()))
+    app.state.host.pipeline = Speaker(FakeLLM([]), FakeToken2Wav(), VoiceRegistry(FakeToken2Wav(), voices))
 
-        request = Request({"type": "http", "method": "POST", "headers": []}, receive)
-        return await read_body(request, MAX_BYTES, "input", lambda raw: threading.get_ident()) == threading.get_ident()
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": bytes(size)}
 
-    assert await parsed_here(1000) and not await parsed_here(MAX_BYTES)
+    async def read() -> None:
+        request = Request({"type": "http", "method": "POST", "headers": [], "app": app}, receive)
+        await read_body(request, MAX_BYTES, "input", lambda raw: parsed.update([turn]))
+
+    reading = asyncio.gather(read(), read(), read())
+    while not reading.done():
+        await asyncio.sleep(0)
+        turn += 1
+    assert max(parsed.values()) == at_once and parsed.total() == 3
 
 
 @pytest.mark.parametrize("door", JSON_DOORS)
