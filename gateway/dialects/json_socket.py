@@ -80,6 +80,8 @@ class Interruptible:
 NORMAL_CLOSE = 1000
 POLICY_CLOSE = 1008
 FAILURE_CLOSE = 1011
+MOST_REFUSED = 100
+"""Messages refused in a row until the connection is closed: its sender reads no answers."""
 CLOSE_TIMEOUT_S = 2.0
 """How long a reader may take to make room for the closing message."""
 
@@ -190,17 +192,21 @@ class Conversation(ABC):
 
     async def _obey_all(self) -> None:
         """Return when either side has closed; what can't be read or done is refused and changes nothing."""
+        refused = 0
         with suppress(SocketClosedError):
-            while True:
+            while refused < MOST_REFUSED:
                 try:
                     message = await self._socket.receive(self._patience_s())
                     self._last_message_s = self._clock.now()
                     await self._obey(message)
+                    refused = 0
                 except InvalidRequestError as error:
+                    refused += 1
                     await self._refuse(error)
                 except asyncio.TimeoutError:
                     if self._patience_s() <= 0:
                         await self._leave_idle(f"no message came for {self._idle_timeout_s:g} seconds; connect again")
+            await self._socket.close(POLICY_CLOSE, f"{refused} messages in a row were refused")
 
     def _patience_s(self) -> float:
         """Seconds that may pass without a message from now on; speech counts as one."""

@@ -14,6 +14,7 @@ import soundfile
 from websockets.exceptions import ConnectionClosed
 
 from gateway.core import InlineVoice
+from gateway.dialects.json_socket import MOST_REFUSED
 from gateway.voices.registry import NamedVoice
 from tests.gateway.dialects.socket_door import ONE, PATIENCE_S, STREAM, TWO, Client, opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
@@ -232,6 +233,18 @@ async def test_what_cannot_be_done_is_refused_and_the_connection_goes_on(
         assert len(audio_of(await until_done(client))) == 20 * 960 * 2
     assert refusal["type"] == "error"
     assert word in refusal["message"]
+
+
+async def test_a_connection_of_refused_messages_alone_is_closed(voices: Voices) -> None:
+    async with opened_door(FakeLLM([]), FakeToken2Wav(), voices) as door, door.client(STREAM) as client:
+        for count in (MOST_REFUSED - 1, MOST_REFUSED):
+            for _ in range(count):
+                await client.send(type="nonsense")
+                assert (await client.receive())["type"] == "error"
+            if count < MOST_REFUSED:
+                await configure(client)
+        with pytest.raises(ConnectionClosed, match="in a row"):
+            await client.receive()
 
 
 async def test_a_config_in_the_middle_of_a_text_is_refused(voices: Voices) -> None:
