@@ -139,6 +139,19 @@ def _place(task: asyncio.Future[Any]) -> str:
     return ", ".join(f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in frames) or "a place unknown"
 
 
+class Line:
+    """Lets those who have much to do on the event loop go on one in each of its turns, so that others go on between."""
+
+    def __init__(self) -> None:
+        """Begin without anybody who waits."""
+        self._lock = asyncio.Lock()
+
+    async def turn(self) -> None:
+        """Return in a turn in which nobody else of this line does, first come, first served."""
+        async with self._lock:
+            await asyncio.sleep(0)
+
+
 _TURNS_TO_SEND = 2
 """Turns of the event loop until a client has made a request and its connection has sent it."""
 

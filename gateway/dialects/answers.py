@@ -61,7 +61,7 @@ async def read_body(request: Request, max_bytes: int, param: str, parse: Callabl
         if len(parts) > max_bytes:
             raise TextTooLongError(f"the request body passes {max_bytes} bytes; send less text", param=param)
     if len(parts) > _PARSED_AT_ONCE_BYTES:
-        await request.app.state.host.pipeline.begin_in_turn()
+        await request.app.state.host.pipeline.line.turn()
     return parse(bytes(parts))
 
 

@@ -13,7 +13,6 @@ held back, and how long the speech may be is judged, once the text is whole.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -29,6 +28,7 @@ from gateway.speech.letter_times import SpokenWords
 from gateway.speech.request import LENGTH_FINISH, MAX_SEED, STOP_FINISH, GuardNote, GuardOutcome
 from llm_service.aligner import Aligner
 from llm_service.speech_bounds import SpeechBounds
+from servicekit.tasks import Line
 
 LOOP_GRAM_TOKENS = 4
 """160 ms. Two draws of one word are hardly ever equal for so long, even where the text repeats it."""
@@ -91,8 +91,8 @@ class GuardSettings:
     """How often one segment is spoken again at most."""
     aligner: Aligner | None = None
     """The checkpoint's; None: no word is missed."""
-    line: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
-    """Held by the answer whose long message is judged."""
+    line: Line = field(default_factory=Line, compare=False)
+    """Of answers whose long messages are judged."""
 
     @classmethod
     def of_checkpoint(cls, mode: GuardMode, bounds: SpeechBounds, aligner: Aligner | None) -> GuardSettings:
@@ -282,8 +282,7 @@ class _Mending:
         self._fills += [len(guard.tokens) + place for place in delta.fills]
         for place, token_id in enumerate(delta.token_ids):
             if place % _TOKENS_A_TURN == 0 and len(delta.token_ids) > _TOKENS_A_TURN:
-                async with self._settings.line:
-                    await asyncio.sleep(0)
+                await self._settings.line.turn()
             if self._judge(guard.push(token_id), redraw):
                 break
             guard.given = max(guard.given, self._ask.free_of(len(guard.tokens), guard.length))

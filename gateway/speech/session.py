@@ -268,7 +268,7 @@ class SpeechSession:
             item = await self._items.get()
             if isinstance(item, str):
                 if begins:
-                    await self._pipeline.begin_in_turn()
+                    await self._pipeline.line.turn()
                 self._steps = self._text.cutting(item)
             else:
                 self._steps = self._text.finishing(goes_on=item is _Mark.CUT)

@@ -52,7 +52,7 @@ from gateway.text.ssml import check_ssml
 from gateway.voices.registry import ReadyVoice, VoiceRegistry
 from llm_service.aligner import Aligner
 from servicekit.clock import Clock, SystemClock
-from servicekit.tasks import Ahead, running_ahead
+from servicekit.tasks import Ahead, Line, running_ahead
 
 Segments = AsyncGenerator[SpokenSegment]
 
@@ -118,12 +118,8 @@ class Speaker:
         self._admission = admission
         self._observer = observer or Observer()
         self._pace_book = PaceBook()
-        self._line = asyncio.Lock()
-
-    async def begin_in_turn(self) -> None:
-        """Return in a turn of the event loop in which no other caller of this does: a storm's texts take seconds."""
-        async with self._line:
-            await asyncio.sleep(0)
+        self.line = Line()
+        """Of texts and large requests that begin: a storm's take seconds."""
 
     @contextmanager
     def holding_session(self) -> Iterator[SessionHold]:
