@@ -43,8 +43,8 @@ class Chunker:
             policy: chooses the hops.
             hop_multiple: tokens that every hop but the first is a multiple of: the next smaller one of what the policy
                 chose, or this.
-            first_tokens: tokens of the first chunk, look-ahead included, as the policy chose them before any came; it
-                is asked again when they are here. 0: it was not asked.
+            first_tokens: tokens of the first chunk, look-ahead included, as the policy chose them before any came: the
+                LLM sends them in one message, and one more token would come with the next. 0: it was not asked.
         """
         self._policy = policy
         self._hop_multiple = hop_multiple
@@ -53,12 +53,12 @@ class Chunker:
         self._schedule: list[int] = []
         self._last_hop = 0
         self._considered: int | None = None
-        self._awaited = first_tokens
+        self._first_tokens = first_tokens
 
     @property
     def missing(self) -> int:
         """Tokens that must come before `next_chunk` can return a chunk; at least 1."""
-        return max(self._awaited - len(self._tokens), 1)
+        return max(self._first_tokens - len(self._tokens), 1)
 
     @property
     def tokens_received(self) -> int:
@@ -95,20 +95,20 @@ class Chunker:
             pace: measured up to now, chunks cut before included; only `deadline` looks at it.
         """
         pending = len(self._tokens) - self._start
-        # NOTE: decided when there is something to speak, so that a policy sees the time and the backlog. The first hop
-        # is decided anew only when it is here: nobody plays anything yet, so that nobody runs dry meanwhile.
-        if pending <= LOOKAHEAD_TOKENS or pending < self._awaited:
+        if pending <= LOOKAHEAD_TOKENS:
             return None
-        progress = ChunkProgress(
-            len(self._schedule), self._start, pending, elapsed_s, self._last_hop, self._considered, pace
-        )
-        hop = self._considered = self._policy.next_hop(progress)
+        if self._first_tokens and not self._schedule:
+            hop = self._first_tokens - LOOKAHEAD_TOKENS
+        else:
+            # NOTE: decided when there is something to speak, so that a policy sees the time and the backlog.
+            progress = ChunkProgress(
+                len(self._schedule), self._start, pending, elapsed_s, self._last_hop, self._considered, pace
+            )
+            hop = self._considered = self._policy.next_hop(progress)
         if self._schedule:
             hop = max(hop // self._hop_multiple, 1) * self._hop_multiple
         if pending < hop + LOOKAHEAD_TOKENS:
-            self._awaited = 0 if self._schedule else hop + LOOKAHEAD_TOKENS
             return None
-        self._awaited = 0
         chunk = self._cut(hop + LOOKAHEAD_TOKENS, is_last=False)
         self._start += hop
         self._last_hop, self._considered = hop, None

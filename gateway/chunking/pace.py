@@ -11,7 +11,6 @@ nothing of policies or services; time comes from the clock it is given.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 from servicekit.clock import Clock
@@ -46,8 +45,6 @@ _RATE_WINDOW_S = 1.0
 _RATE_LEARNT_TOKENS = 32
 """Tokens after which a stream's rate is told to the others: early, before a slow caller can hold the LLM back."""
 _RATE_LEARNT_SHARE = 0.2
-_CHOICE_HOLDS_S = 5.0
-"""Time for which the length of a first chunk holds for other streams, as long as no crowd comes or goes."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +148,6 @@ class PaceBook:
         """When the latest token rate was learnt."""
         self._urgent = _FadingSums()
         self._urgent_s = float("-inf")
-        self._choice: tuple[Hashable, int, int, float] = (None, 0, 0, float("-inf"))
-        """Policy, tokens of its latest first chunk, length in bits of the soundless streams then, and when."""
         self._crowds: dict[int, _FadingSums] = {}
         """Urgent chunks by the number of soundless streams when they were pushed: its length in bits, from 2 on."""
 
@@ -217,23 +212,6 @@ class PaceBook:
             return []
         one_by_one = self._cost.scaled(self.soundless + _UNDER_WAY)
         return [min(self._crowds[max(sizes)].fit(self._cost), one_by_one, key=_of_a_second)]
-
-    def note_first_chunk(self, policy: Hashable, tokens: int, now_s: float, is_open: bool = False) -> None:
-        """Note how many tokens, look-ahead included, a policy chose for a stream's first chunk.
-
-        Args:
-            policy: that chose.
-            tokens: in that chunk.
-            now_s: time.
-            is_open: the stream itself is one of the soundless ones.
-        """
-        self._choice = (policy, tokens, (self.soundless - is_open).bit_length(), now_s)
-
-    def first_chunk(self, policy: Hashable, now_s: float) -> int | None:
-        """Return how many tokens a policy chose a moment ago, if nothing has changed since; None: ask it."""
-        chosen_by, tokens, crowd, then_s = self._choice
-        is_recent = now_s - then_s <= _CHOICE_HOLDS_S and crowd == self.soundless.bit_length()
-        return tokens if is_recent and chosen_by == policy else None
 
     def record_token_rate(self, token_rate_hz: float, now_s: float) -> None:
         """Learn from one stream's LLM; what was learnt long ago counts less."""

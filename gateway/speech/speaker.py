@@ -360,11 +360,11 @@ class Speaker:
         while deltas := await tokens.take(chunker.missing):
             chunker.add(job.count(deltas))
             while (chunk := chunker.next_chunk(job.elapsed_s, job.pace)) is not None:
-                yield job.send(stream.push(chunk), chunk, policy)
+                yield job.send(stream.push(chunk), chunk)
         if not chunker.tokens_received:
             raise EmptySpeechError("not a single speech token came for the text; try another text, seed or voice")
         last = chunker.flush()
-        yield job.send(stream.push(last), last, policy)
+        yield job.send(stream.push(last), last)
 
 
 async def _whole_text(stream: TextStream, text: str) -> Segments:

@@ -120,12 +120,7 @@ class SpeechJob:
 
     def first_tokens(self, policy: ChunkPolicy) -> int:
         """Return the tokens that the listener waits for."""
-        now_s = self._clock.now()
-        tokens = self._book.first_chunk(policy, now_s)
-        if tokens is None:
-            tokens = awaited_tokens(policy, self.pace)
-            self._book.note_first_chunk(policy, tokens, now_s)
-        return tokens
+        return awaited_tokens(policy, self.pace)
 
     def open(self, stream_id: str, hop_multiple: int) -> None:
         self.result.stream_id = stream_id
@@ -212,9 +207,7 @@ class SpeechJob:
         self._meter.received([len(delta.token_ids) for delta in deltas])
         return new_tokens
 
-    def send(self, push: Push, chunk: TokenChunk, policy: ChunkPolicy) -> Push:
-        if not (self.result.chunk_schedule or chunk.is_last):
-            self._book.note_first_chunk(policy, len(chunk.token_ids), self._clock.now(), is_open=True)
+    def send(self, push: Push, chunk: TokenChunk) -> Push:
         self.result.chunk_schedule.append(len(chunk.token_ids))
         self._meter.sent(len(chunk.token_ids))
         self.observer.sent(chunk.index, len(chunk.token_ids))

@@ -26,7 +26,6 @@ from gateway.errors import ConfigError
 from gateway.speech.speaker import PipelineSettings
 from tests.gateway.chunking.virtual_time import CostOf, World, learnt, linear, listen
 from tests.gateway.fakes import ManualClock
-from token2wav_service.contract import LOOKAHEAD_TOKENS
 from token2wav_service.serving.settings import SETTINGS
 
 FIXED_SCHEDULES: list[ChunkPolicy] = [
@@ -383,19 +382,16 @@ def test_the_meter_knows_the_llms_rate_and_tells_the_next_stream() -> None:
     assert PaceMeter(book, clock).read().token_rate_hz == pytest.approx(200)
 
 
-@given(st.floats(150, 1000), st.floats(0.004, 0.05))
-def test_a_head_start_is_spoken_as_soon_as_it_is_here(token_rate_hz: float, cost_s: float) -> None:
-    """A policy that then wanted one token more would wait for the next message."""
-    clock, book, policy = ManualClock(), PaceBook(), DeadlineChunks()
-    for step in range(60):
-        clock.seconds = step * 0.1
-        book.record_token_rate(token_rate_hz, clock.seconds)
-        book.record_cost(15, cost_s, clock.seconds)
-    meter = PaceMeter(book, clock)
-    meter.opened()
-    asked = awaited_tokens(policy, meter.read())
-    meter.received([asked])
-    assert policy.next_hop(ChunkProgress(0, 0, asked, 0.0, pace=meter.read())) + LOOKAHEAD_TOKENS <= asked
+def test_a_head_start_is_spoken_as_soon_as_it_is_here() -> None:
+    """A policy that then wanted more would have the listener wait for the LLM's next message."""
+    chunker, crowded = Chunker(DeadlineChunks(), first_tokens=9), Pace(token_rate_hz=200, cost=ChunkCost(0.2, 0.002))
+    chunker.add(list(range(8)))
+    assert chunker.missing == 1 and chunker.next_chunk(pace=crowded) is None
+    chunker.add([8])
+    assert awaited_tokens(DeadlineChunks(), crowded) > 9
+    first = chunker.next_chunk(pace=crowded)
+    assert first is not None and first.token_ids == tuple(range(9))
+    assert chunker.missing == 1 and chunker.next_chunk(pace=crowded) is None
 
 
 def test_a_token_rate_counts_less_the_longer_ago_it_was_learnt() -> None:
