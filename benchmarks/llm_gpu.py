@@ -36,7 +36,7 @@ from servicekit.clock import SystemClock  # noqa: E402
 
 FIDELITY_STEPS = 10_000
 SAMPLES = 400
-ONE_BY_ONE = EventPacking(single_tokens=1 << 30)
+ONE_BY_ONE = EventPacking(least_share=0.0)
 KEPT_UP_SHARE = 0.999
 """Share of a capacity run's streams that must keep up, so that one stutter of the machine does not decide."""
 

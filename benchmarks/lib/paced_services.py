@@ -89,9 +89,8 @@ EVENT_S = 0.012
 """Seconds between two events: 3 ms a token, as measured at 10 callers of one H200."""
 STEP_S = 0.01
 """Seconds from a window to its audio."""
-TOKEN_STEP_S, SINGLE_TOKENS, PACK_TOKENS = 0.0015, 20, 16
-"""Seconds of a step at 100 answers, number of tokens sent one by one where no head start is asked for, which is sent as
-one, and tokens of later packs."""
+TOKEN_STEP_S, LEAST_SHARE, MOST_TOKENS = 0.0015, 1 / 3, 16
+"""Seconds of a step at 100 answers, and how tokens are packed behind a head start: `llm_service.embedded.answer`."""
 PROMPT_TOKENS = 125
 _VOICE = VoiceFile(
     "paced",
@@ -171,9 +170,8 @@ def _part(number: int, drawn: dict[int, _Drawn]) -> Any | None:
     is_last = answer.count >= round(SPEECH_S * TOKEN_RATE_HZ)
     if is_last:
         del drawn[number]
-    is_first = answer.head_start <= answer.count <= (answer.head_start or SINGLE_TOKENS)
-    is_pack = answer.count > answer.head_start and answer.count % PACK_TOKENS == 0
-    if not (is_last or is_first or is_pack):
+    is_due = answer.count - answer.sent >= min(LEAST_SHARE * answer.sent, MOST_TOKENS)
+    if not (is_last or (is_due and answer.count >= answer.head_start)):
         return None
     ids, answer.sent = range(answer.sent, answer.count), answer.count
     reason = messages.FINISH_REASON_STOP if is_last else messages.FINISH_REASON_UNSPECIFIED

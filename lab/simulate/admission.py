@@ -10,6 +10,7 @@ moments, then as many a second as the GPU serves with ease: who is refused then 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from lab.simulate.costs import CostModel
 from lab.simulate.servers import Token2WavLink, Token2WavServer
 from lab.simulate.single_gpu import SPEECH_TOKENS, VOICES, WARM_UP_BURST, PipelineDoor, voice_of
 from lab.simulate.token2wav import ModelledToken2Wav
+from llm_service.embedded.answer import EventPacking
 from tests.virtual_time import VirtualClock, run_virtually
 from token2wav_service.contract import TOKEN_RATE_HZ
 
@@ -44,8 +46,8 @@ PROCESSES, SLOTS = 4, 1000
 """Gateway processes of `cosydit serve` on a host with 16 cores, and streams of token2wav on an H200."""
 EASY_PER_S, EASY_S, RECOVERY_S = 20.0, 10.0, 4.0
 """Requests a second after each run, for so many seconds; those after the first few of them count as recovered."""
-FIRST_TOKEN_S, TOKEN_STEP_S, SINGLE_TOKENS, PACK_S = 0.004, 0.0015, 20, 0.05
-"""Our own LLM: seconds to the first token, and of a step; tokens sent one by one; seconds between later messages."""
+FIRST_TOKEN_S, TOKEN_STEP_S = 0.004, 0.0015
+"""Our own LLM: seconds to the first token, and of a step."""
 _SETTLE_S = 3.0
 _DIGITS = 4
 
@@ -86,9 +88,10 @@ class PacedLLM:
         loop = asyncio.get_running_loop()
         begun_s, sent = loop.time() + FIRST_TOKEN_S, 0
         head = max(utterance.head_start_tokens, 1)
-        token_s = 1.0 / (DEFAULT_PACE * TOKEN_RATE_HZ)
+        token_s, packing = 1.0 / (DEFAULT_PACE * TOKEN_RATE_HZ), EventPacking()
         while sent < SPEECH_TOKENS:
-            tokens = min(1 if sent < SINGLE_TOKENS else round(PACK_S / token_s), SPEECH_TOKENS - sent)
+            later = min(math.ceil(packing.least_share * sent), round(packing.longest_wait_s / token_s))
+            tokens = min(max(later, 1) if sent else head, SPEECH_TOKENS - sent)
             sent += tokens
             paced_s = head * TOKEN_STEP_S + (sent - head) * token_s
             await asyncio.sleep(max(0.0, begun_s + max(sent * TOKEN_STEP_S, paced_s) - loop.time()))

@@ -23,11 +23,12 @@ _ROUNDING = 1e-9
 class EventPacking:
     """How many tokens one output carries: fewer and larger events cost less CPU.
 
-    A head start, which its caller needs whole, is one output.
+    A head start, which its caller needs whole, is one output; what is heard next is waited for less than what comes
+    later, when the listener has more.
     """
 
-    single_tokens: int = 20
-    """First tokens that are sent one by one where no head start is asked for: the first audio waits for at most 18."""
+    least_share: float = 1 / 3
+    """Fewest tokens of an output, in those before it; 0: tokens come one by one."""
     most_tokens: int = 16
     longest_wait_s: float = 0.05
 

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 Logits = npt.NDArray[np.float32]
 
-_ONE_BY_ONE = EventPacking(single_tokens=1 << 31)
+_ONE_BY_ONE = EventPacking(least_share=0.0)
 _AS_FAST_AS_CAN_BE = SchedulePolicy(
     free_rows=1 << 31, piece_tokens=1 << 31, burst_piece_tokens=1 << 31, keeps_pace=False
 )

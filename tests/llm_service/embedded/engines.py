@@ -20,7 +20,7 @@ from llm_service.vocab import COSYVOICE2, SOS_ID, TASK_ID, SpeechVocabulary
 from tests.gateway.fakes import ManualClock
 
 LIMITS = EngineLimits(slots=4, max_sequence_tokens=300)
-SINGLE = EventPacking(single_tokens=1 << 20)
+SINGLE = EventPacking(least_share=0.0)
 NO_GUARD = RepetitionGuard(0)
 _FIELDS = ("priority", "continued_tokens", "tokens_per_s", "head_start_tokens", "interleaved")
 

@@ -99,12 +99,12 @@ def test_admission_is_by_memory(model: SpeechLanguageModel) -> None:
 
 
 def test_outputs_are_packed_and_a_head_start_is_one(model: SpeechLanguageModel) -> None:
-    engine = make_engine(model, packing=EventPacking(single_tokens=3, most_tokens=8, longest_wait_s=1e9))
+    engine = make_engine(model, packing=EventPacking(most_tokens=8, longest_wait_s=1e9))
     engine.add_request(make_request("a", ignore_eos=True))
     outputs = run_all(engine)["a"]
-    assert [len(output.token_ids) for output in outputs] == [1, 1, 1, 8, 8, 8, 3]
+    assert [len(output.token_ids) for output in outputs] == [1, 1, 1, 1, 2, 2, 3, 4, 5, 7, 3]
     engine.add_request(make_request("b", ignore_eos=True, head_start_tokens=12))
-    assert [len(output.token_ids) for output in run_all(engine)["b"]] == [12, 8, 8, 2]
+    assert [len(output.token_ids) for output in run_all(engine)["b"]] == [12, 4, 6, 8]
 
 
 def test_a_paced_answer_rests_between_its_tokens_and_is_the_same(model: SpeechLanguageModel) -> None:

@@ -29,7 +29,7 @@ GREEDY = messages.Sampling(top_p=1.0, repetition_penalty=1.1)
 
 
 def make_loop(model: SpeechLanguageModel, slots: int = 2) -> EngineLoop:
-    packing = EventPacking(single_tokens=4, most_tokens=8, longest_wait_s=1e9)
+    packing = EventPacking(most_tokens=8, longest_wait_s=1e9)
     engine = make_engine(model, EngineLimits(slots, 600), packing=packing)
     loop = EngineLoop(engine, 1, SystemClock())
     loop.start()
