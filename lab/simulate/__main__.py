@@ -406,6 +406,7 @@ def _add_admission(commands: Any) -> None:
     parser.add_argument("--model", type=Path, default=MODEL, help="cost model (default %(default)s)")
     parser.add_argument("--rates", type=float, nargs="+", default=ADMISSION_RATES, help="requests a second to try")
     parser.add_argument("--seconds", type=float, default=ADMISSION_S, help="of arrivals (default %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.set_defaults(run=run_admission)
 
 
