@@ -37,7 +37,10 @@ _USED_SHARE = 0.9
 """A service that makes so many seconds of speech a second can serve as many streams. The limit falls to this share of
 them after a window with tight pieces, and grows to it at once when none was tight for long."""
 _LEAST_CUT, _MOST_CUT = 0.02, 0.5
-"""Least and largest share by which the limit falls."""
+"""Shares by which the limit falls: at least, and at most, which is if all pieces are tight."""
+_IN_USE = 0.6
+"""Share of the limit from which on the open streams put it to the test. With fewer, some pieces are tight because many
+streams have begun at once, and what was made is what was asked for."""
 _GROWTH, _FASTEST_GROWTH, _LEAST_GROWTH = 0.005, 0.05, 0.1
 """Growth in a window, as a share: soon after a cut, and at most; and the least number of streams."""
 _PROVEN_WINDOWS, _CALM_WINDOWS = 20, 60
@@ -62,6 +65,8 @@ class StreamLimit:
         self._clock = clock
         self._limit = float(most if is_fixed else min(COLD_STREAMS, most))
         self._calm_windows = _CALM_WINDOWS + math.ceil(_FASTEST_GROWTH / _GROWTH)
+        self._made_s_per_s = 0.0
+        """Seconds of speech made in a second, of about the last two windows."""
         self._lasted_s = _FIRST_LASTED_S
         self._begin_window()
 
@@ -107,21 +112,25 @@ class StreamLimit:
 
     def _judge(self, made_s_per_s: float, open_streams: int) -> None:
         """Change the limit by the pieces of the window that ends now."""
+        self._made_s_per_s = (self._made_s_per_s + made_s_per_s) / 2
         few, proven = _FEW * self._pieces, _USED_SHARE * made_s_per_s
+        is_used = open_streams >= _IN_USE * self._limit
         if self._tight > few:
-            self._calm_windows = 0
             if open_streams <= self._limit:
-                kept = min(max(proven, self._limit * (1.0 - _MOST_CUT)), self._limit * (1.0 - _LEAST_CUT))
+                kept = self._limit * (1.0 - max(_MOST_CUT * (self._tight / self._pieces) ** 2, _LEAST_CUT))
+                if is_used and proven < self._limit * (1.0 - _LEAST_CUT):
+                    kept = max(proven, self._limit * (1.0 - _MOST_CUT))
                 self._limit = max(kept, float(min(LEAST_STREAMS, self._most)))
+            if is_used:
+                self._calm_windows = 0
         elif self._uneasy <= few:
             self._calm_windows += 1
             grown = self._limit
-            # NOTE: a limit that is not used is not known to hold.
             if open_streams >= self._limit / 2:
                 share = min(_FASTEST_GROWTH, _GROWTH * max(1, self._calm_windows - _CALM_WINDOWS))
                 grown += max(_LEAST_GROWTH, share * self._limit)
             if self._calm_windows > _PROVEN_WINDOWS:
-                grown = max(grown, proven)
+                grown = max(grown, _USED_SHARE * self._made_s_per_s)
             self._limit = min(float(self._most), grown)
 
 

@@ -86,3 +86,14 @@ def test_the_next_end_is_sooner_the_more_streams_there_are_and_later_the_more_ar
         limit.note_end(8.0)
     assert limit.next_end_s(64) == pytest.approx(8.0 / 64, rel=0.01)
     assert limit.next_end_s(80) == pytest.approx(17 * 8.0 / 80, rel=0.01)
+
+
+def test_streams_that_begin_at_once_on_a_service_with_room_take_none_of_it() -> None:
+    """Some of their first pieces are tight; a limit that fell to what was asked for by then made callers wait."""
+    host = Host()
+    host.serve(600, 700, 60.0)
+    room = host.limit.streams
+    for slack_s in (*[ROOM_S] * 50, *[0.1] * 10, *[ROOM_S] * 90):
+        host.clock.seconds += 0.01
+        host.limit.note_piece(slack_s, ROOM_S, 2.0, room // 3)
+    assert host.limit.streams >= 0.95 * room
