@@ -23,6 +23,7 @@ from starlette.websockets import WebSocket
 
 from gateway.access.access import Access
 from gateway.access.caller import NOBODY, Caller, call_for
+from gateway.access.keys import key_of
 from gateway.dialects.errors import refusal
 from gateway.dialects.json_socket import refuse as refuse_socket
 from gateway.errors import (
@@ -40,7 +41,6 @@ OPEN_FOLDER = "/web/"
 """Path of the web page's files, which need no key."""
 _OPEN_METHODS = ("GET", "HEAD")
 _METHODS = ("GET", "POST", "DELETE", "HEAD")
-_BEARER = "bearer"
 
 
 ANY_ORIGIN = "*"
@@ -194,10 +194,8 @@ class AccessMiddleware:
 
 
 def presented_key(headers: Headers) -> bytes | None:
-    """Return the key that came with a request, if one did: a bearer token, else ElevenLabs' header."""
-    scheme, _, token = headers.get("authorization", "").strip().partition(" ")
-    key = token.strip() if scheme.lower() == _BEARER else headers.get("xi-api-key", "").strip()
-    return key.encode("latin-1") or None
+    """Return the key that came with a request, if one did."""
+    return key_of(headers.get("authorization", ""), headers.get("xi-api-key", "")).encode("latin-1") or None
 
 
 def _is_open(path: str) -> bool:

@@ -130,6 +130,12 @@ def _parts_of(line: str) -> tuple[str, str, str]:
     return body[:at], body[at:], line[len(body) :]
 
 
+def key_of(authorization: str, xi_api_key: str) -> str:
+    """Return the key in a call's headers, empty if there is none: a bearer token, else ElevenLabs' header."""
+    scheme, _, token = authorization.strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else xi_api_key.strip()
+
+
 def new_key() -> str:
     """Draw a key: 256 random bits."""
     return KEY_PREFIX + secrets.token_urlsafe(_KEY_RANDOM_BYTES)

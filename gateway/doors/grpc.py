@@ -1,7 +1,7 @@
 """Hosts the gRPC dialects: one asynchronous server with health, reflection and message limits.
 
     TextToSpeechService ─┐
-    RivaSpeechSynthesis ─┼─ AccessInterceptor ── CallInterceptor ── grpc.aio.Server ── grpc_front ── callers
+    RivaSpeechSynthesis ─┼─ CallInterceptor ── grpc.aio.Server ── grpc_front ── callers
     health, reflection ──┘
 
 Knows nothing of HTTP or of how the gateway's parts are made.
@@ -28,7 +28,7 @@ from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
 
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
-from gateway.access.grpc_interceptor import MAX_OPEN_CALLS, MAX_WATCHES, AccessInterceptor
+from gateway.access.grpc_access import MAX_OPEN_CALLS, MAX_WATCHES, GrpcAccess
 from gateway.access.settings import TlsFiles
 from gateway.dialects.grpc import riva_grpc, tts_grpc
 from gateway.doors.grpc_calls import CallInterceptor
@@ -107,7 +107,10 @@ async def serving_grpc(
     access = access or Access(None, CallerLimits(), host.clock)
     bound = open_port(settings.host, settings.port, "--grpc-port", is_shared=settings.shares_port)
     port, listeners = port_of(bound), access.connections.listen(bound, "gRPC")
-    server, health = _make_server(host, settings, _interceptors(host, settings, access, telemetry))
+    max_string_bytes = max(_MIN_STRING_BYTES, _LONGEST_CHARACTER_BYTES * host.pipeline.settings.max_text_characters)
+    admitting = GrpcAccess(access, settings.max_calls, settings.message_s)
+    interceptor = CallInterceptor(telemetry or make_telemetry(host.clock), admitting, max_string_bytes)
+    server, health = _make_server(host, settings, interceptor)
     with TemporaryDirectory(prefix="cosydit-grpc-") as folder:
         server.add_insecure_port(f"unix:{folder}/{SERVER_NAME}")
         await _tell(health, await _status(host.readiness))
@@ -123,7 +126,7 @@ async def serving_grpc(
 
 
 def _make_server(
-    host: Host, settings: GrpcSettings, interceptors: list[grpc.aio.ServerInterceptor]
+    host: Host, settings: GrpcSettings, interceptor: CallInterceptor
 ) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
     most_pending = _PENDING_TO_EACH * (settings.max_calls + MAX_OPEN_CALLS + MAX_WATCHES)
     options = (
@@ -137,7 +140,7 @@ def _make_server(
         ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
     )
-    server = grpc.aio.server(interceptors=interceptors, options=options)
+    server = grpc.aio.server(interceptors=[interceptor], options=options)
     _add_tts(tts_grpc.TextToSpeechServicer(host), server)
     _add_riva(riva_grpc.RivaServicer(host), server)
     health = health_aio.HealthServicer()
@@ -162,17 +165,6 @@ def _shown_pool() -> DescriptorPool:
     for module in (tts_service_pb2, riva_tts_pb2, health_pb2, reflection_pb2):
         add(module.DESCRIPTOR)
     return pool
-
-
-def _interceptors(
-    host: Host, settings: GrpcSettings, access: Access, telemetry: Telemetry | None
-) -> list[grpc.aio.ServerInterceptor]:
-    """Return them from the outermost inwards."""
-    max_string_bytes = max(_MIN_STRING_BYTES, _LONGEST_CHARACTER_BYTES * host.pipeline.settings.max_text_characters)
-    return [
-        CallInterceptor(telemetry or make_telemetry(host.clock), max_string_bytes),
-        AccessInterceptor(access, settings.max_calls, settings.message_s),
-    ]
 
 
 async def _watch(readiness: Readiness, health: health_aio.HealthServicer, interval_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What every gRPC call goes through: it is counted and traced, its errors become statuses, and it leaves nothing.
+"""What every gRPC call goes through: it is counted, traced and admitted, its errors become statuses, it leaves nothing.
 
 A `GatewayError` becomes the status of `errors.wire_status`, its message the details, its code and parameter trailing
 metadata. Anything else is an INTERNAL error that tells nothing.
@@ -17,6 +17,7 @@ a second.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
@@ -25,6 +26,7 @@ from typing import Any
 
 import grpc
 
+from gateway.access.grpc_access import GrpcAccess
 from gateway.dialects.answers import error_metadata
 from gateway.dialects.grpc import riva_grpc, tts_grpc
 from gateway.dialects.grpc.messages import forgiving, parsed_each
@@ -49,11 +51,12 @@ _DIALECTS = {riva_grpc.SERVICE_NAME: RIVA, tts_grpc.SERVICE_NAME: TTS}
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Goes before `AccessInterceptor`, which makes all methods coroutine functions of a stream of requests."""
+    """Goes before every method."""
 
-    def __init__(self, telemetry: Telemetry, max_string_bytes: int) -> None:
-        """Keep where to tell of calls, and the longest string of a message."""
+    def __init__(self, telemetry: Telemetry, access: GrpcAccess, max_string_bytes: int) -> None:
+        """Keep where to tell of calls, who may call, and the longest string of a message."""
         self._telemetry = telemetry
+        self._access = access
         self._max_string_bytes = max_string_bytes
         self._latest_s: deque[float] = deque(maxlen=FREE_CALLS)
 
@@ -68,13 +71,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return None if handler is None else self._guarded(handler, handler_call_details)
 
     def _guarded(self, handler: Any, details: Any) -> Any:
-        behavior, method = handler.stream_stream or handler.stream_unary, details.method
-        metadata = dict(details.invocation_metadata)
+        """Wrap a method.
+
+        NOTE: gRPC reads the message of a method with one request before it calls it; so all become methods with many.
+        """
+        method = details.method
 
         async def call(requests: Any, context: Any) -> Any:
             try:
-                with self._served(method, metadata.get(TRACEPARENT)) as served:
-                    return await self._answer(behavior, requests, context, method, served)
+                with self._served(method, details.invocation_metadata) as served:
+                    return await self._answer(handler, requests, context, details, served)
             except grpc.aio.AbortError as error:
                 error.__context__ = None
                 del requests, context
@@ -88,16 +94,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         deserialize = handler.request_deserializer and forgiving(handler.request_deserializer, self._max_string_bytes)
         return make_handler(call, deserialize, handler.response_serializer)
 
-    def _served(self, method: str, traceparent: str | None) -> AbstractContextManager[Call | None]:
+    def _served(self, method: str, metadata: Any) -> AbstractContextManager[Call | None]:
         dialect = _DIALECTS.get(method.split("/")[1])
-        return nullcontext() if dialect is None else self._telemetry.serving(dialect, method, traceparent)
+        if dialect is None:
+            return nullcontext()
+        return self._telemetry.serving(dialect, method, dict(metadata).get(TRACEPARENT))
 
     async def _answer(
-        self, behavior: Any, requests: AsyncIterator[Any], context: Any, method: str, served: Call | None
+        self, handler: Any, requests: AsyncIterator[Any], context: Any, details: Any, served: Call | None
     ) -> Any:
+        method = details.method
         try:
-            async with aclosing(parsed_each(requests)) as messages:  # left open, it leads back to the call as well
-                return await behavior(messages, context)
+            with self._access.admitted(method, details.invocation_metadata, context.peer()):
+                async with aclosing(parsed_each(requests)) as messages:  # left open, it leads back to the call as well
+                    return await _run(handler, self._access.begun(messages), context)
         # NOTE: an error kept beyond its `except` would lead back to the call until the collector of cycles runs.
         except GatewayError as error:
             await self._refuse(error, context, method, served)
@@ -117,3 +127,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if isinstance(error, InvalidRequestError) and error.param is not None:
             metadata.append((ERROR_PARAM_KEY, error.param))
         await context.abort(grpc.StatusCode[status.grpc], details, tuple(metadata))
+
+
+async def _run(handler: Any, requests: AsyncIterator[Any], context: Any) -> Any:
+    """Call a method as its kind wants it."""
+    behavior = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
+    asked: Any = requests if handler.request_streaming else await anext(requests, None)
+    if asked is None:
+        raise InvalidRequestError("the call ended without a message; send one")
+    if not inspect.isasyncgenfunction(behavior):
+        return await behavior(asked, context)
+    async for answer in behavior(asked, context):
+        await context.write(answer)

@@ -15,10 +15,10 @@ from riva.proto import riva_tts_pb2, riva_tts_pb2_grpc
 from starlette.datastructures import Headers
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 
-from gateway.access import grpc_interceptor, http_middleware
+from gateway.access import grpc_access, http_middleware
 from gateway.access.caller import CallerLimits
 from gateway.access.connections import WireLimits
-from gateway.access.grpc_interceptor import MAX_WATCHES, address_of_peer, presented_key
+from gateway.access.grpc_access import MAX_WATCHES, address_of_peer, presented_key
 from gateway.access.settings import AccessSettings
 from gateway.voices.registry import NamedVoice
 from servicekit.timeouts import timeout
@@ -197,7 +197,7 @@ async def test_watches_are_few_and_leave_room_for_speech(voices: Voices) -> None
 async def test_calls_whose_message_never_comes_leave_room_for_others(
     voices: Voices, path: str, headers: Metadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_interceptor, "MAX_OPEN_CALLS", 8)
+    monkeypatch.setattr(grpc_access, "MAX_OPEN_CALLS", 8)
     async with opened_door(voices, AccessSettings(fixed_keys=keys(), wire=WireLimits(max_connections=8))) as door:
         async with raw_http2(door.ports["gRPC"]) as client:
             streams = {client.call(path, headers) for _ in range(30)}

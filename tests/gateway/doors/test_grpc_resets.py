@@ -13,6 +13,9 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway.access.access import Access
+from gateway.access.caller import CallerLimits
+from gateway.access.grpc_access import GrpcAccess
 from gateway.doors.grpc_calls import FREE_CALLS, PAUSE_S, CallInterceptor
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice
@@ -63,8 +66,15 @@ async def test_calls_that_are_reset_at_once_take_little_memory_and_keep_none(voi
                 await asyncio.sleep(0.1)
 
 
+def made_interceptor() -> CallInterceptor:
+    """Make one that lets anybody in."""
+    clock = ManualClock()
+    access = GrpcAccess(Access(None, CallerLimits(), clock), max_calls=10, message_s=PATIENCE_S)
+    return CallInterceptor(make_telemetry(clock), access, 1000)
+
+
 async def test_calls_wait_only_where_many_come() -> None:
-    interceptor, loop = CallInterceptor(make_telemetry(ManualClock()), 1000), asyncio.get_running_loop()
+    interceptor, loop = made_interceptor(), asyncio.get_running_loop()
     waited = []
 
     async def go_on(_details: object) -> None:
@@ -86,7 +96,7 @@ async def test_a_caller_who_leaves_while_it_is_refused_is_no_error() -> None:
     async def nothing() -> AsyncIterator[bytes]:
         yield b""
 
-    interceptor = CallInterceptor(make_telemetry(ManualClock()), 1000)
+    interceptor = made_interceptor()
     handler = await interceptor.intercept_service(go_on, SimpleNamespace(method="/a/b", invocation_metadata=()))
     with pytest.raises(asyncio.CancelledError):  # gRPC logs any other with its traceback
-        await handler.stream_unary(nothing(), None)
+        await handler.stream_unary(nothing(), SimpleNamespace(peer=lambda: ""))
