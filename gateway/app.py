@@ -148,8 +148,9 @@ async def open_with_ports(
             if telemetry is not None and config.telemetry.metrics_port is not None and worker is None:
                 await _open_metrics_port(doors, config, config.telemetry.metrics_port, telemetry, clock)
             if config.grpc_port is not None:
-                settings = replace(_grpc_settings(config, config.grpc_port), shares_port=worker is not None)
-                await doors.enter_async_context(serving_grpc(host, settings, access, telemetry))
+                tls, grace_s = config.access.tls, config.graces.grpc_s
+                grpc = GrpcSettings(config.host, config.grpc_port, grace_s, tls=tls, shares_port=worker is not None)
+                await doors.enter_async_context(serving_grpc(host, grpc, access, telemetry))
             if config.wyoming is not None:
                 wyoming = replace(config.wyoming, grace_s=config.graces.wyoming_s, shares_port=worker is not None)
                 await doors.enter_async_context(serving_wyoming(host, wyoming, access, telemetry))
@@ -271,16 +272,3 @@ async def _open_metrics_port(
 ) -> None:
     silence_s = await doors.enter_async_context(beating(clock))
     doors.enter_context(exposition.metrics_port(telemetry.metrics.registry, silence_s, config.host, port))
-
-
-def _grpc_settings(config: GatewayConfig, port: int) -> GrpcSettings:
-    wire = config.access.wire
-    return GrpcSettings(
-        host=config.host,
-        port=port,
-        max_message_bytes=wire.max_grpc_message_bytes,
-        tls=config.access.tls,
-        max_calls=wire.max_connections,
-        message_s=wire.body_timeout_s,
-        grace_s=config.graces.grpc_s,
-    )

@@ -16,20 +16,6 @@ from gateway.voices.registry import VoiceRegistry
 from servicekit.checkpoint_file import CheckpointDeclaration
 from servicekit.clock import Clock
 
-DEFAULT_MAX_BODY_BYTES = 1024 * 1024
-DEFAULT_READER_TIMEOUT_S = 120.0
-"""Default for HTTP and gRPC: players of files stop reading while they have minutes of audio ahead. The stream holds its
-slots at both services until then."""
-DEFAULT_MAX_CONTEXTS = 16
-"""Default number of contexts: ElevenLabs allows 5; ours includes contexts that still speak after their client has left
-them."""
-DEFAULT_MAX_MESSAGE_BYTES = 256 * 1024
-"""Default bound of a message: far more text than may wait to be spoken, in any script."""
-DEFAULT_IDLE_TIMEOUT_S = 300.0
-"""Default for connections with turns of their own: an assistant may listen, or be busy with its tools, for minutes."""
-DEFAULT_SEND_TIMEOUT_S = 30.0
-"""Default for WebSockets: shorter than the server's keepalive, which closes the connection without an error message."""
-
 
 @dataclass(frozen=True)
 class HostLimits:
@@ -37,18 +23,21 @@ class HostLimits:
 
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
     """Seconds of audio sent before it is played, where the gateway can't see an interruption; see `Pacer`."""
-    reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
-    """Seconds that HTTP and gRPC wait for a reader who makes no room; see `gateway.dialects.answers.sent`."""
-    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    reader_timeout_s: float = 120.0
+    """Seconds that HTTP and gRPC wait for a reader who makes no room (see `gateway.dialects.answers.sent`): players of
+    files stop reading while they have minutes of audio ahead. The stream holds slots at both services until then."""
+    max_body_bytes: int = 1024 * 1024
     """Largest body of an HTTP request that asks for speech."""
-    max_contexts: int = DEFAULT_MAX_CONTEXTS
-    """Contexts open on one WebSocket at once, including those that speak their last words."""
-    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
-    """Largest WebSocket message of the ElevenLabs dialect."""
-    idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S
-    """Seconds that a WebSocket may stay without a message or speech, unless its URL says otherwise."""
-    send_timeout_s: float = DEFAULT_SEND_TIMEOUT_S
-    """Seconds that a WebSocket waits for a reader who makes no room; its streams hold both services until then."""
+    max_contexts: int = 16
+    """Contexts open on one WebSocket at once, including those that speak their last words; ElevenLabs allows 5."""
+    max_message_bytes: int = 256 * 1024
+    """Largest WebSocket message of the ElevenLabs dialect: more text than may wait to be spoken, in any script."""
+    idle_timeout_s: float = 300.0
+    """Seconds that a WebSocket may stay without a message or speech, unless its URL says otherwise: an assistant may
+    listen, or be busy with its tools, for minutes."""
+    send_timeout_s: float = 30.0
+    """Seconds that a WebSocket waits for a reader who makes no room, while its streams hold both services. Shorter than
+    the server's keepalive, which closes the connection without an error message."""
 
 
 @dataclass(frozen=True, kw_only=True)

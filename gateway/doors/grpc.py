@@ -28,6 +28,7 @@ from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
 
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
+from gateway.access.connections import WireLimits
 from gateway.access.grpc_access import MAX_OPEN_CALLS, MAX_WATCHES, GrpcAccess
 from gateway.access.settings import TlsFiles
 from gateway.dialects.grpc import riva_grpc, tts_grpc
@@ -44,8 +45,6 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_GRPC_PORT = 50051
 """Default port; Riva's clients expect it."""
-DEFAULT_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-DEFAULT_MAX_CALLS = 1024
 DEFAULT_GRACE_S = 10.0
 _PENDING_TO_EACH = 3
 """Calls that may wait for the event loop, for each that may be under way: the others are refused with a reason."""
@@ -73,16 +72,10 @@ class GrpcSettings:
     host: str = "127.0.0.1"
     port: int = DEFAULT_GRPC_PORT
     """Port to listen on; 0 takes any free port."""
-    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
-    """Largest request message accepted."""
     grace_s: float = DEFAULT_GRACE_S
     """Seconds that calls under way may take to end when the door closes."""
     health_interval_s: float = 2.0
     """Pause between looks at whether the gateway can speak."""
-    max_calls: int = DEFAULT_MAX_CALLS
-    """Most calls at once that came with a key, or where none is needed."""
-    message_s: float = 30.0
-    """Seconds for the first message of a call."""
     tls: TlsFiles | None = None
     """Certificate and key; None: no TLS."""
     shares_port: bool = False
@@ -98,7 +91,7 @@ async def serving_grpc(
     Args:
         host: the gateway behind the door; its owner closes it.
         settings: how the door is opened.
-        access: decides who may come in, and counts connections; None: anyone.
+        access: decides who may come in, and bounds connections and what they send; None: anyone.
         telemetry: is told of every call.
 
     Raises:
@@ -108,9 +101,10 @@ async def serving_grpc(
     bound = open_port(settings.host, settings.port, "--grpc-port", is_shared=settings.shares_port)
     port, listeners = port_of(bound), access.connections.listen(bound, "gRPC")
     max_string_bytes = max(_MIN_STRING_BYTES, _LONGEST_CHARACTER_BYTES * host.pipeline.settings.max_text_characters)
-    admitting = GrpcAccess(access, settings.max_calls, settings.message_s)
+    limits = access.connections.limits
+    admitting = GrpcAccess(access, limits.max_connections, limits.body_timeout_s)
     interceptor = CallInterceptor(telemetry or make_telemetry(host.clock), admitting, max_string_bytes)
-    server, health = _make_server(host, settings, interceptor)
+    server, health = _make_server(host, limits, interceptor)
     with TemporaryDirectory(prefix="cosydit-grpc-") as folder:
         server.add_insecure_port(f"unix:{folder}/{SERVER_NAME}")
         await _tell(health, await _status(host.readiness))
@@ -126,11 +120,11 @@ async def serving_grpc(
 
 
 def _make_server(
-    host: Host, settings: GrpcSettings, interceptor: CallInterceptor
+    host: Host, limits: WireLimits, interceptor: CallInterceptor
 ) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
-    most_pending = _PENDING_TO_EACH * (settings.max_calls + MAX_OPEN_CALLS + MAX_WATCHES)
+    most_pending = _PENDING_TO_EACH * (limits.max_connections + MAX_OPEN_CALLS + MAX_WATCHES)
     options = (
-        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_receive_message_length", limits.max_grpc_message_bytes),
         # What a call holds before its message is asked for stays 64 KiB; measuring the network would make it 8 MiB.
         ("grpc.http2.bdp_probe", 0),
         # Calls that came and that our event loop has not seen yet, 15 KiB each; gRPC ends those beyond, with CANCELLED.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gateway.access.settings import AccessSettings, is_loopback
 from gateway.errors import ConfigError, InvalidRequestError
-from gateway.host import DEFAULT_IDLE_TIMEOUT_S
+from gateway.host import HostLimits
 from gateway.text import TextOptions
 
 DEFAULT_WYOMING_PORT = 10200
@@ -31,7 +31,7 @@ class WyomingSettings:
     languages: tuple[str, ...] = ()
     """Languages of the checkpoint; see `gateway.dialects.wyoming.connection.describe`."""
     max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES
-    idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S
+    idle_timeout_s: float = HostLimits.idle_timeout_s
     """Seconds that a connection may stay without an event or audio."""
     grace_s: float = 2.0
     """Seconds that open streams may take to end when the door closes; `shutdown` has ended streams before."""

@@ -108,13 +108,10 @@ async def opened_door(
     with ThreadPoolExecutor(2) as executor:
         host = make_host(pipeline, registry, executor, readiness=readiness, clock=clock, lexicons=lexicons)
         app = app_of(host, *_routes())
-        grpc_settings = GrpcSettings(
-            port=0, tls=settings.tls, max_calls=settings.wire.max_connections, message_s=settings.wire.body_timeout_s
-        )
         async with (
             _serving_http(app, access, settings, telemetry) as port,
             serving_wyoming(host, WyomingSettings(port=0), access) as wyoming_port,
-            serving_grpc(host, grpc_settings, access, telemetry) as grpc_port,
+            serving_grpc(host, GrpcSettings(port=0, tls=settings.tls), access, telemetry) as grpc_port,
             _channel(grpc_port, settings.tls) as channel,
             httpx.AsyncClient(base_url=_url(port, settings.tls), timeout=5, trust_env=False, verify=_trust()) as http,
         ):

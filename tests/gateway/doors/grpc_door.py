@@ -13,6 +13,7 @@ import grpc
 from riva.proto import riva_tts_pb2_grpc
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 
+from gateway.access.access import Access
 from gateway.doors.grpc import GrpcSettings, serving_grpc
 from gateway.host import HostLimits
 from gateway.lifecycle.readiness import Readiness
@@ -52,6 +53,7 @@ async def opened_grpc(
     clock: Clock | None = None,
     limits: HostLimits = UNPACED,
     front_end: TextFrontEnd | None = None,
+    access: Access | None = None,
 ) -> AsyncIterator[Door]:
     """Start the door and stop it again; nothing may be left running behind it."""
     clock = clock or SystemClock()
@@ -60,7 +62,7 @@ async def opened_grpc(
     readiness = Readiness(pipeline, llm, token2wav, "default", retry_s=0.01)
     with ThreadPoolExecutor(1) as executor:
         host = make_host(pipeline, registry, executor, readiness=readiness, clock=clock, limits=limits)
-        async with serving_grpc(host, settings) as port:
+        async with serving_grpc(host, settings, access) as port:
             address = f"127.0.0.1:{port}"
             async with grpc.aio.insecure_channel(address) as channel:
                 door = Door(llm, token2wav, address, channel, readiness)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from gateway.audio import AudioFormat
 from gateway.chunking.policies import ExponentialChunks
 from gateway.doors.http import build_app
-from gateway.host import DEFAULT_READER_TIMEOUT_S, Host, HostLimits
+from gateway.host import Host, HostLimits
 from gateway.lexicons import LexiconBook
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.speaker import PipelineSettings, Speaker
@@ -31,7 +31,7 @@ async def opened_door(
     store: CreatedVoices | None = None,
     default_format: AudioFormat = AudioFormat.WAV,
     aliases: VoiceAliases = NO_ALIASES,
-    reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S,
+    reader_timeout_s: float = HostLimits.reader_timeout_s,
     declaration: CheckpointDeclaration | None = None,
     settings: PipelineSettings | None = None,
     front_end: TextFrontEnd | None = None,

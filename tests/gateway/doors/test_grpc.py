@@ -14,13 +14,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
+from gateway.access.access import Access
+from gateway.access.caller import CallerLimits
+from gateway.access.connections import Connections, WireLimits
 from gateway.doors.grpc import GrpcSettings
 from gateway.errors import ConfigError
 from gateway.speech.request import SpeechRequest, check_request
 from gateway.voices.registry import NamedVoice
 from tests.gateway.doors.grpc_door import CANCEL, CONFIG, FLUSH, PATIENCE_S, Door, failure_of, listen, opened_grpc, say
 from tests.gateway.doors.raw_http2 import SYNTHESIZE, raw_http2
-from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 from tests.gateway.routing.fakes import until
 
 HELLO = tts_service_pb2.SynthesizeRequest(text="Hello.")
@@ -85,11 +88,12 @@ async def test_bytes_that_are_no_message_are_the_callers_fault_everywhere(
 
 @pytest.mark.parametrize("megabytes", [5, 7])
 async def test_messages_up_to_the_limit_are_taken(voices: list[NamedVoice], megabytes: int) -> None:
-    settings = GrpcSettings(port=0, max_message_bytes=6 * 2**20)
+    limits = WireLimits(max_grpc_message_bytes=6 * 2**20)
+    access = Access(None, CallerLimits(), ManualClock(), connections=Connections(limits))
     prompt = speech_pb2.VoicePrompt(audio=b"RIFF" + bytes(megabytes * 2**20))
     config = speech_pb2.SpeechConfig(voice=speech_pb2.Voice(prompt=prompt))
     request = tts_service_pb2.SynthesizeRequest(text="Hello.", config=config)
-    async with opened_grpc(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices, settings) as door:
+    async with opened_grpc(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices, access=access) as door:
         async with grpc.aio.insecure_channel(door.address, [("grpc.max_send_message_length", -1)]) as channel:
             call = channel.unary_stream(f"/{SERVICES[0]}/Synthesize", type(request).SerializeToString)(request)
             if megabytes == 5:
