@@ -30,7 +30,7 @@ from gateway.llm.routed import LLMReplicaClient, RoutedSpeechLM
 from gateway.llm.token_client import SCHEME, TokenStreamClient
 from gateway.llm.wire import LLMWire
 from gateway.processes.worker import Worker
-from gateway.routing.discovery import sources_of
+from gateway.routing.discovery import places_of
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
 from gateway.speech.guard import GuardSettings
 from gateway.speech.prosody_carry import CarryLimits
@@ -181,8 +181,8 @@ def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
 
     settings, lag = config.routing, LoopLag()
     llm_slots = None if config.llm_backend is LLMBackend.EMBEDDED else config.llm_slots
-    llm_found = sources_of(LLM, config.llm_url, settings)
-    token2wav_found = sources_of(TOKEN2WAV, config.token2wav_url, settings)
+    llm_found = places_of(LLM, config.llm_url)
+    token2wav_found = places_of(TOKEN2WAV, config.token2wav_url)
     return Routes(
         RoutedSpeechLM(fleet(LLM), llm_found, llm_client, clock),
         RoutedToken2Wav(fleet(TOKEN2WAV), token2wav_found, token2wav_client, clock),

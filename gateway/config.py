@@ -19,7 +19,7 @@ from gateway.doors.grpc import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
 from gateway.errors import ConfigError
 from gateway.lifecycle.readiness import ProbeMode
 from gateway.llm.client import LLMDeadlines
-from gateway.routing.discovery import sources_of
+from gateway.routing.discovery import places_of
 from gateway.routing.fleet import LLM, TOKEN2WAV
 from gateway.routing.replica import RoutingSettings
 from gateway.settings import AUTO, GATEWAY
@@ -140,8 +140,8 @@ class GatewayConfig:
         return ProbeMode.OFF if self.llm_backend is LLMBackend.EMBEDDED else ProbeMode.REFUSE
 
     def __post_init__(self) -> None:
-        sources_of(LLM, self.llm_url, self.routing)
-        sources_of(TOKEN2WAV, self.token2wav_url, self.routing)
+        places_of(LLM, self.llm_url)
+        places_of(TOKEN2WAV, self.token2wav_url)
         self.access.check_host(self.host)
 
 

@@ -4,7 +4,7 @@
     dns:HOST:PORT                          every address of HOST, as of a headless Service in Kubernetes
 
 A name of the LLM may stand after grpc:// (`dns:grpc://HOST:PORT`): its replicas are asked for their token stream.
-A source that can't be asked keeps what it told last.
+A name that can't be looked up keeps what it told last.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from contextlib import aclosing
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from gateway.errors import ConfigError
 from gateway.routing.fleet import LLM
-from gateway.routing.replica import RoutingSettings
 
 logger = logging.getLogger(__name__)
 
@@ -27,27 +26,24 @@ _DNS = "dns:"
 _GRPC = "grpc://"
 
 
-class ReplicaSource(Protocol):
-    """Finds replicas."""
+class DnsName(NamedTuple):
+    """A name that stands for replicas at every address that it has."""
 
-    @property
-    def known(self) -> Collection[str]:
-        """The addresses that are known before the first look-up."""
+    host: str
+    port: int
+    """Port of every replica."""
+    scheme: str
+    """Stands before each address; empty for host:port."""
 
-    def watch(self) -> AsyncGenerator[Collection[str]]:
-        """Yield the addresses, whenever they may have changed; raises what is wrong with the place that is asked."""
 
+@dataclass(frozen=True)
+class Places:
+    """Where the replicas of one service are."""
 
-class StaticReplicas:
-    """A list that never changes."""
-
-    def __init__(self, addresses: Sequence[str]) -> None:
-        """Keep the list."""
-        self.known: Collection[str] = tuple(addresses)
-
-    async def watch(self) -> AsyncGenerator[Collection[str]]:
-        """Yield it once."""
-        yield self.known
+    listed: tuple[str, ...]
+    """Addresses that never change."""
+    names: tuple[DnsName, ...] = ()
+    """Names that are looked up."""
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
@@ -56,59 +52,24 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     return sorted({str(address[0]) for *_, address in found})
 
 
-class DnsReplicas:
-    """Every address that a name has, looked up again and again."""
+async def follow(places: Places, on_found: Callable[[Collection[str]], object], interval_s: float) -> None:
+    """Look the names up every `interval_s` and tell all addresses; a look-up that finds none removes no replica."""
+    found: dict[DnsName, list[str]] = {name: [] for name in places.names}
 
-    def __init__(self, host: str, port: int, scheme: str, interval_s: float) -> None:
-        """Look nothing up yet.
+    async def look_up(name: DnsName) -> None:
+        try:
+            if hosts := [f"[{each}]" if ":" in each else each for each in await resolve(name.host, name.port)]:
+                found[name] = [f"{name.scheme}{host}:{name.port}" for host in hosts]
+                on_found(list(dict.fromkeys([*places.listed, *(each for those in found.values() for each in those)])))
+        except Exception as error:
+            logger.warning("the name %s can't be looked up: %r; its replicas stay as they were", name.host, error)
 
-        Args:
-            host: the name.
-            port: of every replica.
-            scheme: stands before each address; empty for host:port.
-            interval_s: pause between two look-ups.
-        """
-        self.known: Collection[str] = ()
-        self._host = host
-        self._port = port
-        self._scheme = scheme
-        self._interval_s = interval_s
-
-    async def watch(self) -> AsyncGenerator[Collection[str]]:
-        """Yield the addresses after each look-up; a name without addresses removes no replica."""
-        while True:
-            if found := await resolve(self._host, self._port):
-                hosts = (f"[{each}]" if ":" in each else each for each in found)
-                yield [f"{self._scheme}{host}:{self._port}" for host in hosts]
-            await asyncio.sleep(self._interval_s)
+    while places.names:
+        await asyncio.gather(*map(look_up, places.names))
+        await asyncio.sleep(interval_s)
 
 
-async def merged(
-    sources: Sequence[ReplicaSource], on_change: Callable[[Collection[str]], Any], interval_s: float
-) -> None:
-    """Tell what all sources find together, after each change; one that fails is asked again after `interval_s`."""
-    found = [source.known for source in sources]
-
-    async def follow(index: int, source: ReplicaSource) -> None:
-        async with aclosing(source.watch()) as changes:
-            async for now in changes:
-                found[index] = now
-                on_change(list(dict.fromkeys(address for each in found for address in each)))
-
-    async def keep_following(index: int, source: ReplicaSource) -> None:
-        while True:
-            try:
-                return await follow(index, source)
-            except Exception as error:
-                got = f"a source of replicas failed: {error!r}; its replicas stay as they were"
-                logger.warning("%s; asking it again in %.1f s", got, interval_s)
-                logger.debug("where it failed", exc_info=True)
-                await asyncio.sleep(interval_s)
-
-    await asyncio.gather(*(keep_following(index, source) for index, source in enumerate(sources)))
-
-
-def sources_of(service: str, text: str, settings: RoutingSettings) -> list[ReplicaSource]:
+def places_of(service: str, text: str) -> Places:
     """Read `--llm-url` or `--token2wav-url`: addresses of any of the forms, by commas.
 
     Raises:
@@ -118,13 +79,15 @@ def sources_of(service: str, text: str, settings: RoutingSettings) -> list[Repli
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise ConfigError(f"got {text!r}, expected at least one address")
-    plain = [_checked_address(part, scheme) for part in parts if not part.startswith(_DNS)]
-    sources: list[ReplicaSource] = [StaticReplicas(plain)] if plain else []
-    for name in (part.removeprefix(_DNS) for part in parts if part.startswith(_DNS)):
-        is_stream = bool(scheme) and name.startswith(_GRPC)
-        host, port = _host_and_port(name.removeprefix(_GRPC) if is_stream else name, "dns:HOST:PORT")
-        sources.append(DnsReplicas(host, port, _GRPC if is_stream else scheme, settings.interval_s))
-    return sources
+    listed = [_checked_address(part, scheme) for part in parts if not part.startswith(_DNS)]
+    names = [_dns_name(part.removeprefix(_DNS), scheme) for part in parts if part.startswith(_DNS)]
+    return Places(tuple(listed), tuple(names))
+
+
+def _dns_name(name: str, scheme: str) -> DnsName:
+    is_stream = bool(scheme) and name.startswith(_GRPC)
+    host, port = _host_and_port(name.removeprefix(_GRPC) if is_stream else name, "dns:HOST:PORT")
+    return DnsName(host, port, _GRPC if is_stream else scheme)
 
 
 def _checked_address(address: str, scheme: str) -> str:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from gateway import errors
-from gateway.routing.discovery import ReplicaSource, merged
+from gateway.routing.discovery import Places, follow
 from gateway.routing.fleet import NOBODY, NOWHERE, Fleet, SlotLease
 from gateway.routing.replica import LOOK_AGAIN_S, FailureKind, LoadReport, Replica, ReplicaLife, ReplicaState
 from servicekit.clock import Clock
@@ -88,14 +88,12 @@ C = TypeVar("C", bound=ReplicaClient)
 class Router(Generic[C]):
     """All replicas of one service and their clients: found, probed and closed together."""
 
-    def __init__(
-        self, fleet: Fleet, sources: list[ReplicaSource], make_client: Callable[[str], C], clock: Clock
-    ) -> None:
-        """Know the replicas that the sources name; `start` finds and probes the others.
+    def __init__(self, fleet: Fleet, places: Places, make_client: Callable[[str], C], clock: Clock) -> None:
+        """Know the replicas that are listed; `start` finds and probes the others.
 
         Args:
             fleet: decides who gets a slot.
-            sources: find replicas.
+            places: of the replicas.
             make_client: makes the client of the replica at an address.
             clock: of all deadlines.
         """
@@ -104,17 +102,17 @@ class Router(Generic[C]):
         self.caller_has_share: Callable[[], bool] = lambda: True
         """Tells whether who begins a stream has its share of streams already; of others, services admit a few more."""
         self._clock = clock
-        self._sources = sources
+        self._places = places
         self._make_client = make_client
         self._clients: dict[str, C] = {}
         self._probers: dict[str, asyncio.Task[None]] = {}
         self._following: asyncio.Task[None] | None = None
-        fleet.set_replicas([address for source in sources for address in source.known])
+        fleet.set_replicas(places.listed)
 
     def start(self) -> None:
         """Begin to look for replicas and to probe them, inside the running event loop."""
         self._probe_all()
-        following = merged(self._sources, self._found, self.fleet.settings.interval_s)
+        following = follow(self._places, self._found, self.fleet.settings.interval_s)
         self._following = asyncio.create_task(following, name=f"{self.fleet.service}-discovery")
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from gateway import errors
 from gateway.core import FloatArray, RegisteredVoice, Token2WavStream
-from gateway.routing.discovery import ReplicaSource
+from gateway.routing.discovery import Places
 from gateway.routing.fleet import NOBODY, NOWHERE, Fleet, SlotLease
 from gateway.routing.replica import LOOK_AGAIN_S
 from gateway.routing.router import Backoff, Router, failure_of, give_back, is_replica_fault
@@ -34,14 +34,14 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
     def __init__(
         self,
         fleet: Fleet,
-        sources: list[ReplicaSource],
+        places: Places,
         make_client: Callable[[str], Token2WavReplicaClient],
         clock: Clock,
         voice_file_cache: VoiceFileCache | None = None,
     ) -> None:
         """See `Router`."""
         self.voice_file_cache = cache = VoiceFileCache() if voice_file_cache is None else voice_file_cache
-        super().__init__(fleet, sources, lambda address: Token2WavReplica(make_client(address), cache), clock)
+        super().__init__(fleet, places, lambda address: Token2WavReplica(make_client(address), cache), clock)
 
     async def close(self) -> None:
         """Drop all connections; open streams end."""

@@ -18,7 +18,7 @@ import numpy as np
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Token2Wav
-from gateway.routing.discovery import StaticReplicas
+from gateway.routing.discovery import Places
 from gateway.routing.fleet import TOKEN2WAV, Fleet
 from gateway.routing.replica import LoadReport, RoutingSettings
 from gateway.token2wav.routed import RoutedToken2Wav
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _streams() -> tuple[float, float]:
     clock, client = SystemClock(), InstantToken2Wav()
     fleet = Fleet(TOKEN2WAV, RoutingSettings(), clock)
-    routed = RoutedToken2Wav(fleet, [StaticReplicas(["a:1"])], lambda _: client, clock)
+    routed = RoutedToken2Wav(fleet, Places(("a:1",)), lambda _: client, clock)
     await routed.is_ready()
     voice = await routed.register_voice(b"")
     times = []

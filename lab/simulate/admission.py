@@ -27,7 +27,7 @@ from gateway.errors import OverloadedError
 from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.llm.token_client import DEFAULT_PACE
-from gateway.routing.discovery import StaticReplicas
+from gateway.routing.discovery import Places
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
 from gateway.routing.replica import LoadReport, RoutingSettings
 from gateway.speech.speaker import PipelineSettings, Speaker
@@ -120,13 +120,13 @@ class _Process:
         llm = PacedLLM(process, costs.gateway.message_s)
         self.llm = RoutedSpeechLM(
             Fleet(LLM, settings, clock, Random(0)),
-            [StaticReplicas(["grpc://l"])],
+            Places(("grpc://l",)),
             lambda _: llm,
             clock,
         )
         self.token2wav = RoutedToken2Wav(
             Fleet(TOKEN2WAV, settings, clock, Random(0)),
-            [StaticReplicas([server.address])],
+            Places((server.address,)),
             lambda _: Token2WavLink(server, process),
             clock,
         )

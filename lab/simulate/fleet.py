@@ -21,7 +21,7 @@ from gateway.chunking.policies import ChunkSettings
 from gateway.core import Utterance
 from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
-from gateway.routing.discovery import StaticReplicas
+from gateway.routing.discovery import Places
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
 from gateway.routing.replica import Replica, RoutingSettings
 from gateway.speech.speaker import PipelineSettings, Speaker
@@ -122,13 +122,13 @@ class _GatewayProcess:
         process, settings = SerialProcess(), RoutingSettings()
         self.llm = RoutedSpeechLM(
             Fleet(LLM, settings, clock, draw),
-            [StaticReplicas(list(llms))],
+            Places(tuple(llms)),
             lambda url: LLMLink(llms[url], process),
             clock,
         )
         self.token2wav = RoutedToken2Wav(
             Fleet(TOKEN2WAV, settings, clock, draw),
-            [StaticReplicas(list(servers))],
+            Places(tuple(servers)),
             lambda address: Token2WavLink(servers[address], process),
             clock,
         )

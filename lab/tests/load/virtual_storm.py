@@ -17,7 +17,7 @@ from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, Spee
 from gateway.errors import GatewayError, LLMBusyError, OverloadedError, Token2WavBusyError
 from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
-from gateway.routing.discovery import StaticReplicas
+from gateway.routing.discovery import Places
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
 from gateway.routing.replica import LoadReport, ReplicaState, RoutingSettings
 from gateway.speech.request import SpeechRequest
@@ -263,8 +263,8 @@ async def stormy(
     def fleet(service: str) -> Fleet:
         return Fleet(service, settings, clock)
 
-    llms = RoutedSpeechLM(fleet(LLM), [StaticReplicas(["l"])], lambda _: llm, clock)
-    tokens2wav = RoutedToken2Wav(fleet(TOKEN2WAV), [StaticReplicas(["t"])], lambda _: token2wav, clock)
+    llms = RoutedSpeechLM(fleet(LLM), Places(("l",)), lambda _: llm, clock)
+    tokens2wav = RoutedToken2Wav(fleet(TOKEN2WAV), Places(("t",)), lambda _: token2wav, clock)
     gate = Gate(llms, tokens2wav, clock, lambda: Caller(_caller.get()))
     voices = VoiceRegistry(tokens2wav, [NamedVoice("anna", folder / "anna.wav", "I am anna.")])
     speaker = Speaker(llms, tokens2wav, voices, clock=clock, admission=gate)

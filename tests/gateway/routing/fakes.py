@@ -19,7 +19,7 @@ from gateway.errors import (
     VoiceEvictedError,
 )
 from gateway.llm.routed import RoutedSpeechLM
-from gateway.routing.discovery import StaticReplicas
+from gateway.routing.discovery import Places
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
 from gateway.routing.replica import LoadReport, RoutingSettings
 from gateway.token2wav.replica import VoiceFileCache
@@ -231,7 +231,7 @@ async def routed(
     clock = clock or SystemClock()
     fleet = Fleet(TOKEN2WAV, settings, clock)
     cache = VoiceFileCache(voice_file_bytes)
-    router = RoutedToken2Wav(fleet, [StaticReplicas(list(by_address))], by_address.__getitem__, clock, cache)
+    router = RoutedToken2Wav(fleet, Places(tuple(by_address)), by_address.__getitem__, clock, cache)
     async with _running(router, lambda: any(replica.open for replica in replicas)):
         yield router
 
@@ -290,9 +290,7 @@ async def routed_llm(
     """Route over scripted LLMs, all of them probed once."""
     by_address = {replica.address: replica for replica in replicas}
     clock = clock or SystemClock()
-    router = RoutedSpeechLM(
-        Fleet(LLM, settings, clock), [StaticReplicas(list(by_address))], by_address.__getitem__, clock
-    )
+    router = RoutedSpeechLM(Fleet(LLM, settings, clock), Places(tuple(by_address)), by_address.__getitem__, clock)
     async with _running(router, lambda: any(llm.running for llm in replicas if isinstance(llm, ScriptedLLM))):
         yield router
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config import GatewayConfig, parse_args
 from gateway.errors import ConfigError
-from gateway.routing.discovery import sources_of
+from gateway.routing.discovery import places_of
 from gateway.routing.fleet import LLM, TOKEN2WAV
 from gateway.routing.replica import RoutingSettings
 
@@ -25,9 +25,8 @@ def test_one_replica_of_each_is_the_default() -> None:
 
 def test_replicas_come_by_commas_and_by_repeating_the_option() -> None:
     config = _parsed("--token2wav-url", "a:1,b:2", "--token2wav-url", "c:3", "--llm-url", "http://l:1")
-    sources = sources_of(TOKEN2WAV, config.token2wav_url, config.routing)
-    assert [address for source in sources for address in source.known] == ["a:1", "b:2", "c:3"]
-    assert [list(source.known) for source in sources_of(LLM, config.llm_url, config.routing)] == [["http://l:1"]]
+    assert places_of(TOKEN2WAV, config.token2wav_url).listed == ("a:1", "b:2", "c:3")
+    assert places_of(LLM, config.llm_url).listed == ("http://l:1",)
 
 
 def test_how_long_a_request_waits_can_be_set() -> None:

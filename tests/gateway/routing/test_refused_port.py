@@ -13,7 +13,7 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from gateway.errors import Token2WavUnavailableError
-from gateway.routing.discovery import StaticReplicas
+from gateway.routing.discovery import Places
 from gateway.routing.fleet import Fleet
 from gateway.routing.replica import LoadReport, RoutingSettings
 from gateway.routing.router import Router
@@ -89,7 +89,7 @@ async def test_the_watch_closes_though_its_probes_lose_cancellations(
 ) -> None:
     monkeypatch.setattr(tasks, "AGAIN_S", 0.001)
     fleet = Fleet("token2wav", RoutingSettings(interval_s=0.001), SystemClock())
-    router = Router(fleet, [StaticReplicas([refused])], _LosesCancellations, SystemClock())
+    router = Router(fleet, Places((refused,)), _LosesCancellations, SystemClock())
     router.start()
     await asyncio.sleep(0)
     async with timeout(BOUND_S):
