@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -19,11 +21,10 @@ from gateway.errors import ConfigError, InvalidRequestError, LexiconNotFoundErro
 from gateway.text.aliases import NO_PHONEMES, AliasRule, Lexicon
 from gateway.text.options import Normalization, TextOptions, check_counts
 from gateway.text.phonemes import IPA
-from gateway.text.xml import XmlProblem, read_xml
 
 MAX_RULES = 5000
 """Most rules of one dictionary."""
-MAX_FORM_CHARACTERS = 4 * 1024 * 1024
+_MAX_FILE_BYTES = 4 * 1024 * 1024
 _PHONEME = "phoneme"
 
 
@@ -61,6 +62,7 @@ def rules_of_json(text: str | bytes, *, takes_phonemes: bool = False) -> tuple[A
 
     Raises:
         InvalidRequestError: it is not of that form, or a rule can't be had.
+        UnsupportedOptionError: phonemes, where the checkpoint reads words only.
     """
     try:
         rules = RulesFile.model_validate_json(text).rules
@@ -70,14 +72,14 @@ def rules_of_json(text: str | bytes, *, takes_phonemes: bool = False) -> tuple[A
         raise InvalidRequestError(f"{where}: {first['msg']}; expected rules as JSON", param="rules") from error
     if isinstance(rules, dict):
         return rules_of_mapping(rules)
-    return rules_of_fields(rules, takes_phonemes=takes_phonemes)
+    return _checked([_rule_of(each, takes_phonemes) for each in rules[: MAX_RULES + 1]])
 
 
 def rules_of_mapping(words: dict[str, str]) -> tuple[AliasRule, ...]:
     """Make rules of words and what is spoken for them.
 
     Raises:
-        InvalidRequestError: see `rules_of_fields`.
+        InvalidRequestError: a word or alias that can't be, or too many rules.
     """
     return _checked([AliasRule(word, alias) for word, alias in words.items()])
 
@@ -94,25 +96,50 @@ def own_rules(pronunciations: Mapping[str, str] | None, lexicons: Sequence[str] 
     return rules_of_mapping(dict(pronunciations))
 
 
-def rules_of_fields(fields: Sequence[RuleFields], *, takes_phonemes: bool = False) -> tuple[AliasRule, ...]:
-    """Make rules of their fields.
-
-    Raises:
-        InvalidRequestError: a word, alias or phoneme that can't be, or too many rules.
-        UnsupportedOptionError: phonemes, where the checkpoint reads words only.
-    """
-    return _checked([_rule_of(each, takes_phonemes) for each in fields[: MAX_RULES + 1]])
-
-
 def rules_of_pls(text: str, *, takes_phonemes: bool = False) -> tuple[AliasRule, ...]:
     """Read a PLS document: every grapheme of a lexeme is spoken as its first alias, or else as its first phoneme.
 
     Raises:
-        InvalidRequestError: it is no PLS, with line and column; or a rule can't be had.
+        InvalidRequestError: it is no PLS, or a rule can't be had.
     """
-    reader = _PlsReader(takes_phonemes)
-    read_xml(text, reader, "PLS file", "file", MAX_FORM_CHARACTERS)
-    return _checked(reader.rules)
+    try:
+        lexicon = ElementTree.fromstring(text)  # noqa: S314  # the operator's own file
+    except ElementTree.ParseError as error:
+        raise _not_pls(str(error)) from error
+    rules: list[AliasRule] = []
+    if _name(lexicon) != "lexicon":
+        raise _not_pls(f"it begins with <{_name(lexicon)}>, expected <lexicon>")
+    for element in lexicon:
+        if _name(element) not in ("lexeme", "meta", "metadata"):
+            raise _not_pls(f"<{_name(element)}> is not expected in <lexicon>")
+        if _name(element) == "lexeme":
+            rules += _rules_of_lexeme(element, lexicon.get("alphabet") or IPA, takes_phonemes)
+    return _checked(rules)
+
+
+def _rules_of_lexeme(lexeme: Element, alphabet: str, takes_phonemes: bool) -> list[AliasRule]:
+    words, aliases, phonemes = (
+        [each for each in lexeme if _name(each) == kind] for kind in ("grapheme", "alias", _PHONEME)
+    )
+    if not words:
+        raise _not_pls("a <lexeme> has no <grapheme>")
+    if not aliases and not (phonemes and takes_phonemes):
+        raise _not_pls(f"{_words(words[0])!r}: {NO_PHONEMES if phonemes else 'its <lexeme> has no <alias>'}")
+    spoken = (aliases or phonemes)[0]
+    read_as = None if aliases else spoken.get("alphabet") or alphabet
+    return [AliasRule(_words(word), _words(spoken), alphabet=read_as) for word in words]
+
+
+def _name(element: Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+def _words(element: Element) -> str:
+    return " ".join("".join(element.itertext()).split())
+
+
+def _not_pls(why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"the PLS file can't be read: {why}", param="file")
 
 
 def _rule_of(fields: RuleFields, takes_phonemes: bool) -> AliasRule:
@@ -136,63 +163,6 @@ def _checked(rules: Sequence[AliasRule]) -> tuple[AliasRule, ...]:
     if len(rules) > MAX_RULES:
         raise InvalidRequestError(f"there are more than {MAX_RULES} rules; make several dictionaries", param="rules")
     return tuple(rules)
-
-
-_TEXTS = ("grapheme", "alias", "phoneme", "example")
-_WITHIN = {"lexicon": ("",), "lexeme": ("lexicon",), **dict.fromkeys(_TEXTS, ("lexeme",))}
-
-
-class _PlsReader:
-    """Gathers the rules of a PLS document."""
-
-    def __init__(self, takes_phonemes: bool) -> None:
-        self.rules: list[AliasRule] = []
-        self._takes_phonemes = takes_phonemes
-        self._alphabet = self._first_alphabet = IPA
-        self._open: list[str] = []
-        self._found: dict[str, list[str]] = {}
-
-    def start(self, name: str, attributes: dict[str, str], at: int) -> None:
-        """See `XmlReader.start`."""
-        name = name.rpartition(":")[2]
-        above = self._open[-1] if self._open else ""
-        if above not in _WITHIN.get(name, ()) and not self._is_metadata(name, above):
-            raise XmlProblem(f"<{name}> is not expected {f'in <{above}>' if above else 'here'}")
-        self._open.append(name)
-        if name == "lexicon":
-            self._alphabet = attributes.get("alphabet") or IPA
-        elif name == _PHONEME and not self._found[_PHONEME]:
-            self._first_alphabet = attributes.get("alphabet") or self._alphabet
-        if name == "lexeme":
-            self._found = {kind: [] for kind in _TEXTS}
-        elif name in _TEXTS:
-            self._found[name].append("")
-
-    def end(self, name: str, at: int) -> None:
-        """See `XmlReader.end`."""
-        if self._open.pop() == "lexeme":
-            self._add(self._found)
-
-    def text(self, text: str, at: int) -> None:
-        """See `XmlReader.text`."""
-        if self._open and self._open[-1] in _TEXTS:
-            self._found[self._open[-1]][-1] += text
-
-    def _is_metadata(self, name: str, above: str) -> bool:
-        return (name in ("meta", "metadata") and above == "lexicon") or "metadata" in self._open
-
-    def _add(self, found: dict[str, list[str]]) -> None:
-        words = [" ".join(word.split()) for word in found["grapheme"]]
-        aliases = [" ".join(alias.split()) for alias in found["alias"]]
-        if not words:
-            raise XmlProblem("a <lexeme> has no <grapheme>")
-        phonemes = [" ".join(phoneme.split()) for phoneme in found[_PHONEME]]
-        if not aliases and not (phonemes and self._takes_phonemes):
-            raise XmlProblem(NO_PHONEMES if phonemes else "a <lexeme> has no <alias>")
-        if len(self.rules) + len(words) > MAX_RULES:
-            raise XmlProblem(f"there are more than {MAX_RULES} rules; make several files")
-        spoken, alphabet = (aliases[0], None) if aliases else (phonemes[0], self._first_alphabet)
-        self.rules += [AliasRule(word, spoken, alphabet=alphabet) for word in words]
 
 
 logger = logging.getLogger(__name__)
@@ -258,8 +228,8 @@ def load_lexicons(directory: Path | None, *, takes_phonemes: bool = False) -> Le
 
 def _load(file: Path, takes_phonemes: bool) -> Lexicon:
     try:
-        if file.stat().st_size > MAX_FORM_CHARACTERS:
-            raise ConfigError(f"{file} is larger than {MAX_FORM_CHARACTERS} bytes; make several files of it")
+        if file.stat().st_size > _MAX_FILE_BYTES:
+            raise ConfigError(f"{file} is larger than {_MAX_FILE_BYTES} bytes; make several files of it")
         text = file.read_text(encoding="utf-8-sig")
         rules = _READERS[file.suffix](text, takes_phonemes=takes_phonemes)
     except (OSError, UnicodeDecodeError, InvalidRequestError) as error:

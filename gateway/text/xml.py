@@ -140,24 +140,3 @@ class OpenDocument:
         parser.StartDoctypeDeclHandler = refuse_doctype
         parser.EntityDeclHandler = refuse_doctype
         return parser
-
-
-def read_xml(text: str, reader: XmlReader, kind: str, param: str, max_characters: int) -> None:
-    """Read a whole document.
-
-    Args:
-        text: all of it.
-        reader: is told of everything.
-        kind: see `OpenDocument`.
-        param: see `OpenDocument`.
-        max_characters: the longest taken.
-
-    Raises:
-        InvalidRequestError: see `OpenDocument.feed`.
-    """
-    if len(text) > max_characters:
-        got = f"the {kind} has {len(text)} characters, the limit is {max_characters}"
-        raise InvalidRequestError(f"{got}; send less", param=param)
-    document = OpenDocument(reader, kind, param)
-    document.feed(text)
-    document.finish()

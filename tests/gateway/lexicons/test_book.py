@@ -40,7 +40,7 @@ def test_the_default_dictionary_comes_behind_those_that_are_asked_for(tmp_path: 
     ("name", "text", "told"),
     [
         ("a.json", "{", "a.json can't be read"),
-        ("a.pls", "<lexicon>", "line 1, column 10"),
+        ("a.pls", "<lexicon>", "line 1, column 9"),
         ("default.pls", "<lexicon/>", "two dictionaries 'default'"),
     ],
 )
