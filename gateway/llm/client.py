@@ -1,7 +1,7 @@
 """Asynchronous client of the LLM service: OpenAI-compatible HTTP, deadlines, typed errors.
 
-Knows HTTP and time. How events are cut out of a body is `sse`'s business, what stands in a request and in an event
-`wire`'s, what a prompt looks like `llm_service.prompt`'s.
+Knows HTTP and time. What stands in a body, a request and an event is `wire`'s business, what a prompt looks like
+`llm_service.prompt`'s.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.wire import PATH, EventLines, LLMWire, event_data
 from gateway.routing.replica import LoadReport
 from servicekit.clock import Clock, SystemClock
-from servicekit.timeouts import LoopLag, Patience, patient_timeout
+from servicekit.timeouts import LoopLag, Patience, PatientTimer, patient_timeout
 from servicekit.tracing import trace_headers
 
 logger = logging.getLogger(__name__)
@@ -286,8 +286,7 @@ class _EventBody:
 
     async def _wait(self, limit_s: float) -> list[bytes]:
         lines: list[bytes] = []
-        self._more_s = self._patience.begin(limit_s)
-        self._timer = asyncio.get_running_loop().call_later(limit_s, self._close_overdue)
+        timer = PatientTimer(limit_s, self._patience.begin(limit_s), self._close_overdue)
         try:
             while not lines and not self._lines.is_done:
                 piece = await self._response.content.readany()
@@ -297,12 +296,9 @@ class _EventBody:
             self._patience.progressed()
             return lines
         finally:
-            self._timer.cancel()
+            timer.cancel()
 
     def _close_overdue(self) -> None:
-        if (more_s := self._more_s()) > 0:
-            self._timer = asyncio.get_running_loop().call_later(more_s, self._close_overdue)
-            return
         self._is_overdue = True
         self._response.close()
 

@@ -20,8 +20,6 @@ from gateway.llm.client import LLMDeadlines
 from gateway.llm.token_connection import (
     MAX_REQUEST_BYTES,
     AnswerFailedError,
-    ConnectionLostError,
-    News,
     TokenAnswer,
     TokenConnection,
 )
@@ -47,7 +45,6 @@ _CHANNEL = (
     ("grpc.keepalive_timeout_ms", 10_000),
 )
 _TRACEPARENT = "traceparent"
-_REASONS = {messages.FINISH_REASON_STOP: "stop", messages.FINISH_REASON_LENGTH: "length"}
 
 
 class TokenStreamClient:
@@ -136,9 +133,8 @@ class TokenStreamClient:
             while True:
                 is_waiting = feeding is not None and not feeding.done()  # for text, maybe
                 news = await self._next(answer, least, self._deadlines.total_s if is_waiting else limit_s, ends_at)
-                reason = _REASONS.get(news.reason)
-                yield SpeechTokenDelta(news.ids, reason, news.fills)
-                if reason is not None:
+                yield news
+                if news.finish_reason is not None:
                     return
                 least, limit_s = 1, self._deadlines.between_tokens_s
         finally:
@@ -202,7 +198,7 @@ class TokenStreamClient:
             tokens_per_s=self._tokens_per_s,
         )
 
-    async def _next(self, answer: TokenAnswer, least: int, limit_s: float, ends_at: float) -> News:
+    async def _next(self, answer: TokenAnswer, least: int, limit_s: float, ends_at: float) -> SpeechTokenDelta:
         limit_s = max(0.0, min(limit_s, ends_at - self._clock.now()))
         received = answer.connection.received
         try:
@@ -218,20 +214,16 @@ class TokenStreamClient:
             got = f"LLM at {self._address}: nothing came within {limit_s:.1f} s"
             raise errors.LLMDeadlineError(f"{got}; it is overloaded or stuck: see its log") from error
         except AnswerFailedError as error:
-            raise self._failure(error.code, error.details, answer.has_begun) from error
-        except ConnectionLostError as error:
-            raise self._lost(error, answer.has_begun) from error
+            raise self._failure(error, answer.has_begun) from error
 
-    def _lost(self, error: ConnectionLostError, has_begun: bool) -> errors.LLMError:
-        """Return what the end of the stream means to an answer under way."""
-        if error.cause is not None:
-            return self._failure(error.cause.code(), error.cause.details() or "", has_begun)
-        if self._channel is None:
-            return self._interrupted("this gateway closed the connection")
-        return self._interrupted("its stream ended without a finish_reason")
-
-    def _failure(self, code: grpc.StatusCode, details: str, has_begun: bool) -> errors.LLMError:
+    def _failure(self, failed: AnswerFailedError, has_begun: bool) -> errors.LLMError:
         """Return what a status means."""
+        code, details = failed.code, failed.details
+        if code is None:
+            is_closed = self._channel is None
+            return self._interrupted(
+                "this gateway closed the connection" if is_closed else "its stream ended without a finish_reason"
+            )
         got = f"LLM at {self._address} answered {code.name}: {details}"
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return errors.LLMBusyError(f"{got}; it is overloaded: try again later")

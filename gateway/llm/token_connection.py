@@ -12,51 +12,31 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
+from gateway.core import SpeechTokenDelta
 from servicekit.tasks import cancel
 
 MAX_REQUEST_BYTES = 1 << 19
 """Most bytes of one request, and of those sent together; the service takes twice as much. A larger one would end the
 stream for everybody."""
 _MS = 1000
+_REASONS = {messages.FINISH_REASON_STOP: "stop", messages.FINISH_REASON_LENGTH: "length"}
 _stub: Callable[[Any], Any] = stubs.SpeechTokenServiceStub  # the stubs have no types
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class AnswerFailedError(Exception):
-    """An answer failed by itself: the service says why."""
+    """An answer failed, by itself or with its stream."""
 
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        """Keep what the service said."""
+    def __init__(self, code: grpc.StatusCode | None, details: str | None) -> None:
+        """Keep what the service said; without a code it ended the stream."""
         super().__init__(details)
-        self.code, self.details = code, details
-
-
-class ConnectionLostError(Exception):
-    """The stream has ended, with everything in it."""
-
-    def __init__(self, cause: grpc.aio.AioRpcError | None) -> None:
-        """Keep the reason; None: the service ended it."""
-        super().__init__(cause.details() if cause is not None else "the service ended the stream")
-        self.cause = cause
-
-
-@dataclass(frozen=True)
-class News:
-    """What has come of one answer since the last time."""
-
-    ids: tuple[int, ...]
-    """Speech tokens."""
-    reason: Any
-    """A `FinishReason`; 0 while there is none."""
-    fills: tuple[int, ...]
-    """Requests for text, see `core.SpeechTokenDelta`."""
+        self.code, self.details = code, details or ""
 
 
 class TokenAnswer:
@@ -69,7 +49,7 @@ class TokenAnswer:
         self.has_begun = False
         self._ids: list[int] = []
         self._fills: list[int] = []
-        self._reason: Any = 0
+        self._reason: str | None = None
         self._error: Exception | None = None
         self._least = 1
         self._waiter: asyncio.Future[None] | None = None
@@ -78,12 +58,11 @@ class TokenAnswer:
         """Tell whether `read` returns or raises at once."""
         return len(self._ids) >= least or bool(self._fills or self._reason or self._error)
 
-    async def read(self, least: int = 1) -> News:
+    async def read(self, least: int = 1) -> SpeechTokenDelta:
         """Wait for so many tokens that have not been read yet, or anything else, and return all there is.
 
         Raises:
             AnswerFailedError: it failed.
-            ConnectionLostError: the stream has ended.
         """
         self._least = least
         while not self.has_news(least):
@@ -94,8 +73,8 @@ class TokenAnswer:
                 self._waiter = None
         if not (self._ids or self._fills or self._reason) and self._error is not None:
             raise self._error
-        news = News(tuple(self._ids), self._reason, tuple(self._fills))
-        self._ids, self._fills, self._reason = [], [], 0
+        news = SpeechTokenDelta(tuple(self._ids), self._reason, tuple(self._fills))
+        self._ids, self._fills, self._reason = [], [], None
         return news
 
     def put(self, response: Any) -> None:
@@ -103,7 +82,7 @@ class TokenAnswer:
         self.has_begun = True
         self._fills += [len(self._ids) + place for place in response.fills]
         self._ids += response.speech_ids
-        self._reason = response.finish_reason
+        self._reason = _REASONS.get(response.finish_reason)
         self._wake()
 
     def fail(self, error: Exception) -> None:
@@ -139,12 +118,7 @@ class TokenConnection:
             request: a `GenerateRequest` of at most MAX_REQUEST_BYTES.
             timeout_s: it fails after so long.
             traceparent: W3C trace context.
-
-        Raises:
-            ConnectionLostError: the stream has ended.
         """
-        if self.is_over:
-            raise ConnectionLostError(None)
         answer = TokenAnswer(next(self._numbers), self)
         self._answers[answer.number] = answer
         self._begins.append(
@@ -174,21 +148,21 @@ class TokenConnection:
 
     async def _run(self, call: Any) -> None:
         writing = asyncio.ensure_future(self._write(call))
-        cause: grpc.aio.AioRpcError | None = None
+        end: tuple[grpc.StatusCode | None, str | None] = (None, "the service ended the stream")
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
                 self.received += 1
                 for part in message.parts:
                     self._deliver(part)
         except grpc.aio.AioRpcError as error:
-            cause = error
+            end = (error.code(), error.details())
         finally:
             self.is_over = True
             cancel(writing)
             call.cancel()
             answers, self._answers = self._answers, {}
             for answer in answers.values():
-                answer.fail(ConnectionLostError(cause))
+                answer.fail(AnswerFailedError(*end))
 
     async def _write(self, call: Any) -> None:
         while True:

@@ -109,6 +109,6 @@ async def _call(connection: TokenConnection, random: np.random.Generator, seed: 
     answer = connection.begin(asked, CALL_TIMEOUT_S)
     while True:
         news = await answer.read()
-        times += [(time.perf_counter() - began) * 1e3] * len(news.ids)
-        if news.reason:
+        times += [(time.perf_counter() - began) * 1e3] * len(news.token_ids)
+        if news.finish_reason is not None:
             return times
