@@ -33,18 +33,21 @@ class TlsFiles:
     key: Path
     """File with the certificate's private key, without a password."""
 
-    def check(self) -> None:
-        """See that they can be used.
+    def context(self, *protocols: str) -> ssl.SSLContext:
+        """Read them, for a server that speaks some protocols (ALPN).
 
         Raises:
             ConfigError: one is missing, or they are no pair.
         """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             # NOTE: an empty password instead of none, as OpenSSL asks the terminal for one otherwise.
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password="")
+            context.load_cert_chain(self.certificate, self.key, password="")
         except OSError as error:
             got = f"TLS can't start with {self.certificate} and {self.key} ({error})"
             raise ConfigError(f"{got}; give --tls-cert and --tls-key PEM files that belong together") from error
+        context.set_alpn_protocols(protocols)
+        return context
 
 
 KEYS_VARIABLE = "COSYDIT_API_KEYS"
@@ -101,7 +104,7 @@ def open_access(settings: AccessSettings, clock: Clock, ledger: CallerLedger | N
         ConfigError: they can't be read, or the certificate can't.
     """
     if settings.tls is not None:
-        settings.tls.check()
+        settings.tls.context()
     book = None
     if settings.has_keys:
         book = KeyBook(settings.fixed_keys, settings.keys_file, settings.limits, clock)

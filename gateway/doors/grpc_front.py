@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -45,7 +44,7 @@ async def fronting(
         tls: certificate and key; None: no TLS.
     """
     callers = set[_Caller]()
-    context = None if tls is None else _tls_context(tls)
+    context = None if tls is None else tls.context(_ALPN)
     servers = [
         await asyncio.get_running_loop().create_server(
             lambda: _Caller(folder, connections, callers),
@@ -62,98 +61,77 @@ async def fronting(
         for server in servers:
             server.close()
         for caller in list(callers):
-            caller.end()
-
-
-def _tls_context(tls: TlsFiles) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tls.certificate, tls.key, password="")
-    context.set_alpn_protocols([_ALPN])
-    return context
+            caller.transport.close()
 
 
 class _Caller(asyncio.BufferedProtocol):
     """One connection of a caller, and its way to the server."""
+
+    transport: asyncio.Transport
+    counted: Connection
+    _requests: Backlog
+    _connecting: asyncio.Task[None]
 
     def __init__(self, folder: Path, connections: Connections, callers: set[_Caller]) -> None:
         self._folder = folder
         self._connections = connections
         self._callers = callers
         self.streams = Streams()
-        self.transport: asyncio.Transport | None = None
-        self.counted: Connection | None = None
         self.server: asyncio.Transport | None = None
         """The way to the server, once there is one."""
         self.is_server_full = False
         """Whether the server is to read first."""
-        self._requests: Backlog | None = None
-        self._connecting: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.BufferedProtocol`."""
         self.transport = cast(asyncio.Transport, transport)
         self.transport.pause_reading()
-        self._requests = Backlog(self._connections.turns, self.transport, self._parse_requests, self._resume)
+        self._requests = Backlog(self._connections.turns, self.transport, self._parse_requests, self.resume_reading)
         self.counted = self._connections.of(transport)
         self.counted.on_drop = self.transport.abort
         self._callers.add(self)
         self._connecting = asyncio.create_task(self._connect())
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See `asyncio.BufferedProtocol`."""
         return _BUFFER
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See `asyncio.BufferedProtocol`."""
-        assert self.server is not None and self._requests is not None
+        assert self.server is not None
         data = bytes(_BUFFER[:nbytes])
         self.server.write(data)
         self._requests.add(data)
 
     def _parse_requests(self, data: bytes) -> None:
-        assert self.counted is not None
         self.streams.requests.feed(data)
         if self.streams.requests.are_begun:
             self.counted.greeted()
         self.note()
 
-    def _resume(self) -> None:
-        assert self.transport is not None
-        if not self.is_server_full:
+    def resume_reading(self) -> None:
+        """Read on, unless the server is to read first."""
+        if not self.is_server_full and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def note(self) -> None:
         """Have what the streams say counted."""
-        assert self.counted is not None
         self._connections.set_idle(self.counted, not self.streams.are_open)
         self.counted.hold(self.streams.unfinished_bytes)
 
     def pause_writing(self) -> None:
-        """See `asyncio.BufferedProtocol`."""
         if self.server is not None:
             self.server.pause_reading()
 
     def resume_writing(self) -> None:
-        """See `asyncio.BufferedProtocol`."""
         if self.server is not None:
             self.server.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.BufferedProtocol`."""
         self._callers.discard(self)
-        if self._connecting is not None:
-            cancel(self._connecting)
-        self._requests = self._connecting = None  # they lead back here, and would wait for the collector of cycles
+        cancel(self._connecting)
+        del self._requests, self._connecting  # they lead back here, and would wait for the collector of cycles
         if self.server is not None:
             self.server.close()
 
-    def end(self) -> None:
-        """Close the connection once what was written has left, or soon."""
-        assert self.transport is not None
-        self.transport.close()
-
     async def _connect(self) -> None:
-        assert self.transport is not None
         address, port = self.transport.get_extra_info("peername")[:2]
         try:
             joined = await _join(self._folder, f"{address}:{port}")
@@ -161,8 +139,7 @@ class _Caller(asyncio.BufferedProtocol):
         except OSError:
             self.transport.abort()
             return
-        if not self.transport.is_closing():
-            self.transport.resume_reading()
+        self.resume_reading()
 
 
 class _Server(asyncio.Protocol):
@@ -172,36 +149,25 @@ class _Server(asyncio.Protocol):
         self._caller = caller
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
         self._caller.server = cast(asyncio.Transport, transport)
-        assert self._caller.transport is not None
         if self._caller.transport.is_closing():
             transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
-        caller = self._caller
-        assert caller.transport is not None
-        caller.transport.write(data)
-        caller.streams.answers.feed(data)
-        caller.note()
+        self._caller.transport.write(data)
+        self._caller.streams.answers.feed(data)
+        self._caller.note()
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        assert self._caller.transport is not None
         self._caller.is_server_full = True
         self._caller.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        assert self._caller.transport is not None
         self._caller.is_server_full = False
-        if not self._caller.transport.is_closing():
-            self._caller.transport.resume_reading()
+        self._caller.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
-        self._caller.end()
+        self._caller.transport.close()  # once what was written has left, or soon
 
 
 async def _join(folder: Path, name: str) -> socket.socket:
