@@ -122,7 +122,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         status, details = wire_status(error), public_text(error)[:MAX_DETAILS_CHARACTERS]
         logger.warning("%s failed: %s: %s", method, status.code, str(error)[:MAX_DETAILS_CHARACTERS])
         if served is not None:
-            self._telemetry.refused_at_the_door(served, status.http)
+            self._telemetry.observer.refused_at_the_door(served, status.http)
         metadata = [(ERROR_CODE_KEY, status.code), *error_metadata(error)]
         if isinstance(error, InvalidRequestError) and error.param is not None:
             metadata.append((ERROR_PARAM_KEY, error.param))

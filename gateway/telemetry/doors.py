@@ -52,4 +52,4 @@ class TelemetryMiddleware:
                 if status is not None:
                     call.span.note(http__response__status_code=status)
                     if status >= _ERRORS_FROM:
-                        self._telemetry.refused_at_the_door(call, status)
+                        self._telemetry.observer.refused_at_the_door(call, status)

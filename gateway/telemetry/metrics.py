@@ -1,14 +1,4 @@
-"""The gateway's Prometheus metrics, and the observer that writes them from what the pipeline and the doors tell.
-
-Slack is how long before its listener would have run dry a chunk came:
-
-    first audio ├──── audio so far ────┤ runs dry
-                          next chunk ▲ ├ ─ ─ ─ slack above 0
-                                       ├ ─ ─ ▲ next chunk: slack below 0, an underrun
-
-The listener plays from the first audio on and, after an underrun, from the chunk that ended it. A caller who asks for
-the next chunk only when its audio is over, as one who reads slowly does, waits for us from then on.
-"""
+"""The gateway's Prometheus metrics; `call_observer` writes those of streams."""
 
 from __future__ import annotations
 
@@ -20,15 +10,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gateway.core import AudioChunk
-from gateway.errors import HTTP_SERVER_ERROR, GatewayError, known_codes, wire_status
+from gateway.errors import HTTP_SERVER_ERROR, known_codes, wire_status
 from gateway.routing.replica import Replica, ReplicaState
 from gateway.speech.guard import Trouble
-from gateway.speech.observer import Observer, StreamObserver
-from gateway.speech.request import GuardNote, GuardOutcome
-from gateway.telemetry.call import DIALECTS, Call, current_call
-from servicekit.clock import Clock
-from token2wav_service.contract import SAMPLES_PER_TOKEN
+from gateway.speech.request import GuardOutcome
+from gateway.telemetry.call import DIALECTS
 
 _HTTP_TOO_MANY = 429
 _LEFT = (asyncio.CancelledError, GeneratorExit)
@@ -73,9 +59,9 @@ SLACK_BUCKETS_S = (-5.0, -1.0, -0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5
 class GatewayMetrics:
     """One gateway's metrics in a registry of their own."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(self) -> None:
         """Register everything, at 0."""
-        self.registry = registry or CollectorRegistry()
+        self.registry = CollectorRegistry()
         self.streams = self._gauge("streams", "Streams spoken now: requests, or turns of texts still being written")
         self.requests = self._counter("requests_total", "Streams that have ended", "dialect", "outcome")
         self.failures = self._counter("failures_total", "Streams that ended in an error, by its code", "cause")
@@ -112,95 +98,21 @@ class GatewayMetrics:
         for code in known_codes():
             self.failures.labels(code)
 
+    def count_end(self, dialect: str, outcome: Outcome, cause: str | None) -> None:
+        """Count a stream that has ended or was refused; `cause` is the code of its error, if there was one."""
+        self.requests.labels(dialect, outcome.value).inc()
+        if cause is not None:
+            self.failures.labels(cause).inc()
+        if outcome is Outcome.REFUSED:
+            self.admission_refused.inc()
+        if outcome is Outcome.CANCELLED:
+            self.cancelled.inc()
+
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"{PREFIX}_{name}", text, registry=self.registry)
-
-
-class MetricsObserver(Observer):
-    """Counts streams on behalf of calls; the gateway's own warm-up is not counted."""
-
-    def __init__(self, metrics: GatewayMetrics, clock: Clock) -> None:
-        """Write to `metrics`; `clock` times the streams."""
-        self._metrics = metrics
-        self._clock = clock
-
-    def begin(self, request_id: str) -> StreamObserver:
-        """See `Observer.begin`."""
-        call = current_call()
-        if call is None:
-            return StreamObserver()
-        call.is_told = True
-        return _MeteredStream(self._metrics, self._clock, call.dialect)
-
-    def refused(self, error: GatewayError) -> None:
-        """See `Observer.refused`."""
-        call = current_call()
-        if call is not None:
-            call.is_told = True
-            _count_end(self._metrics, call.dialect, outcome_of(error), wire_status(error).code)
-
-    def refused_at_the_door(self, call: Call, http_status: int) -> None:
-        """Note a call that was answered with an error before the pipeline heard of it."""
-        if not call.is_told:
-            _count_end(self._metrics, call.dialect, outcome_of_status(http_status), f"http_{http_status}")
-
-
-class _MeteredStream(StreamObserver):
-    def __init__(self, metrics: GatewayMetrics, clock: Clock, dialect: str) -> None:
-        self._metrics = metrics
-        self._clock = clock
-        self._dialect = dialect
-        self._dry_s: float | None = None
-        """When the listener has played all audio so far; None before the first."""
-        self._began_s = self._asked_s = clock.now()
-        self._tokens = self._samples = 0
-        metrics.streams.inc()
-
-    def received(self, tokens: int) -> None:
-        self._tokens += tokens
-        self._metrics.speech_tokens.inc(tokens)
-
-    def guarded(self, note: GuardNote) -> None:
-        self._metrics.guarded.labels(note.trouble, note.outcome.value).inc()
-
-    def heard(self, audio: AudioChunk) -> None:
-        if not len(audio.samples):
-            return
-        now_s = self._clock.now()
-        if self._dry_s is None:
-            self._metrics.first_audio.observe(now_s - self._began_s)
-            self._dry_s = now_s
-        else:
-            slack_s = max(self._dry_s, self._asked_s) - now_s
-            self._metrics.slack.observe(slack_s)
-            self._metrics.underrun.inc(max(-slack_s, 0.0))
-        self._dry_s = max(self._dry_s, now_s) + audio.duration_s
-        self._samples += len(audio.samples)
-        self._metrics.audio.inc(audio.duration_s)
-
-    def asked(self) -> None:
-        self._asked_s = self._clock.now()
-
-    def ended(self, error: BaseException | None) -> None:
-        outcome = outcome_of(error)
-        self._metrics.streams.dec()
-        if outcome is not Outcome.COMPLETED:
-            self._metrics.wasted_tokens.inc(max(self._tokens - self._samples // SAMPLES_PER_TOKEN, 0))
-        cause = None if error is None or outcome is Outcome.CANCELLED else wire_status(error).code
-        _count_end(self._metrics, self._dialect, outcome, cause)
-
-
-def _count_end(metrics: GatewayMetrics, dialect: str, outcome: Outcome, cause: str | None) -> None:
-    metrics.requests.labels(dialect, outcome.value).inc()
-    if cause is not None:
-        metrics.failures.labels(cause).inc()
-    if outcome is Outcome.REFUSED:
-        metrics.admission_refused.inc()
-    if outcome is Outcome.CANCELLED:
-        metrics.cancelled.inc()
 
 
 Snapshot = Callable[[], Sequence[Replica]]

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gateway.errors import ConfigError
-from gateway.speech.observer import Observer
 from gateway.telemetry.call import Call, serve_call
-from gateway.telemetry.metrics import GatewayMetrics, MetricsObserver
-from gateway.telemetry.tracing_observer import TracingObserver
+from gateway.telemetry.call_observer import CallObserver
+from gateway.telemetry.metrics import GatewayMetrics
 from servicekit.clock import Clock
 from servicekit.logs import LogFormat
 from servicekit.tracing import NULL_TRACER, Tracer, TracingUnavailableError, open_tracer
@@ -52,9 +51,8 @@ class Telemetry:
     """Metrics always, traces where they are on."""
 
     metrics: GatewayMetrics
-    observer: Observer
+    observer: CallObserver
     """Receives the pipeline's events."""
-    counting: MetricsObserver
     tracer: Tracer = NULL_TRACER
 
     @contextmanager
@@ -68,10 +66,6 @@ class Telemetry:
             call.span.end(error)
             raise
         call.span.end()
-
-    def refused_at_the_door(self, call: Call, http_status: int) -> None:
-        """Note a call that was answered with an error; nothing is counted twice."""
-        self.counting.refused_at_the_door(call, http_status)
 
 
 def open_telemetry(settings: TelemetrySettings, clock: Clock) -> Telemetry:
@@ -89,6 +83,4 @@ def open_telemetry(settings: TelemetrySettings, clock: Clock) -> Telemetry:
 def make_telemetry(clock: Clock, tracer: Tracer = NULL_TRACER) -> Telemetry:
     """Make what a gateway needs; its owner closes the tracer."""
     metrics = GatewayMetrics()
-    counting = MetricsObserver(metrics, clock)
-    observer = counting if tracer is NULL_TRACER else TracingObserver(counting)
-    return Telemetry(metrics, observer, counting, tracer)
+    return Telemetry(metrics, CallObserver(metrics, clock), tracer)
