@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gateway.access.access import Access
@@ -83,19 +83,14 @@ async def open_gateway(
         ConfigError: the gateway can't work with a directory or value of `config`.
     """
     clock = clock or SystemClock()
-    declaration = _declaration(config)
-    encoder = _text_encoder(config, declaration)
-    wire = _llm_wire(config, encoder)
-    routes = _open_routes(config, wire, clock)
+    checkpoint = _read_checkpoint(config)
+    routes = _open_routes(config, checkpoint.encoder, clock)
     access = access or open_access(config.access, clock)
-    lexicons = load_lexicons(config.lexicons_dir, takes_phonemes=declaration.phonemes is not None)
-    bounds, aligner = _speech_files(config)
-    transcripts = TranscriptCheck(aligner, is_on=bounds.follows_text is not False)
+    lexicons = load_lexicons(config.lexicons_dir, takes_phonemes=checkpoint.declaration.phonemes is not None)
+    transcripts = TranscriptCheck(checkpoint.aligner, is_on=checkpoint.bounds.follows_text is not False)
     voices = _open_voices(config, routes.token2wav, access, transcripts)
     gate = Gate(routes.llm, routes.token2wav, clock)
-    pipeline = _make_pipeline(
-        config, declaration, bounds, aligner, routes, voices, gate, access, telemetry, clock, lexicons
-    )
+    pipeline = _make_pipeline(config, checkpoint, lexicons, routes, voices, gate, access, telemetry, clock)
     probe = partial(check_penalty, routes.llm, config.sampling_probe)
     readiness = Readiness(pipeline, routes.llm, routes.token2wav, config.warm_up_voice, probe=probe)
     async with AsyncExitStack() as stack:
@@ -113,10 +108,10 @@ async def open_gateway(
                 readiness=readiness,
                 clock=clock,
                 executor=executor,
-                encode_text=encoder.encode,
+                encode_text=checkpoint.encoder.encode,
                 default_format=default_format(load_codecs()),
                 limits=HostLimits(run_ahead_s=config.run_ahead_s),
-                declaration=declaration,
+                declaration=checkpoint.declaration,
                 routes=routes,
                 drain=partial(drain, gate, readiness, config.drain_delay_s, config.drain_timeout_s),
             )
@@ -162,12 +157,31 @@ async def open_with_ports(
         yield host
 
 
-def _llm_wire(config: GatewayConfig, encoder: TextEncoder) -> LLMWire:
-    limits = LengthLimits(max_speech_tokens=config.llm_max_speech_tokens)
-    return LLMWire(encoder, config.llm_backend, limits)
+@dataclass(frozen=True)
+class _Checkpoint:
+    """What the gateway reads beside the LLM's weights."""
+
+    declaration: CheckpointDeclaration
+    encoder: TextEncoder
+    bounds: SpeechBounds
+    aligner: Aligner | None
 
 
-def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
+def _read_checkpoint(config: GatewayConfig) -> _Checkpoint:
+    directory, file = config.tokenizer_dir, config.checkpoint_file
+    try:
+        declaration = find_declaration(directory) if file is None else read_declaration(file)
+        encoder = load_text_encoder(directory, declaration)
+        bounds = load_speech_bounds(directory)
+        asked = SpeechBounds(config.segment_letters, config.carry_tokens)
+        return _Checkpoint(declaration, encoder, bounds.overridden_by(asked), load_aligner(directory))
+    except (CheckpointFileError, CheckpointError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _open_routes(config: GatewayConfig, encoder: TextEncoder, clock: Clock) -> Routes:
+    wire = LLMWire(encoder, config.llm_backend, LengthLimits(max_speech_tokens=config.llm_max_speech_tokens))
+
     def llm_client(address: str) -> LLMReplicaClient:
         if address.startswith(SCHEME):
             return TokenStreamClient(address, wire, config.llm_deadlines, clock, lag)
@@ -200,49 +214,23 @@ def _open_voices(
     return voices
 
 
-def _declaration(config: GatewayConfig) -> CheckpointDeclaration:
-    try:
-        if config.checkpoint_file is not None:
-            return read_declaration(config.checkpoint_file)
-        return find_declaration(config.tokenizer_dir)
-    except CheckpointFileError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _speech_files(config: GatewayConfig) -> tuple[SpeechBounds, Aligner | None]:
-    asked = SpeechBounds(config.segment_letters, config.carry_tokens)
-    try:
-        return load_speech_bounds(config.tokenizer_dir).overridden_by(asked), load_aligner(config.tokenizer_dir)
-    except CheckpointError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _text_encoder(config: GatewayConfig, declaration: CheckpointDeclaration) -> TextEncoder:
-    try:
-        return load_text_encoder(config.tokenizer_dir, declaration)
-    except CheckpointError as error:
-        raise ConfigError(str(error)) from error
-
-
 def _make_pipeline(
     config: GatewayConfig,
-    declaration: CheckpointDeclaration,
-    bounds: SpeechBounds,
-    aligner: Aligner | None,
+    checkpoint: _Checkpoint,
+    lexicons: LexiconBook,
     routes: Routes,
     voices: VoiceRegistry,
     gate: Gate,
     access: Access,
     telemetry: Telemetry | None,
     clock: Clock,
-    lexicons: LexiconBook,
 ) -> Speaker:
-    carry = CarryLimits.within(bounds)
+    bounds, aligner = checkpoint.bounds, checkpoint.aligner
     guard = GuardSettings.of_checkpoint(config.speech_guard, bounds, aligner)
     settings = PipelineSettings(
         config.chunks.policy(),
         config.max_text_characters,
-        carry,
+        CarryLimits.within(bounds),
         config.refuses_foreign,
         guard,
         leading_silence_s=config.leading_silence_s,
@@ -259,7 +247,7 @@ def _make_pipeline(
         settings,
         clock,
         front_end=load_text_front_end(
-            bounds.segment_letters, declaration, lexicons.lexicons_for, config.refuses_styles
+            bounds.segment_letters, checkpoint.declaration, lexicons.lexicons_for, config.refuses_styles
         ),
         access=access,
         admission=gate,

@@ -6,6 +6,7 @@ The pipeline sees the services only through `SpeechLM` and `Token2Wav`; tests gi
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -172,31 +173,28 @@ class Token2Wav(Protocol):
         ...
 
 
-@dataclass
-class CallerText:
-    """Counts the text that all open sessions of one caller have accepted and not spoken yet."""
-
-    characters: int = 0
-
-    def leave(self, unspoken: list[int]) -> None:
-        """Forget the text of a session that no code refers to any more."""
-        self.characters -= sum(unspoken)
+def _forget(of_callers: Counter[str], caller: str, unspoken: list[int]) -> None:
+    of_callers[caller] -= sum(unspoken)
+    if not of_callers[caller]:
+        del of_callers[caller]
 
 
 class UnspokenText:
     """Counts the text that a session has accepted and not spoken yet; all sessions of one caller share a limit."""
 
-    def __init__(self, limit: int | None = None, of_caller: CallerText | None = None) -> None:
+    def __init__(self, limit: int | None = None, of_callers: Counter[str] | None = None, caller: str = "") -> None:
         """Begin without text.
 
         Args:
             limit: characters that all sessions of the caller may have together; None: any number.
-            of_caller: these sessions; this one joins, and leaves when nobody keeps it any more.
+            of_callers: characters of each caller; this session's leave when nobody keeps it any more.
+            caller: its name.
         """
         self._limit = limit
         self._own = [0]
-        self._of_caller = of_caller or CallerText()
-        finalize(self, self._of_caller.leave, self._own).atexit = False
+        self._of_callers = Counter[str]() if of_callers is None else of_callers
+        self._caller = caller
+        finalize(self, _forget, self._of_callers, caller, self._own).atexit = False
 
     @property
     def characters(self) -> int:
@@ -209,7 +207,7 @@ class UnspokenText:
         Raises:
             TextTooLongError: the caller has too much; nothing was taken.
         """
-        waiting = self._of_caller.characters
+        waiting = self._of_callers[self._caller]
         if self._limit is not None and waiting + characters > self._limit:
             got = f"{waiting} characters of all your streams wait to be spoken and {characters} more came"
             advice = "send text no faster than it is spoken"
@@ -222,7 +220,7 @@ class UnspokenText:
 
     def _count(self, change: int) -> None:
         self._own[0] += change
-        self._of_caller.characters += change
+        self._of_callers[self._caller] += change
 
 
 class SessionHold:

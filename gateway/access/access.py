@@ -5,14 +5,14 @@ door ── authenticate ──► Caller ── calling() ──► dialect ─
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from weakref import WeakValueDictionary
 
 from gateway.access.caller import Caller, CallerLimits, current_caller
 from gateway.access.connections import Connections
 from gateway.access.keys import MAX_KEY_CHARACTERS, KeyBook
-from gateway.core import CallerText, UnspokenText
+from gateway.core import UnspokenText
 from gateway.errors import AudioLimitError, StreamLimitError, UnauthenticatedError
 from gateway.ledger import DAY_S, HOUR_S, CallerLedger
 from servicekit.clock import Clock
@@ -71,7 +71,7 @@ class Access:
         """
         self.connections = connections or Connections()
         self.ledger = ledger or CallerLedger(clock)
-        self._texts = WeakValueDictionary[str, CallerText]()
+        self._unspoken = Counter[str]()
         self.has_keys = keys is not None
         """Whether callers need a key."""
         self._keys = keys
@@ -113,8 +113,7 @@ class Access:
 
     def unspoken_text(self, caller: Caller) -> UnspokenText:
         """Begin to count the text of one of the caller's sessions."""
-        text = self._texts.setdefault(caller.name, CallerText())
-        return UnspokenText(caller.limits.unspoken_characters, text)
+        return UnspokenText(caller.limits.unspoken_characters, self._unspoken, caller.name)
 
     @asynccontextmanager
     async def speaking(self, caller: Caller) -> AsyncIterator[Account]:

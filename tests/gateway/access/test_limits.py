@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -10,7 +11,7 @@ import pytest
 
 from gateway.access.access import Access
 from gateway.access.caller import Caller, CallerLimits, calling
-from gateway.core import AudioChunk, CallerText, UnspokenText
+from gateway.core import AudioChunk, UnspokenText
 from gateway.dialects.answers import error_headers, error_metadata
 from gateway.errors import AudioLimitError, LLMFailedError, StreamLimitError, TextTooLongError
 from gateway.ledger import DAY_S, HOUR_S
@@ -164,11 +165,11 @@ async def test_all_sessions_of_a_caller_share_the_text_they_may_have_unspoken(vo
 
 
 def test_a_session_that_vanishes_takes_the_text_along_that_it_had() -> None:
-    caller = CallerText()
-    one = UnspokenText(10, caller)
+    of_callers = Counter[str]()
+    one = UnspokenText(10, of_callers, "anna")
     one.add(10)
     with pytest.raises(TextTooLongError):
-        UnspokenText(10, caller).add(1)
+        UnspokenText(10, of_callers, "anna").add(1)
     del one
-    UnspokenText(10, caller).add(10)
-    assert caller.characters == 0
+    UnspokenText(10, of_callers, "anna").add(10)
+    assert not of_callers
