@@ -73,10 +73,7 @@ async def open_gateway(
     """Make clients and pipeline inside the running event loop, and close them on leaving.
 
     Args:
-        config: of everything.
-        clock: the system's by default.
         access: holds callers to their limits; the same object guards the doors. By default one is made from `config`.
-        telemetry: is told of every stream.
         worker: what this process shares with the others of this gateway; None: it is alone.
 
     Raises:
@@ -128,9 +125,6 @@ async def open_with_ports(
     """Make the gateway and open its ports beside HTTP: gRPC, Wyoming and metrics, where the config asks for them.
 
     Args:
-        config: of everything.
-        access: guards the doors.
-        telemetry: see `open_gateway`.
         worker: see `open_gateway`; the port of metrics is the parent's then.
         on_failed: told of a port that can't be had, before what is open already is closed.
 

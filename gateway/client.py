@@ -165,10 +165,8 @@ async def drop_in_answers(
     Args:
         channel: of grpc.aio, to Triton.
         url: where that is, for messages.
-        model: name of the drop-in.
         tensors: see `drop_in_tensors`.
         timeout_s: longest silence of the server.
-        request_id: given to the server.
         is_whole: the model was assembled with DECOUPLED_MODE=False: one whole waveform comes.
 
     Raises:

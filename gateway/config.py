@@ -167,10 +167,6 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
 def gateway_config(given: Given, environment: Mapping[str, str]) -> GatewayConfig:
     """Make the configuration of the settings that were given.
 
-    Args:
-        given: text by name, of `GATEWAY`.
-        environment: variables, for the API keys.
-
     Raises:
         ConfigError: values that can't work.
         SettingsError: a required setting is missing.

@@ -188,7 +188,6 @@ class UnspokenText:
         Args:
             limit: characters that all sessions of the caller may have together; None: any number.
             of_callers: characters of each caller; this session's leave when nobody keeps it any more.
-            caller: its name.
         """
         self._limit = limit
         self._own = [0]

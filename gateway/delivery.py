@@ -38,7 +38,6 @@ class Pacer:
         """Begin before the first audio.
 
         Args:
-            clock: tells the time.
             run_ahead_s: seconds of audio sent and not played yet, at most; `math.inf` never waits.
         """
         self._clock = clock
@@ -70,7 +69,6 @@ async def timed(speech: AsyncGenerator[AudioChunk], result: SpeechResult) -> Asy
 
     Args:
         speech: the pipeline's; closed on every way out.
-        result: the one that the pipeline fills in.
     """
     clock, samples = TextClock(result.spans), 0
     async with aclosing(speech):
@@ -88,7 +86,6 @@ class Delivery:
         """Begin with nothing made and nothing sent.
 
         Args:
-            pacer: says when the next frame may go.
             speed: times as fast as the speech was made; the pacer counts the time that it takes to play.
         """
         self._pacer = pacer
@@ -133,7 +130,6 @@ def frames_of(audio: SessionAudio, began_samples: int) -> Iterator[SessionAudio]
     """Cut audio into frames of `FRAME_S`, the last one shorter; audio without samples is one frame.
 
     Args:
-        audio: what to cut.
         began_samples: of the speech before it.
     """
     left = list(audio.characters)
@@ -161,8 +157,6 @@ class TurnEncoder(AsyncEncoder):
         """Open the encoder.
 
         Args:
-            output: what the caller asked for.
-            executor: threads for the codecs that take time.
             speed: 0.25 to 4; above 1 is faster.
 
         Raises:

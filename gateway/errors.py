@@ -28,7 +28,6 @@ class LaterError(GatewayError):
     """The same request may succeed later."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
-        """Keep how long the caller should wait."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
@@ -81,7 +80,6 @@ class InvalidRequestError(GatewayError):
     """The request itself is wrong."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
-        """Keep which parameter was wrong, for the caller's eyes."""
         super().__init__(message)
         self.param = param
 

@@ -45,7 +45,6 @@ class CallerLedger:
         Args:
             clock: the system's, which all processes of a machine read alike.
             path: of the file; None: this process is alone.
-            process: this one's number.
 
         Raises:
             ConfigError: the file can't be written.
@@ -95,7 +94,6 @@ class CallerLedger:
         """Forget what a process held and told that has ended.
 
         Args:
-            number: of the process.
             departed: metrics of all that have ended, which are told from now on.
         """
         with self._changing() as db:
@@ -133,8 +131,6 @@ class CallerLedger:
         """Count what a caller may do so often in any minute; return 0, or the seconds until it may.
 
         Args:
-            deed: what it does.
-            caller: who does it.
             most: times in a minute.
             most_bytes: of all together; what is larger than that may come alone.
             name: of what it is done with; the same one counts once a minute, in whichever process. Empty: none.

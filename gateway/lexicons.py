@@ -175,7 +175,6 @@ class LexiconBook:
     """Finds dictionaries for texts."""
 
     def __init__(self, lexicons: Mapping[str, Lexicon]) -> None:
-        """Keep the dictionaries, by name."""
         self._lexicons = dict(lexicons)
 
     @property

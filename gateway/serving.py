@@ -42,7 +42,6 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
     """Serve until stopped; return the exit status.
 
     Args:
-        config: of everything.
         worker: what this process shares with the others of this gateway; None: it is alone.
 
     Raises:

@@ -35,7 +35,6 @@ def write_bytes(path: Path, data: bytes, mode: int | None = None) -> None:
 
     Args:
         path: in a folder that is there.
-        data: the whole content.
         mode: of the file, such as `ONLY_OWNER`; None: that of any new file here.
 
     Raises:

@@ -77,7 +77,6 @@ def read_gpus(run: RunProgram = run_program, environment: Mapping[str, str] | No
     """Return the GPUs that this process may use, in CUDA's order; none where the driver lists none.
 
     Args:
-        run: runs `nvidia-smi`.
         environment: read for CUDA_VISIBLE_DEVICES; None reads this process's own.
     """
     try:

@@ -34,7 +34,6 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: time (RFC 3339, UTC), level, logger, message, the facts, an error's traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`."""
         written = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
         line = {"time": written, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
         for fact in FACTS:
@@ -50,12 +49,10 @@ class ProcessFilter(logging.Filter):
     """Adds to each record the number of this process in its service, and drops none. For handlers."""
 
     def __init__(self, number: int) -> None:
-        """Keep the number."""
         super().__init__()
         self._number = number
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See `logging.Filter`."""
         record.process_number = self._number
         return True
 

@@ -85,7 +85,6 @@ class StartFailure:
     """Says why a server can't start and has its process end soon; called before what is open is closed again."""
 
     def __init__(self, within_s: float = _END_S) -> None:
-        """Do nothing yet; see `end_soon`."""
         self._within_s = within_s
         self._told: Exception | None = None
 
@@ -148,8 +147,6 @@ def failing_plainly(
     Frameworks tell the server the whole trace instead, and raise. The server ends either way.
 
     Args:
-        app: what is wrapped.
-        kinds: of error.
         on_failed: called before the server ends, with an error of these kinds, or with None for any other one and where
             the server could not open its own door; see `StartFailure`.
         is_serving: whether that door was opened.

@@ -181,7 +181,6 @@ def given_settings(
 
     Args:
         section: whose options `add_options` added.
-        args: the parsed command line.
         environment: variables; an empty one counts as not given.
         file: what `read_file` returned.
         has_prefix: as for `add_options`.

@@ -57,7 +57,6 @@ class StreamLimit:
 
         Args:
             most: the limit never exceeds it.
-            clock: of the windows.
             is_fixed: the limit is `most`, for work that no listener waits for.
         """
         self._most = most
@@ -91,7 +90,6 @@ class StreamLimit:
             slack_s: seconds until the stream's listener has nothing left; negative: it has run dry.
             room_s: what that was when the piece was ordered. If nothing was left then, the piece says nothing.
             made_s: seconds of speech in it.
-            open_streams: number of open streams.
         """
         if room_s <= 0 or self._is_fixed:
             return

@@ -143,7 +143,6 @@ class Line:
     """Lets those who have much to do on the event loop go on one in each of its turns, so that others go on between."""
 
     def __init__(self) -> None:
-        """Begin without anybody who waits."""
         self._lock = asyncio.Lock()
 
     async def turn(self) -> None:

@@ -39,7 +39,6 @@ class LoopLag:
     """How long a running event loop has stood still, all in all; it counts between `start` and `stop`."""
 
     def __init__(self) -> None:
-        """Count nothing yet."""
         self.total_s = 0.0
         """Seconds in all; the value never falls."""
         self._timer: asyncio.TimerHandle | None = None
@@ -129,7 +128,6 @@ class PatientTimer:
         Args:
             limit_s: seconds until `more_s` is asked first.
             more_s: returns the seconds to wait on; 0 for none.
-            on_end: is called when there are none.
         """
         self._more_s = more_s
         self._on_end = on_end

@@ -25,7 +25,6 @@ class Account:
     """One open stream's account of what its caller got."""
 
     def __init__(self, caller: Caller, ledger: CallerLedger) -> None:
-        """Begin with nothing delivered; `Access.speaking` makes it."""
         self._caller = caller
         self._ledger = ledger
 
@@ -65,7 +64,6 @@ class Access:
         Args:
             keys: without them anyone may call, and callers are told apart by their addresses.
             limits: of each address; keys bring their own.
-            clock: of the limits.
             ledger: the account of all processes; None: this one is alone.
             connections: of all doors of this process; None: with the default limits.
         """
@@ -79,10 +77,6 @@ class Access:
 
     def authenticate(self, presented: bytes | None, address: str) -> Caller:
         """Return the caller.
-
-        Args:
-            presented: the key that came, if one did.
-            address: it came from.
 
         Raises:
             UnauthenticatedError: a key is needed and this is none.

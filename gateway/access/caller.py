@@ -67,7 +67,6 @@ class CallerFilter(logging.Filter):
     """Adds `caller` to each record and drops none. For handlers, so that it sees the records of all loggers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See `logging.Filter`."""
         caller = current_caller()
         record.caller = caller.name if caller is not OURSELVES else NOBODY
         return True

@@ -60,7 +60,6 @@ class Connections:
     """All connections of one process; told apart by door, peer, and whether they ask something."""
 
     def __init__(self, limits: WireLimits | None = None) -> None:
-        """Begin without any."""
         self.limits = limits or WireLimits()
         self.turns = Turns()
         """In which what they send is parsed."""
@@ -76,7 +75,6 @@ class Connections:
 
         Args:
             bound: not used any more afterwards.
-            door: whose connections are counted together.
         """
         return [Listener.of(each, door, self) for each in bound]
 
@@ -204,7 +202,6 @@ class Connection(socket.socket):
             self.close()
 
     def close(self) -> None:
-        """See `socket.socket`."""
         self.greeted()
         self.owner.leave(self)
         self.on_drop = None

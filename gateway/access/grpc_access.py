@@ -34,7 +34,6 @@ class GrpcAccess:
         """Begin with no calls.
 
         Args:
-            access: knows which callers may come in.
             max_calls: most calls at once, beside those of `OPEN_METHODS` and health watches.
             message_s: seconds for a call's first message.
         """

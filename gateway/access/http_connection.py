@@ -35,12 +35,6 @@ class BoundedProtocol(H11Protocol):
     """uvicorn's protocol with deadlines, for one connection."""
 
     def __init__(self, owner: Connections, **parts: Any) -> None:
-        """Begin to count when the connection is made.
-
-        Args:
-            owner: counts all connections.
-            parts: what uvicorn gives to its own protocols.
-        """
         super().__init__(**parts)
         self._limits = owner.limits
         self._owner = owner
@@ -54,7 +48,6 @@ class BoundedProtocol(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
         super().connection_made(cast(asyncio.Transport, transport))
         self._backlog = Backlog(self._owner.turns, self.transport, self._parse, self._resume)
         self._counted = self._owner.of(transport)
@@ -63,12 +56,10 @@ class BoundedProtocol(H11Protocol):
         self._await(_Awaited.HEAD)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         self._await(_Awaited.NOTHING)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         self._received += len(data)
         self._unfinished += len(data)
         self._backlog.add(data)
@@ -147,7 +138,6 @@ class RefusableSocket(WebSocketsSansIOProtocol):
     """uvicorn's protocol of a WebSocket: what it holds is counted, and a refused handshake is no error of ours."""
 
     def __init__(self, owner: Connections, **parts: Any) -> None:
-        """See `BoundedProtocol`."""
         super().__init__(**parts)
         self._owner = owner
         self._counted: Connection | None = None
@@ -155,14 +145,12 @@ class RefusableSocket(WebSocketsSansIOProtocol):
         """Bytes of the frames of a message whose last one has not come."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
         super().connection_made(transport)
         self._backlog = Backlog(self._owner.turns, self.transport, self._parse, self._resume)
         self._counted = self._owner.of(transport)
         self._counted.on_drop = self.transport.abort
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         self._backlog.add(data)
 
     def _parse(self, data: bytes) -> None:

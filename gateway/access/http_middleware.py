@@ -70,8 +70,6 @@ class HttpRules:
 
         Args:
             method: HTTP's; None for a WebSocket.
-            origin: the header, if it came.
-            host: the header.
 
         Raises:
             ForeignOriginError: the page is neither ours nor listed.
@@ -155,7 +153,6 @@ class AccessMiddleware:
     """Admits known callers, and tells the code behind it who they are."""
 
     def __init__(self, app: ASGIApp, access: Access, rules: HttpRules) -> None:
-        """Keep the application behind the door."""
         self._app = app
         self._access = access
         self._rules = rules

@@ -61,7 +61,6 @@ class KeyRing:
         """Keep the keys.
 
         Args:
-            keys: those that may be used.
             where: they come from, for messages.
 
         Raises:
@@ -86,7 +85,6 @@ def parse_keys(text: str, defaults: CallerLimits, where: str) -> list[ApiKey]:
     """Read lines of keys; a word that begins with `#` begins a comment, one that ends in `;` ends a line.
 
     Args:
-        text: the lines.
         defaults: limits that a line does not name.
         where: they come from, for messages.
 
@@ -145,8 +143,6 @@ def key_line(name: str, key: str, limits: Iterable[str] = ()) -> str:
     """Write the line that lets a key be used, without the key itself.
 
     Args:
-        name: of the key.
-        key: the secret.
         limits: as they stand in the line, e.g. `streams=4`.
 
     Raises:
@@ -217,7 +213,6 @@ class KeyBook:
             fixed: keys that hold until the end.
             file: see `keys`.
             defaults: limits that a line of the file does not name.
-            clock: says when to look at the file again.
 
         Raises:
             ConfigError: it can't be read, or there is no key at all.
@@ -288,7 +283,6 @@ class RedactingFilter(logging.Filter):
     """Removes keys from records and drops none. For handlers, so that it sees the records of all loggers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See `logging.Filter`."""
         message = record.getMessage()
         is_of_server = record.name.partition(".")[0] in _SERVERS
         clean = redacted(message) if is_of_server else without_keys(message)

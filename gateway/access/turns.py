@@ -26,7 +26,6 @@ class Turns:
     """Deals out the time for parsing."""
 
     def __init__(self) -> None:
-        """Begin without anybody who waits."""
         self._waiting: deque[Backlog] = deque()
         self._spent_s = 0.0
         """Time that was parsed in this turn."""
@@ -69,7 +68,6 @@ class Backlog:
         """Begin with nothing.
 
         Args:
-            turns: of the process.
             transport: is not read while there is a backlog.
             parse: gets the pieces in their order.
             resume: is called when all is parsed; reads the transport again, unless there is another reason not to.

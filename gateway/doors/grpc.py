@@ -90,9 +90,7 @@ async def serving_grpc(
 
     Args:
         host: the gateway behind the door; its owner closes it.
-        settings: how the door is opened.
         access: decides who may come in, and bounds connections and what they send; None: anyone.
-        telemetry: is told of every call.
 
     Raises:
         ConfigError: another program listens on the port.

@@ -54,7 +54,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Goes before every method."""
 
     def __init__(self, telemetry: Telemetry, access: GrpcAccess, max_string_bytes: int) -> None:
-        """Keep where to tell of calls, who may call, and the longest string of a message."""
         self._telemetry = telemetry
         self._access = access
         self._max_string_bytes = max_string_bytes

@@ -39,8 +39,6 @@ async def fronting(
 
     Args:
         folder: private, with the server's socket.
-        listeners: bound.
-        connections: counts them.
         tls: certificate and key; None: no TLS.
     """
     callers = set[_Caller]()

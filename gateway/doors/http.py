@@ -98,7 +98,6 @@ def document(routes: list[BaseRoute], version: str, server_url: str) -> dict[str
 
     Args:
         routes: those without a description of their own are left out.
-        version: of the package.
         server_url: where they are, absolute or relative to the document.
     """
     api = get_openapi(

@@ -21,7 +21,6 @@ class Streams:
     """The open streams of one connection."""
 
     def __init__(self) -> None:
-        """Begin before the client's first byte."""
         self.requests = Frames(PREFACE_BYTES, self._begin, self._read)
         """Takes what the client sends."""
         self.answers = Frames(0, self._answer, None)

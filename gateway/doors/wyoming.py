@@ -45,9 +45,7 @@ async def serving_wyoming(
 
     Args:
         host: the gateway behind the door; its owner closes it.
-        settings: how the door is opened.
         access: knows callers' limits; None: there are none.
-        telemetry: is told of every connection.
 
     Raises:
         ConfigError: another program listens on the port.
@@ -94,18 +92,15 @@ class _LateStart(asyncio.StreamReaderProtocol):
     _silent: asyncio.BaseTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
         self._silent = transport
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         if self._silent is not None:
             super().connection_made(self._silent)
             self._silent = None
         super().data_received(data)
 
     def eof_received(self) -> bool:
-        """See `asyncio.Protocol`."""
         return self._silent is None and bool(super().eof_received())
 
 

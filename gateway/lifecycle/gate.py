@@ -64,9 +64,7 @@ class Gate:
         """Admit a stream when both services have room for it.
 
         Args:
-            llm: the LLM's replicas.
             token2wav: those of token2wav; a stream needs a slot at one of them.
-            clock: of the waiting.
             caller: tells who asks now; streams are shared fairly among callers.
         """
         self._llm = llm

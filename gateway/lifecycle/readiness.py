@@ -47,11 +47,6 @@ class Readiness:
         """Nothing is asked before `warm_up`.
 
         Args:
-            pipeline: speaks the warm-up.
-            llm: is asked whether it answers.
-            token2wav: is asked the same.
-            voice: of the warm-up.
-            retry_s: pause between attempts.
             probe: must return, too, before the gateway is ready; raises GatewayError.
         """
         self._pipeline = pipeline

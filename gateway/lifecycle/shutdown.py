@@ -49,8 +49,6 @@ async def drain(gate: Gate, readiness: Readiness, delay_s: float, timeout_s: flo
     """Return when no stream is under way, or when it has taken too long.
 
     Args:
-        gate: in front of every stream.
-        readiness: tells load balancers to send no more requests.
         delay_s: seconds that they may take to notice.
         timeout_s: how long streams may then take to end.
     """
@@ -80,8 +78,6 @@ class DrainingServer(uvicorn.Server):
         """Serve as the config says; `drain` is awaited once, on the first SIGTERM.
 
         Args:
-            config: of the server.
-            drain: brings streams to their end.
             drain_s: most seconds that takes.
             close_s: most seconds that the doors then take to close; a process that still lives after that is ended.
             ignores_interrupts: whether another process answers the terminal's interrupts.
@@ -140,7 +136,6 @@ async def return_memory_at_rest(
     Args:
         speaking: returns the number of streams under way.
         give_back: called in another thread.
-        look_interval_s: seconds between two looks.
         resident: returns the bytes that this process holds.
     """
     looks, least = 0, resident()

@@ -73,10 +73,7 @@ class SpeechLMClient:
 
         Args:
             base_url: scheme, host and port, e.g. http://127.0.0.1:8000.
-            wire: writes requests and reads events for one backend.
             model: the name to ask for; None asks the server for the first one it lists.
-            deadlines: defaults suit a local server.
-            clock: for the total deadline.
             lag: of the event loop that this client runs in; what it stood still counts against no deadline.
             slots: answers that the server makes at once; None: it refuses others itself.
         """

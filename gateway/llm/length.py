@@ -80,8 +80,6 @@ def usual_speech(
 
     Args:
         text: see `longest_speech`, as for the prompt.
-        reference_text: see there.
-        reference_tokens: see there.
         silent_tokens: those of 6561 that sound as silence; empty: not known, so neither is what others there are, nor
             how evenly the voice speaks.
     """

@@ -111,7 +111,6 @@ class Ejection:
     """Tells whether the LLM replica of one answer is ejected; an answer that gives tokens prevents that."""
 
     def __init__(self, slot: SlotLease) -> None:
-        """Watch the slot; there is one watcher."""
         self._slot = slot
         self._has_happened = False
         self._limit: Timeout | None = None

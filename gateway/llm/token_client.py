@@ -66,9 +66,6 @@ class TokenStreamClient:
 
         Args:
             address: grpc://HOST:PORT.
-            wire: makes the prompt.
-            deadlines: defaults suit a local server.
-            clock: for the total deadline.
             lag: see `SpeechLMClient`.
             pace: times the speed of speech at which an answer is asked to go on behind its head start; 0: as fast as
                 can be.

@@ -43,7 +43,6 @@ class TokenAnswer:
     """One answer under way."""
 
     def __init__(self, number: int, connection: TokenConnection) -> None:
-        """Wait for its first part."""
         self.number = number
         self.connection = connection
         self.has_begun = False
@@ -99,7 +98,6 @@ class TokenConnection:
     """One stream; when it has ended, another one must be made."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        """Open the stream in the running event loop."""
         self._answers: dict[int, TokenAnswer] = {}
         self._numbers = itertools.count(1)
         self._begins: deque[Any] = deque()
@@ -117,7 +115,6 @@ class TokenConnection:
         Args:
             request: a `GenerateRequest` of at most MAX_REQUEST_BYTES.
             timeout_s: it fails after so long.
-            traceparent: W3C trace context.
         """
         answer = TokenAnswer(next(self._numbers), self)
         self._answers[answer.number] = answer

@@ -231,7 +231,6 @@ class EventLines:
     """Cuts one body into the lines that count, wherever the network cut it."""
 
     def __init__(self) -> None:
-        """Begin before the first byte."""
         self._rest = b""
         self.is_done = False
         """Whether [DONE] has come; later events are ignored."""

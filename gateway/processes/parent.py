@@ -61,7 +61,6 @@ def run_parent(config: GatewayConfig, argv: Sequence[str]) -> int:
     """Serve with as many processes as the config says until stopped; return the exit status.
 
     Args:
-        config: of everything.
         argv: command line of `python -m gateway`; workers get it too.
 
     Raises:

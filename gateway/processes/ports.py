@@ -26,7 +26,6 @@ def open_port(host: str, port: int, option: str, *, is_shared: bool = False) -> 
     """Bind one process's own sockets on a port.
 
     Args:
-        host: to listen on.
         port: 0 takes any that is free.
         option: that names the port, for the message.
         is_shared: whether other processes of this gateway serve the port too.

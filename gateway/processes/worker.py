@@ -42,7 +42,6 @@ class Worker:
         Args:
             number: of this process, from 1.
             pipe: descriptor that leads to the parent.
-            ledger: the account of all processes.
         """
         self.number = number
         self.ledger = ledger
@@ -142,12 +141,10 @@ class GatheredRegistry(CollectorRegistry):
     """Tells a scraper, in its thread, what a function returns."""
 
     def __init__(self, gather: Callable[[], Families]) -> None:
-        """Keep the function that asks all processes."""
         super().__init__()
         self._gather = gather
 
     def collect(self) -> Iterator[Metric]:
-        """See `CollectorRegistry`."""
         for name, kind, text, samples in self._gather():
             metric = Metric(name, text, kind)
             metric.samples = [Sample(sample, labels, value) for sample, labels, value in samples]

@@ -38,7 +38,6 @@ class AdmissionQueue:
     """The requests of one gateway process that wait, and the streams that its callers have."""
 
     def __init__(self) -> None:
-        """Begin empty."""
         self.waiting: dict[_Kind, dict[QueueEntry, None]] = {}
         """Requests that wait, in the order of asking."""
         self._waiting_of = Counter[str]()

@@ -34,7 +34,6 @@ class SlotLease:
     """A stream's slot at a replica; given back exactly once."""
 
     def __init__(self, fleet: Fleet, replica: Replica) -> None:
-        """Made by `Fleet`."""
         self._fleet = fleet
         self.replica = replica
         self.address, self.life = replica.address, replica.life
@@ -89,8 +88,6 @@ class Fleet:
 
         Args:
             service: `token2wav` or `llm`; for names and messages.
-            settings: limits of waiting, failing and ejecting; see `RoutingSettings`.
-            clock: of everything here.
             draw: chooses among replicas that other gateways use too; None: another one in every process.
             stood_still_within: whether this process's own event loop stood still in the last so many seconds.
         """

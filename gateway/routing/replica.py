@@ -95,8 +95,6 @@ class Replica:
         Args:
             service: `token2wav` or `llm`.
             address: host:port, or the URL of an LLM.
-            settings: of ejections.
-            clock: of everything here.
         """
         self._settings = settings
         self._clock = clock
@@ -229,7 +227,6 @@ class Replica:
         """Note that a probe or a stream failed there; True if it is ejected for that.
 
         Args:
-            why: names the failure.
             is_excused: it was slow only, and works for others.
         """
         if self._ejected_until_s is None:

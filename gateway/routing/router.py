@@ -56,7 +56,6 @@ def give_back(slot: SlotLease, error: BaseException | None, is_begun: bool = Fal
     """Give a stream's slot back and tell the fleet what it must know of how it ended.
 
     Args:
-        slot: of the stream.
         error: what ended it; None if it went well.
         is_begun: the stream was open there.
     """
@@ -89,14 +88,7 @@ class Router(Generic[C]):
     """All replicas of one service and their clients: found, probed and closed together."""
 
     def __init__(self, fleet: Fleet, places: Places, make_client: Callable[[str], C], clock: Clock) -> None:
-        """Know the replicas that are listed; `start` finds and probes the others.
-
-        Args:
-            fleet: decides who gets a slot.
-            places: of the replicas.
-            make_client: makes the client of the replica at an address.
-            clock: of all deadlines.
-        """
+        """Know the replicas that are listed; `start` finds and probes the others."""
         self.fleet = fleet
         self.snapshot = fleet.snapshot
         self.caller_has_share: Callable[[], bool] = lambda: True
@@ -221,7 +213,6 @@ class Backoff:
     """The pauses between the tries of one stream: each is twice as long as the one before, up to a probe's interval."""
 
     def __init__(self, longest_s: float) -> None:
-        """Begin with the shortest pause, `LOOK_AGAIN_S`."""
         self._longest_s = longest_s
         self._pause_s = LOOK_AGAIN_S
 

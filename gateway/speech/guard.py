@@ -153,7 +153,6 @@ class AnswerGuard:
         Args:
             text: all that is to be said, as far as it is known, as the LLM gets it.
             length: the bounds of saying it; None: the text goes on, and bounds nothing.
-            settings: how to judge.
             kept: tokens of an answer before that were given out; this one goes on behind them.
         """
         self._silent = settings.silent_tokens
@@ -219,9 +218,6 @@ def guarded(
     """Yield the speech tokens of one segment; the last delta, and only it, has a finish_reason.
 
     Args:
-        llm: speaks.
-        ask: what.
-        settings: how it is guarded.
         on_note: is told of a trouble, once it is known what became of it.
 
     Raises:

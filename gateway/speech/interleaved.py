@@ -32,14 +32,12 @@ class TakenText:
     """Implements `core.ComingText`: another one; remembers what was taken, for an answer that begins again."""
 
     def __init__(self, text: ComingText) -> None:
-        """Begin where `text` is."""
         self._text = text
         self.pieces: list[str] = []
         self.is_whole = False
         """Whether there is no more."""
 
     async def next_piece(self) -> str | None:
-        """See `core.ComingText.next_piece`."""
         piece = None if self.is_whole else await self._text.next_piece()
         if piece is None:
             self.is_whole = True
@@ -89,8 +87,6 @@ class ComingSegments:
         """Begin an answer.
 
         Args:
-            first: what the answer begins with.
-            queue: of what follows.
             on_grown: is told of all that the answer speaks by now, as one segment.
         """
         self._segments, self._queue, self._on_grown = [first], queue, on_grown
@@ -98,7 +94,6 @@ class ComingSegments:
         self._is_over = False
 
     async def next_piece(self) -> str | None:
-        """See `core.ComingText.next_piece`."""
         if self._is_over or self._is_full():
             return None
         segment = await self._queue.take()

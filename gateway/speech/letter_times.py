@@ -57,12 +57,6 @@ class LetterTimes:
     """The times of one segment's characters."""
 
     def __init__(self, aligner: Aligner, text: str) -> None:
-        """Begin before the first token.
-
-        Args:
-            aligner: the checkpoint's.
-            text: of the segment, as the LLM gets it.
-        """
         self._aligner = aligner
         self._token_ids: list[int] = []
         self._is_complete = False
@@ -121,9 +115,7 @@ class SpokenWords:
         A word is judged once, some tokens behind its end.
 
         Args:
-            token_ids: all of the segment so far.
             begin: words that begin before this token are not judged.
-            is_over: whether there are no more.
         """
         reach = len(token_ids) - (0 if is_over else self._aligner.context_tokens)
         settled = FRAMES_PER_TOKEN * reach - (0 if is_over else _JUDGED_BEHIND_FRAMES)

@@ -71,9 +71,7 @@ class SpeechSession:
         """Begin without text.
 
         Args:
-            pipeline: speaks.
             request: how to speak; its text is not looked at.
-            pause_s: see `DEFAULT_PAUSE_S`.
             max_unspoken_characters: text accepted and not spoken yet, at most.
             split: `WHOLE_TEXT` where pieces are whole sentences and each is followed by `cut`; a request whose text the
                 LLM takes while it speaks has its own.

@@ -173,7 +173,6 @@ class WordGatherer:
     """Puts words together while their characters come in."""
 
     def __init__(self) -> None:
-        """Begin before the first character."""
         self._characters: list[CharacterTime] = []
 
     def push(self, characters: Iterable[CharacterTime]) -> list[WordTime]:

@@ -36,7 +36,6 @@ class CallFilter(logging.Filter):
     """Gives records the `trace_id` of the call under way, if it has one; lets all pass. For handlers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See `logging.Filter`."""
         call = current_call()
         if call is not None and call.span.trace_id is not None and not hasattr(record, "trace_id"):
             record.trace_id = call.span.trace_id

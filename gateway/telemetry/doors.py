@@ -23,7 +23,6 @@ class TelemetryMiddleware:
     """Serves calls that may ask for speech on their own account; passes the rest on."""
 
     def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
-        """Keep the application."""
         self._app = app
         self._telemetry = telemetry
 

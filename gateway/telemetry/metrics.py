@@ -60,7 +60,6 @@ class GatewayMetrics:
     """One gateway's metrics in a registry of their own."""
 
     def __init__(self) -> None:
-        """Register everything, at 0."""
         self.registry = CollectorRegistry()
         self.streams = self._gauge("streams", "Streams spoken now: requests, or turns of texts still being written")
         self.requests = self._counter("requests_total", "Streams that have ended", "dialect", "outcome")
@@ -136,11 +135,9 @@ class ReplicaMetrics(Collector):
     """Metrics of the replicas behind the gateway, read when a scraper asks; a replica that is gone is in none."""
 
     def __init__(self, *snapshots: Snapshot) -> None:
-        """Keep how the replicas of each service are read; a registry takes it once."""
         self._snapshots = snapshots
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
         replicas = [replica for snapshot in self._snapshots for replica in snapshot()]
         states = GaugeMetricFamily(
             f"{PREFIX}_replicas", "Replicas by what they are good for", labels=("service", "state")

@@ -131,8 +131,6 @@ class Token2WavClient:
         """Lease a stream; see `Token2Wav.open_stream`.
 
         Args:
-            voice_id: token2wav's id of the voice.
-            seed: of the stream's noise.
             priority: 1 (first) to 10.
             caller_has_share: it gets none of the room that the server keeps for callers with few streams.
         """

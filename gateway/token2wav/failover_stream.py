@@ -54,8 +54,6 @@ class FailoverStream:
         """Begin on an open lease; `close` must be called.
 
         Args:
-            lease: the first.
-            lease_again: gives the next ones.
             max_failovers: moves in a row without new audio; then the stream fails: no replica can make its chunks.
         """
         self._lease_again = lease_again
@@ -77,7 +75,6 @@ class FailoverStream:
 
     @property
     def hop_multiple(self) -> int:
-        """See `Token2WavStream`."""
         return self._current.lease.hop_multiple
 
     def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:

@@ -145,7 +145,6 @@ class StreamLease:
         stream: Token2WavStream,
         hop_multiple: int,
     ) -> None:
-        """Own the slot and the entered context that gave the stream."""
         self.hop_multiple = hop_multiple
         self.slot = slot
         self.stream = stream
@@ -182,7 +181,6 @@ class Token2WavReplica:
     """Opens streams at one replica, bringing the voice along where it lacks it."""
 
     def __init__(self, client: Token2WavReplicaClient, voice_file_cache: VoiceFileCache) -> None:
-        """Own the client; the cache of voice files is shared by all replicas."""
         self.client = client
         self._voice_file_cache = voice_file_cache
         self._names: dict[str, str] = {}

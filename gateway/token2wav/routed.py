@@ -39,7 +39,6 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
         clock: Clock,
         voice_file_cache: VoiceFileCache | None = None,
     ) -> None:
-        """See `Router`."""
         self.voice_file_cache = cache = VoiceFileCache() if voice_file_cache is None else voice_file_cache
         super().__init__(fleet, places, lambda address: Token2WavReplica(make_client(address), cache), clock)
 
@@ -61,7 +60,6 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
         return await self._unslotted_call(register)
 
     async def export_voice(self, voice_id: str) -> bytes:
-        """See `VoiceMaker.export_voice`."""
         file = await self.voice_file_cache.wait_for(voice_id)
         if file is not None:
             return file

@@ -41,7 +41,6 @@ class TritonCall:
 
         Args:
             stub: a `GRPCInferenceServiceStub`.
-            url: for messages only.
             timeout_s: from now to the call's end; None: as long as it takes, which is right for a stream, because a
                 listener in real time may take hours and each of its chunks has a deadline of its own.
         """
