@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.access.settings import AccessSettings, access_settings
-from gateway.chunking.policies import (
-    ChunkSettings,
-)
+from gateway.chunking.policies import ChunkSettings
 from gateway.delivery import DEFAULT_RUN_AHEAD_S
 from gateway.dialects.wyoming.settings import WyomingSettings, wyoming_settings
 from gateway.doors.grpc import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
@@ -40,6 +38,12 @@ HTTP_GRACE_S = 10
 """Seconds that answers may take to be sent once the doors close; `shutdown` has ended streams before."""
 MIN_CORES, MAX_AUTO = 8, 4
 _REFUSE = "refuse"
+_AS_GIVEN = {
+    *("tokenizer_dir", "checkpoint_file", "voices_dir", "warm_up_voice", "lexicons_dir", "host", "port", "llm_model"),
+    *("llm_max_speech_tokens", "llm_slots", "max_text_characters", "segment_letters", "carry_tokens"),
+    *("drain_delay_s", "drain_timeout_s"),
+}
+"""Settings that are fields of the configuration as they are."""
 
 
 @dataclass(frozen=True)
@@ -174,37 +178,23 @@ def gateway_config(given: Given, environment: Mapping[str, str]) -> GatewayConfi
     args = read_settings(GATEWAY, given)
     access = access_settings(args, environment)
     return GatewayConfig(
-        tokenizer_dir=args.tokenizer_dir,
-        voices_dir=args.voices_dir,
-        host=args.host,
-        port=args.port,
+        **{name: getattr(args, name) for name in _AS_GIVEN},
         grpc_port=args.grpc_port or None,
         wyoming=wyoming_settings(args, access),
         run_ahead_s=args.run_ahead_s or math.inf,
         llm_url=",".join(args.llm_url or [GatewayConfig.llm_url]),
         llm_backend=LLMBackend(args.llm_backend),
-        llm_model=args.llm_model,
         llm_sampling_probe=ProbeMode(args.llm_sampling_probe) if args.llm_sampling_probe else None,
-        llm_max_speech_tokens=args.llm_max_speech_tokens,
-        llm_slots=args.llm_slots,
         token2wav_url=",".join(args.token2wav_url or [GatewayConfig.token2wav_url]),
-        warm_up_voice=args.warm_up_voice,
-        max_text_characters=args.max_text_characters,
-        segment_letters=args.segment_letters,
-        carry_tokens=args.carry_tokens,
-        checkpoint_file=args.checkpoint_file,
         leading_silence_s=args.leading_silence_ms,
         speech_guard=GuardMode(args.speech_guard),
         refuses_foreign=args.undeclared_language == _REFUSE,
         refuses_styles=args.unsupported_style == _REFUSE,
         voices=voice_settings(args),
-        lexicons_dir=args.lexicons_dir,
         access=access,
         chunks=_chunk_settings(args),
         routing=RoutingSettings(admission_wait_s=args.admission_wait_s),
         processes=auto_processes(len(os.sched_getaffinity(0))) if args.processes == AUTO else args.processes,
-        drain_delay_s=args.drain_delay_s,
-        drain_timeout_s=args.drain_timeout_s,
         telemetry=TelemetrySettings(args.metrics_port, args.otlp_endpoint, LogFormat(args.log_format)),
     )
 

@@ -16,10 +16,10 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from gateway import errors
-from gateway.core import Sampling, SpeechTokenDelta, Utterance
+from gateway.core import Sampling, SpeechLM, SpeechTokenDelta, Utterance
 from gateway.routing.fleet import NOBODY, SlotLease
-from gateway.routing.replica import LoadReport, RoutingSettings
-from gateway.routing.router import Backoff, Router, give_back, is_replica_fault
+from gateway.routing.replica import RoutingSettings
+from gateway.routing.router import Backoff, ReplicaClient, Router, give_back, is_replica_fault
 from gateway.speech.interleaved import TakenText
 from gateway.speech.request import HIGHEST_PRIORITY, MAX_SEED
 from servicekit.timeouts import Timeout, expire, timeout
@@ -139,17 +139,13 @@ class Ejection:
             expire(self._limit)
 
 
-class LLMReplicaClient(Protocol):
+class LLMReplicaClient(SpeechLM, ReplicaClient, Protocol):
     """A client of one replica (`gateway.llm.client.SpeechLMClient`, `token_client.TokenStreamClient`, or a fake)."""
 
     @property
     def continues_exactly(self) -> bool:
         """Whether an answer asked for with its seed and its first tokens goes on with the very same tokens."""
         ...
-
-    def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]: ...
-    async def probe(self) -> LoadReport: ...
-    async def close(self) -> None: ...
 
 
 class RoutedSpeechLM(Router[LLMReplicaClient]):

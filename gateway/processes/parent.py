@@ -172,8 +172,8 @@ class _Parent:
         """Have all workers end when their streams have, and kill what is left after their time."""
         self._stopping.set()
         self._signal_all(signal.SIGTERM)
-        drain_s = self._config.drain_delay_s + self._config.drain_timeout_s + self._config.graces.all_s + MARGIN_S
-        asyncio.get_running_loop().call_later(drain_s, self._signal_all, signal.SIGKILL)
+        longest_s = self._config.longest_stop_s + MARGIN_S
+        asyncio.get_running_loop().call_later(longest_s, self._signal_all, signal.SIGKILL)
 
     def _signal_all(self, number: int) -> None:
         for seat in self._seats.values():

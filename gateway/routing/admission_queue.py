@@ -6,18 +6,11 @@ streams, which is a round over callers; requests of one caller come in the order
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections import Counter
 from dataclasses import dataclass
-from typing import Protocol
 
 from gateway.routing.replica import MAX_WAITING
-
-
-class Turn(Protocol):
-    """What a request waits for: a future, which says whether it has its turn or was dropped from a full queue."""
-
-    def done(self) -> bool: ...
-    def set_result(self, result: bool, /) -> None: ...
 
 
 @dataclass(eq=False)
@@ -27,7 +20,8 @@ class QueueEntry:
     caller: str
     priority: int
     """1 (first) to 10."""
-    turn: Turn
+    turn: Future[bool]
+    """Whether it has its turn, or was dropped from a full queue."""
 
 
 _Kind = tuple[str, int]

@@ -18,7 +18,7 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from gateway import errors
-from gateway.core import FloatArray, RegisteredVoice, Token2WavStream
+from gateway.core import Token2WavStream, VoiceMaker
 from gateway.errors import GatewayError
 from gateway.routing.fleet import SlotLease
 from gateway.routing.replica import LoadReport
@@ -121,17 +121,13 @@ MAX_IMPORTS = 3
 """Most imports of one voice for one stream; a replica that restarts meanwhile, or is full, loses it again."""
 
 
-class Token2WavReplicaClient(Protocol):
+class Token2WavReplicaClient(VoiceMaker, Protocol):
     """A client of one replica (`gateway.token2wav.client.Token2WavClient`, or a fake)."""
 
-    async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice: ...
-    async def export_voice(self, voice_id: str) -> bytes: ...
-    async def import_voice(self, voice_file: bytes) -> RegisteredVoice: ...
     def open_stream(
         self, voice_id: str, seed: int, priority: int = ..., caller_has_share: bool = ...
     ) -> AbstractAsyncContextManager[Token2WavStream]: ...
     async def status(self) -> ServerStatus: ...
-    async def is_ready(self) -> bool: ...
     async def close(self) -> None: ...
 
 
