@@ -6,10 +6,11 @@ The pipeline sees the services only through `SpeechLM` and `Token2Wav`; tests gi
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 from weakref import finalize
 
@@ -72,15 +73,29 @@ class Sampling:
     repetition_penalty: float = 1.1
 
 
-class ComingText(Protocol):
-    """The rest of a text that is still being written."""
+class ComingText(ABC):
+    """The rest of a text that is still being written; an answer that begins again gets what was taken of it at once."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        """Pieces that were taken."""
+        self.is_whole = False
+        """Whether there is no more."""
 
     async def next_piece(self) -> str | None:
         """Wait for more of it, with the blank space at its ends as it came; None: that was all.
 
         May be cancelled and called again.
         """
-        ...
+        piece = None if self.is_whole else await self._coming()
+        if piece is None:
+            self.is_whole = True
+        else:
+            self.pieces.append(piece)
+        return piece
+
+    @abstractmethod
+    async def _coming(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -100,12 +115,16 @@ class Utterance:
     """First tokens of `text`, which the caller waits for; later ones have time until the listener has heard these."""
     coming_text: ComingText | None = None
     """Text after `text`, spoken in the same answer while it is still being written; None: nothing."""
-    taken_text: tuple[str, ...] = ()
-    """Pieces that were taken from `coming_text` before; it goes on behind them."""
     fills: tuple[int, ...] = ()
     """Requests for text among `spoken_tokens`, in the form of `SpeechTokenDelta.fills`."""
     priority: int = DEFAULT_PRIORITY
     """Scheduling class of the LLM, 1 (first) to 10; below 10 it may exceed the LLM's limit by a little."""
+
+    def behind(self, tokens: Sequence[int], fills: Sequence[int]) -> Utterance:
+        """Return what is left to speak behind some tokens of its answer, with their requests for text."""
+        spoken = self.spoken_tokens
+        places = (len(spoken) + place for place in fills)
+        return replace(self, spoken_tokens=(*spoken, *tokens), fills=(*self.fills, *places))
 
 
 @dataclass(frozen=True)

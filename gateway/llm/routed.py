@@ -20,7 +20,6 @@ from gateway.core import Sampling, SpeechLM, SpeechTokenDelta, Utterance
 from gateway.routing.fleet import NOBODY, SlotLease
 from gateway.routing.replica import RoutingSettings
 from gateway.routing.router import Backoff, ReplicaClient, Router, give_back, is_replica_fault
-from gateway.speech.interleaved import TakenText
 from gateway.speech.request import HIGHEST_PRIORITY, MAX_SEED
 from servicekit.timeouts import Timeout, expire, timeout
 
@@ -34,7 +33,6 @@ class ContinuedAnswer:
 
     def __init__(self, utterance: Utterance, seed: int, settings: RoutingSettings) -> None:
         self._utterance = utterance
-        self._text = None if utterance.coming_text is None else TakenText(utterance.coming_text)
         self._seed = seed
         self._spoken: list[int] = []
         self._fills: list[int] = []
@@ -54,13 +52,7 @@ class ContinuedAnswer:
 
     def rest(self) -> Utterance:
         """What is still to be spoken."""
-        rest = self._utterance
-        if self._text is not None:
-            rest = replace(rest, coming_text=self._text, taken_text=(*rest.taken_text, *self._text.pieces))
-        if not (self._spoken or self._fills):
-            return rest
-        fills = (*rest.fills, *(len(rest.spoken_tokens) + place for place in self._fills))
-        return replace(rest, spoken_tokens=(*rest.spoken_tokens, *self._spoken), fills=fills)
+        return self._utterance.behind(self._spoken, self._fills)
 
     def rest_seed(self, continues_exactly: bool) -> int:
         """Return the seed itself as long as nothing is spoken, so that the answer is the one that was lost.

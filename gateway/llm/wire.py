@@ -103,7 +103,7 @@ class LLMWire:
             InvalidTextError: a piece is not Unicode or spells control tokens.
         """
         pieces, text = TextPieces(self._encoder.encode, self._vocabulary), utterance.coming_text
-        next_pieces: tuple[str, ...] = (utterance.text, *utterance.taken_text)
+        next_pieces: tuple[str, ...] = (utterance.text, *(() if text is None else text.pieces))
         while next_pieces:
             try:
                 ids = tuple(each for piece in next_pieces for each in pieces.ids(piece))

@@ -17,13 +17,12 @@ import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 from gateway.core import Sampling, SpeechLM, SpeechTokenDelta, Utterance
 from gateway.llm.length import SpeechLength, usual_speech
-from gateway.speech.interleaved import TakenText
 from gateway.speech.letter_times import SpokenWords
 from gateway.speech.request import LENGTH_FINISH, MAX_SEED, STOP_FINISH, GuardNote, GuardOutcome
 from llm_service.aligner import Aligner
@@ -233,8 +232,7 @@ class _Mending:
 
     def __init__(self, llm: SpeechLM, ask: SegmentAsk, settings: GuardSettings) -> None:
         self._llm, self._ask, self._settings = llm, ask, settings
-        coming = ask.utterance.coming_text
-        self._coming = None if coming is None else TakenText(coming)
+        self._coming = ask.utterance.coming_text
         self._kept: list[int] = []
         """Tokens that were given out before the latest answer."""
         self._guard: AnswerGuard | None = None
@@ -254,8 +252,8 @@ class _Mending:
                 self._kept = self._guard.tokens[: self._guard.given]
                 self._fills = [place for place in self._fills if place < len(self._kept)]
             self._guard, self._verdict = None, None
-            seed = redraw_seed(self._ask.seed, redraw)
-            async with aclosing(self._llm.generate(self._asked(), self._ask.sampling, seed)) as deltas:
+            asked, seed = self._ask.utterance.behind(self._kept, self._fills), redraw_seed(self._ask.seed, redraw)
+            async with aclosing(self._llm.generate(asked, self._ask.sampling, seed)) as deltas:
                 async for delta in deltas:
                     if given := await self._take(delta, redraw):
                         yield SpeechTokenDelta(given)
@@ -318,13 +316,3 @@ class _Mending:
             text += "".join(coming.pieces)
         is_whole = coming is None or coming.is_whole
         return text, self._ask.length_of(text, self._settings.silent_tokens) if is_whole else None
-
-    def _asked(self) -> Utterance:
-        """Return what the LLM is to speak, behind the tokens that were given out."""
-        asked = self._ask.utterance
-        if self._kept:
-            spoken, fills = (*asked.spoken_tokens, *self._kept), (*asked.fills, *self._fills)
-            asked = replace(asked, spoken_tokens=spoken, fills=fills)
-        if self._coming is None:
-            return asked
-        return replace(asked, coming_text=self._coming, taken_text=(*asked.taken_text, *self._coming.pieces))

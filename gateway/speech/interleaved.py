@@ -28,24 +28,6 @@ LONGEST_LETTERS = 800
 _SENTENCE_ENDS = tuple(".!?\u2026\u3002\uff01\uff1f")
 
 
-class TakenText:
-    """Implements `core.ComingText`: another one; remembers what was taken, for an answer that begins again."""
-
-    def __init__(self, text: ComingText) -> None:
-        self._text = text
-        self.pieces: list[str] = []
-        self.is_whole = False
-        """Whether there is no more."""
-
-    async def next_piece(self) -> str | None:
-        piece = None if self.is_whole else await self._text.next_piece()
-        if piece is None:
-            self.is_whole = True
-        else:
-            self.pieces.append(piece)
-        return piece
-
-
 class SegmentQueue:
     """The segments of a text in their order; those that were taken too early can be put back."""
 
@@ -80,8 +62,8 @@ class SegmentQueue:
             cancel(self._coming)
 
 
-class ComingSegments:
-    """Implements `core.ComingText`: the segments behind an answer's first one, as long as they belong to it."""
+class ComingSegments(ComingText):
+    """The segments behind an answer's first one, as long as they belong to it."""
 
     def __init__(self, first: SpokenSegment, queue: SegmentQueue, on_grown: Callable[[SpokenSegment], None]) -> None:
         """Begin an answer.
@@ -89,11 +71,12 @@ class ComingSegments:
         Args:
             on_grown: is told of all that the answer speaks by now, as one segment.
         """
+        super().__init__()
         self._segments, self._queue, self._on_grown = [first], queue, on_grown
         self._all = first
         self._is_over = False
 
-    async def next_piece(self) -> str | None:
+    async def _coming(self) -> str | None:
         if self._is_over or self._is_full():
             return None
         segment = await self._queue.take()

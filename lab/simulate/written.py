@@ -14,7 +14,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from statistics import mean
 from typing import Any
@@ -27,7 +27,6 @@ from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, InlineVoice, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.wire import LLMWire
 from gateway.speech.guard import GuardMode, GuardSettings
-from gateway.speech.interleaved import TakenText
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
 from gateway.speech.speaker import PipelineSettings, Speaker
@@ -153,8 +152,8 @@ class _FedText:
     def __init__(self, wire: LLMWire, utterance: Utterance, order: Interleaver) -> None:
         assert utterance.coming_text is not None
         self.order = order
-        self._wire, self._coming = wire, TakenText(utterance.coming_text)
-        self._utterance = replace(utterance, coming_text=self._coming)
+        self._wire, self._coming = wire, utterance.coming_text
+        self._utterance = utterance
         self._has_come = asyncio.Event()
 
     @property

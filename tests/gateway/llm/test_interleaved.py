@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core import Sampling, Utterance
+from gateway.core import ComingText, Sampling, Utterance
 from gateway.errors import InvalidTextError, LLMRejectedError, UnsupportedOptionError
 from gateway.llm.token_client import TokenStreamClient
 from gateway.llm.wire import LLMWire
@@ -33,15 +33,16 @@ GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, repetition_penalty=1.0)
 PIECES = ["once upon ", "a time there ", "was a king"]
 
 
-class Written:
+class Written(ComingText):
     """Gives pieces as they are put in; None at the end."""
 
     def __init__(self, *pieces: str | None) -> None:
+        super().__init__()
         self.queue: asyncio.Queue[str | None] = asyncio.Queue()
         for piece in pieces:
             self.queue.put_nowait(piece)
 
-    async def next_piece(self) -> str | None:
+    async def _coming(self) -> str | None:
         return await self.queue.get()
 
 

@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 import pytest
 
-from gateway.core import Sampling, SpeechTokenDelta, Utterance
+from gateway.core import ComingText, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import (
     LLMBusyError,
     LLMDeadlineError,
@@ -179,20 +179,19 @@ def test_an_answer_waits_for_the_only_replica_to_be_started_again() -> None:
     assert llm.utterances[-1].spoken_tokens == tuple(range(5))
 
 
-class Writing:
+class Writing(ComingText):
     """A text of which a piece comes every 100 ms."""
 
     def __init__(self, pieces: int) -> None:
+        super().__init__()
         self._left = pieces
-        self.given = ["piece "]
 
-    async def next_piece(self) -> str | None:
+    async def _coming(self) -> str | None:
         if not self._left:
             return None
         await asyncio.sleep(0.1)
         self._left -= 1
-        self.given.append(f"piece{self._left} ")
-        return self.given[-1]
+        return f"piece{self._left} "
 
 
 class InterleavingLLM(ScriptedLLM):
@@ -207,7 +206,8 @@ class InterleavingLLM(ScriptedLLM):
         self.seeds.append(seed)
         self.running += 1
         try:
-            self.said = [utterance.text, *utterance.taken_text]
+            assert utterance.coming_text is not None
+            self.said = [utterance.text, *utterance.coming_text.pieces]
             spoken, fills = len(utterance.spoken_tokens), list(utterance.fills)
             while True:
                 while spoken < 15 * len(self.said) - 3 * (len(self.said) // 2):
@@ -219,7 +219,6 @@ class InterleavingLLM(ScriptedLLM):
                 if len(self.said) % 2 == 0 and spoken not in fills:
                     fills.append(spoken)
                     yield SpeechTokenDelta((), None, (0,))
-                assert utterance.coming_text is not None
                 piece = await utterance.coming_text.next_piece()
                 if piece is None:
                     break
@@ -261,7 +260,8 @@ def test_an_answer_whose_text_is_being_written_goes_on_elsewhere(breaks_at: tupl
     assert [delta.finish_reason for delta in deltas].count("stop") == 1
     asked = sum(len(llm.utterances) for llm in llms)
     assert asked > len(breaks_at)
-    assert max((llm.said for llm in llms if llm.utterances), key=len) == text.given, "all text, each piece once"
+    whole = ["piece ", *text.pieces]
+    assert max((llm.said for llm in llms if llm.utterances), key=len) == whole, "all text, each piece once"
     for utterance in (utterance for llm in llms for utterance in llm.utterances):
         assert utterance.spoken_tokens == tuple(range(len(utterance.spoken_tokens)))
         assert utterance.fills == tuple(place for place in (27, 54) if place < len(utterance.spoken_tokens))
@@ -276,10 +276,10 @@ def test_an_answer_that_waits_for_text_goes_on_where_its_replica_goes_silent(has
 
     async def late() -> str | None:
         await asyncio.sleep(50.0)
-        text.next_piece = now  # type: ignore[method-assign]
+        text._coming = now  # type: ignore[method-assign]
         return await now()
 
-    now, text.next_piece = text.next_piece, late  # type: ignore[method-assign]
+    now, text._coming = text._coming, late  # type: ignore[method-assign]
 
     async def answer(clock: VirtualClock) -> list[int]:
         async with routed_llm(*llms, settings=RoutingSettings(), clock=clock) as router:  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.chunking.policies import DeadlineChunks, ExponentialChunks, FixedChunks, first_chunk_tokens
-from gateway.core import Sampling, SpeechTokenDelta, Utterance
+from gateway.core import ComingText, Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.length import SpeechLength, longest_speech, usual_speech
 from gateway.speech.guard import (
     MOST_HELD_TOKENS,
@@ -350,18 +350,18 @@ async def test_a_caller_who_leaves_ends_the_answer() -> None:
 PIECES = ("Please bring ", "the blue ", "folder to ", "the office ", "before nine.")
 
 
-@dataclass
-class Writing:
+class Writing(ComingText):
     """Brings the text a piece every half second, the last one after a pause."""
 
-    pause_s: float = 5.0
-    pieces: list[str] = field(default_factory=lambda: list(PIECES[1:]))
+    def __init__(self, pause_s: float) -> None:
+        super().__init__()
+        self._pause_s, self._left = pause_s, list(PIECES[1:])
 
-    async def next_piece(self) -> str | None:
-        if not self.pieces:
+    async def _coming(self) -> str | None:
+        if not self._left:
             return None
-        await asyncio.sleep(0.5 if len(self.pieces) > 1 else self.pause_s)
-        return self.pieces.pop(0)
+        await asyncio.sleep(0.5 if len(self._left) > 1 else self._pause_s)
+        return self._left.pop(0)
 
 
 @dataclass
@@ -369,6 +369,8 @@ class InterleavingLLM(ScriptedLLM):
     """As the other, at most 15 tokens a piece of text until it is whole; asks for text behind token 4, too."""
 
     utterances: list[Utterance] = field(default_factory=list)
+    taken: list[tuple[str, ...]] = field(default_factory=list)
+    """Pieces of the text that were taken before each answer."""
     said: str = ""
 
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
@@ -376,7 +378,9 @@ class InterleavingLLM(ScriptedLLM):
         self.asked.append((utterance.spoken_tokens, seed))
         self.utterances.append(utterance)
         self.running += 1
-        pieces, coming = [utterance.text, *utterance.taken_text], utterance.coming_text
+        coming = utterance.coming_text
+        self.taken.append(() if coming is None else tuple(coming.pieces))
+        pieces = [utterance.text, *self.taken[-1]]
         try:
             for place in range(len(utterance.spoken_tokens), len(tokens)):
                 while coming is not None and place >= 15 * len(pieces) and finish_reason != "full":
@@ -439,7 +443,7 @@ def test_a_loop_while_the_text_is_written_is_spoken_again_and_the_text_goes_on()
     first, second = llm.utterances
     kept = second.spoken_tokens
     assert FREE <= len(kept) < 45 and looping[: len(kept)] == kept and second.fills == (5,)
-    assert first.taken_text == () and second.taken_text == PIECES[1:3], "the pieces that the first answer took"
+    assert llm.taken == [(), PIECES[1:3]], "the pieces that the first answer took"
     assert llm.said == TEXT and first.fills == ()
     assert heard.tokens == [*kept, *GOOD[len(kept) :]]
     assert (heard.finish_reason, heard.notes) == ("stop", [GuardNote("loop", GuardOutcome.MENDED)])
@@ -451,7 +455,7 @@ def test_how_long_speech_may_be_is_judged_when_its_text_is_whole() -> None:
     llm = InterleavingLLM([(endless, "stop"), (GOOD, "stop")])
     heard = spoken_live(llm)
     assert heard.notes == [GuardNote("long", GuardOutcome.MENDED)] and len(llm.asked) == 2
-    assert llm.utterances[1].taken_text == PIECES[1:] and llm.said == TEXT
+    assert llm.taken[1] == PIECES[1:] and llm.said == TEXT
     cut = spoken_live(InterleavingLLM([(endless, "stop")]))
     assert cut.notes == [GuardNote("long", GuardOutcome.CUT)] and cut.finish_reason == "length"
     assert len(TEXT) <= len(cut.tokens) <= 2 * len(TEXT)

@@ -36,7 +36,8 @@ class TakingLLM:
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
         self.utterances.append(utterance)
         self.answers.append([])
-        for taken in (utterance.text, *utterance.taken_text):
+        coming = utterance.coming_text
+        for taken in (utterance.text, *(() if coming is None else tuple(coming.pieces))):
             self.answers[-1].append(taken)
             yield SpeechTokenDelta(tuple(range(TOKENS_A_PIECE)))
         piece: str | None = ""
@@ -44,7 +45,7 @@ class TakingLLM:
             if piece:
                 self.answers[-1].append(piece)
                 yield SpeechTokenDelta(tuple(range(TOKENS_A_PIECE)))
-            piece = None if utterance.coming_text is None else await utterance.coming_text.next_piece()
+            piece = None if coming is None else await coming.next_piece()
         yield SpeechTokenDelta((), "stop")
 
     async def is_ready(self) -> bool:
