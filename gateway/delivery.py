@@ -75,7 +75,7 @@ async def timed(speech: AsyncGenerator[AudioChunk], result: SpeechResult) -> Asy
         async for chunk in speech:
             samples += len(chunk.samples)
             heard_s = samples / SAMPLE_RATE_HZ
-            characters = clock.finish(heard_s) if chunk.is_last else clock.advance(heard_s)
+            characters = clock.read(heard_s, chunk.is_last)
             yield SessionAudio(chunk.samples, tuple(characters), chunk.is_last)
 
 

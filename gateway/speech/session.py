@@ -191,7 +191,7 @@ class SpeechSession:
     def _audio_of(self, chunk: AudioChunk, clock: TextClock, began_s: float) -> SessionAudio:
         self._samples += len(chunk.samples)
         heard_s = self._samples / SAMPLE_RATE_HZ - began_s
-        read = clock.finish(heard_s) if chunk.is_last else clock.advance(heard_s)
+        read = clock.read(heard_s, chunk.is_last)
         shifted = (replace(each, start_s=each.start_s + began_s, end_s=each.end_s + began_s) for each in read)
         return SessionAudio(chunk.samples, tuple(shifted), chunk.is_last)
 

@@ -54,37 +54,21 @@ class TextClock:
             return self._spans[self._span].segment.source.start + self._character
         return self._spans[-1].segment.source.end if self._spans else 0
 
-    def advance(self, audio_s: float) -> list[CharacterTime]:
-        """Return the characters whose speech ends within the first `audio_s` seconds and that are new."""
+    def read(self, audio_s: float, is_over: bool = False) -> list[CharacterTime]:
+        """Return the characters whose speech ends within the first `audio_s` seconds and that are new.
+
+        If the speech is over, all that are left end within the audio there is.
+        """
         read: list[CharacterTime] = []
         while self._span < len(self._spans):
             span = self._spans[self._span]
-            read += self._read(span, audio_s)
-            is_over = span.is_complete and self._character == len(span.segment.source.text)
-            if not is_over:
+            times, count = _SpanTimes(span, audio_s), len(span.segment.source.text)
+            while self._character < count and (is_over or times.end_s(self._character) <= audio_s):
+                read.append(self._time(times, self._character, audio_s))
+                self._character += 1
+            if not is_over and not (span.is_complete and self._character == count):
                 break
             self._span, self._character = self._span + 1, 0
-        return read
-
-    def finish(self, audio_s: float) -> list[CharacterTime]:
-        """Return all that is left, within the audio there is: the speech is over."""
-        read: list[CharacterTime] = []
-        for span in self._spans[self._span :]:
-            times = _SpanTimes(span, audio_s)
-            for index in range(self._character, len(span.segment.source.text)):
-                read.append(self._time(times, index, audio_s))
-            self._character = 0
-        self._span = len(self._spans)
-        return read
-
-    def _read(self, span: SpokenSpan, audio_s: float) -> list[CharacterTime]:
-        read = []
-        times = _SpanTimes(span, audio_s)
-        while self._character < len(span.segment.source.text):
-            if times.end_s(self._character) > audio_s:
-                break
-            read.append(self._time(times, self._character, audio_s))
-            self._character += 1
         return read
 
     def _time(self, times: _SpanTimes, index: int, latest_s: float) -> CharacterTime:

@@ -10,7 +10,6 @@ Knows nothing of text, of the LLM or of when to cut chunks.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -243,7 +242,6 @@ class Token2WavCallStream:
         self._patience = patience
         self._waiting: dict[str, _Push] = {}
         self._failure: errors.GatewayError | None = None
-        self._summary: dict[str, Any] | None = None
         self._reader = asyncio.create_task(self._read(), name=f"token2wav-{stream_id}")
 
     @property
@@ -255,11 +253,6 @@ class Token2WavCallStream:
     def stream_id(self) -> str:
         """The server's own name of the stream."""
         return self._stream_id
-
-    @property
-    def summary(self) -> dict[str, Any] | None:
-        """The server's account of the stream, once it has ended well."""
-        return self._summary
 
     def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
         """Send a chunk; see `Token2WavStream.push`."""
@@ -298,9 +291,6 @@ class Token2WavCallStream:
             self._fail(errors.Token2WavProtocolError(f"token2wav sent what can't be read ({error}); see the log"))
 
     def _deliver(self, request_id: str, tensors: Tensors) -> None:
-        summary = tensors.get("stream_summary")
-        if summary is not None and summary.size:
-            self._summary = json.loads(text_of(summary))
         samples = tensors.get("waveform")
         if samples is None:
             return

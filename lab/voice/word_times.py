@@ -86,7 +86,7 @@ async def spoken(pipeline: Speaker, llm: RecordingLM, text: str, seed: int) -> T
         pieces.append(chunk.samples)
         samples += len(chunk.samples)
         heard_s = samples / SAMPLE_RATE_HZ
-        words += gatherer.push(clock.finish(heard_s) if chunk.is_last else clock.advance(heard_s))
+        words += gatherer.push(clock.read(heard_s, chunk.is_last))
     words += gatherer.finish()
     even = TextClock([replace(span, letter_times=None) for span in result.spans])
     gatherer = WordGatherer()

@@ -170,7 +170,7 @@ class _WordTimes:
     def note(self, chunk: AudioChunk) -> None:
         self._samples += len(chunk.samples)
         made_s = self._samples / SAMPLE_RATE_HZ
-        self._words += self._gatherer.push(self._clock.finish(made_s) if chunk.is_last else self._clock.advance(made_s))
+        self._words += self._gatherer.push(self._clock.read(made_s, chunk.is_last))
         self._words += self._gatherer.finish() if chunk.is_last else []
 
 

@@ -31,7 +31,7 @@ def test_words_are_timed_as_the_recogniser_times_them(voices: list[Voice]) -> No
         assert span.letter_times is not None
         span.letter_times.add(ids, is_last=True)
         gatherer = WordGatherer()
-        words = [*gatherer.push(TextClock([span]).finish(len(voice.samples) / RATE_HZ)), *gatherer.finish()]
+        words = [*gatherer.push(TextClock([span]).read(len(voice.samples) / RATE_HZ, is_over=True)), *gatherer.finish()]
         heard = recogniser.word_times(voice.samples, [" ".join(words_of(word.word)) for word in words])
         assert heard is not None
         found += errors_ms(words, heard)

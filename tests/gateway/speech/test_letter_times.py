@@ -121,7 +121,7 @@ def test_a_digit_is_told_by_its_words() -> None:
     span = heard_span("a three b", "a_thhhreee_b", "a 3 b")
     span.segment = SpokenSegment(span.segment.source, "a three b", alignment, "en", True)
 
-    words = [*WordGatherer().push(TextClock([span]).finish(0.48))]
+    words = [*WordGatherer().push(TextClock([span]).read(0.48, is_over=True))]
 
     assert [word.word for word in words] == ["a", "3"]
     assert [time for word in words for time in (word.start_s, word.end_s)] == pytest.approx([0.0, 0.04, 0.08, 0.40])
@@ -133,7 +133,7 @@ def test_a_break_behind_a_segment_begins_when_its_speech_has_ended() -> None:
     span.segment = SpokenSegment(source, "no", Alignment((SpokenStretch(2, 2), SpokenStretch(8, 0))), "en", True)
     span.pause_samples = 12_000
 
-    read = TextClock([span]).finish(0.78)
+    read = TextClock([span]).read(0.78, is_over=True)
 
     assert [(each.character, each.end_s) for each in read[:2]] == [("n", 0.08), ("o", 0.16)]
     assert [read[2].start_s, read[-1].end_s] == pytest.approx([0.28, 0.78])
@@ -143,7 +143,7 @@ def test_a_break_behind_a_segment_begins_when_its_speech_has_ended() -> None:
 def test_a_speech_that_left_its_text_is_told_by_the_letters() -> None:
     span = heard_span("ab" * 40, "ab")
 
-    read = TextClock([span]).finish(0.08)
+    read = TextClock([span]).read(0.08, is_over=True)
 
     assert read[39].end_s == pytest.approx(0.04)
 
@@ -158,11 +158,11 @@ def test_times_never_go_back_and_all_are_told_by_the_end(text: str, said: str, p
     for at in range(0, len(tokens), piece):
         letters.add(tokens[at : at + piece], is_last=at + piece >= len(tokens))
         span.tokens, span.is_complete = min(at + piece, len(tokens)), at + piece >= len(tokens)
-        read += clock.advance(max(at - 2, 0) / 25)
+        read += clock.read(max(at - 2, 0) / 25)
     if span.is_complete:
-        read += clock.advance(len(tokens) / 25)
+        read += clock.read(len(tokens) / 25)
         assert len(read) == len(text)
-    read += clock.finish(len(tokens) / 25)
+    read += clock.read(len(tokens) / 25, is_over=True)
 
     assert "".join(each.character for each in read) == text
     bounds = [time for each in read for time in (each.start_s, each.end_s)]

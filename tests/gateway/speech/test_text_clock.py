@@ -18,7 +18,7 @@ def span(text: str, start: int, first_token: int, tokens: int, is_complete: bool
 
 
 def test_characters_share_their_segments_tokens_evenly() -> None:
-    read = TextClock([span("abcd", 0, 0, 50), span("ef", 4, 50, 25)]).advance(3.0)
+    read = TextClock([span("abcd", 0, 0, 50), span("ef", 4, 50, 25)]).read(3.0)
     assert [(each.character, each.position, each.end_s) for each in read] == [
         ("a", 0, 0.5),
         ("b", 1, 1.0),
@@ -31,34 +31,34 @@ def test_characters_share_their_segments_tokens_evenly() -> None:
 
 def test_only_what_was_heard_is_read_and_nothing_twice() -> None:
     clock = TextClock([span("abcd", 10, 0, 100)])
-    assert [each.character for each in clock.advance(2.0)] == ["a", "b"]
+    assert [each.character for each in clock.read(2.0)] == ["a", "b"]
     assert clock.position == 12
-    assert clock.advance(2.0) == []
-    assert [each.character for each in clock.advance(9.0)] == ["c", "d"]
+    assert clock.read(2.0) == []
+    assert [each.character for each in clock.read(9.0)] == ["c", "d"]
     assert clock.position == 14
 
 
 def test_normalised_text_is_told_in_the_callers_characters() -> None:
     alignment = Alignment((SpokenStretch(2, 2), SpokenStretch(1, 8)))
     segment = SpokenSegment(Segment("a 3", 0), "a threexxx", alignment, "en", True)
-    read = TextClock([SpokenSpan(segment, 0, 250, True)]).advance(10.0)
+    read = TextClock([SpokenSpan(segment, 0, 250, True)]).read(10.0)
     assert [(each.character, each.end_s) for each in read] == [("a", 1.0), (" ", 2.0), ("3", 10.0)]
 
 
 def test_a_segment_under_way_is_estimated_and_never_goes_back() -> None:
     under_way = span("a" * 100, 0, 0, 10, is_complete=False)
     clock = TextClock([under_way])
-    early = clock.advance(3.0)
+    early = clock.read(3.0)
     assert 0 < len(early) < 100
     under_way.tokens, under_way.is_complete = 40, True
-    late = clock.advance(1.6)
+    late = clock.read(1.6)
     assert len(early) + len(late) == 100
     assert_is_monotone([*early, *late])
 
 
 def test_the_end_reads_all_that_is_left_within_the_audio() -> None:
     clock = TextClock([span("ab", 0, 0, 50), span("cd", 2, 50, 5, is_complete=False)])
-    read = clock.finish(2.2)
+    read = clock.read(2.2, is_over=True)
     assert "".join(each.character for each in read) == "abcd"
     assert read[-1].end_s <= 2.2
     assert clock.position == 4
@@ -75,8 +75,8 @@ def test_every_character_is_read_once_in_order(parts: list[tuple[str, int]], hea
         spans.append(span(text, start, token, tokens))
         start, token = start + len(text), token + tokens
     clock = TextClock(spans)
-    read = [each for audio_s in sorted(heard) for each in clock.advance(audio_s)]
-    read += clock.finish(token / 25)
+    read = [each for audio_s in sorted(heard) for each in clock.read(audio_s)]
+    read += clock.read(token / 25, is_over=True)
     assert [each.position for each in read] == list(range(start))
     assert_is_monotone(read)
 
