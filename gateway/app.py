@@ -134,8 +134,9 @@ async def open_with_ports(
     clock = SystemClock()
     async with open_gateway(config, clock, access, telemetry, worker) as host, AsyncExitStack() as doors:
         try:
-            if telemetry is not None and config.telemetry.metrics_port is not None and worker is None:
-                await _open_metrics_port(doors, config, config.telemetry.metrics_port, telemetry, clock)
+            if telemetry is not None and (port := config.telemetry.metrics_port) is not None and worker is None:
+                registry, silence_s = telemetry.metrics.registry, await doors.enter_async_context(beating(clock))
+                doors.enter_context(exposition.metrics_port(registry, silence_s, config.host, port))
             if config.grpc_port is not None:
                 tls, grace_s = config.access.tls, config.graces.grpc_s
                 grpc = GrpcSettings(config.host, config.grpc_port, grace_s, tls=tls, shares_port=worker is not None)
@@ -181,19 +182,15 @@ def _open_routes(config: GatewayConfig, encoder: TextEncoder, clock: Clock) -> R
             return TokenStreamClient(address, wire, config.llm_deadlines, clock, lag)
         return SpeechLMClient(address, wire, config.llm_model, config.llm_deadlines, clock, lag, llm_slots)
 
-    def token2wav_client(address: str) -> Token2WavClient:
-        return Token2WavClient(address, config.token2wav_deadlines, lag)
-
     def fleet(service: str) -> Fleet:
         return Fleet(service, settings, clock, stood_still_within=lag.is_recent)
 
     settings, lag = config.routing, LoopLag()
     llm_slots = None if config.llm_backend is LLMBackend.EMBEDDED else config.llm_slots
-    llm_found = places_of(LLM, config.llm_url)
-    token2wav_found = places_of(TOKEN2WAV, config.token2wav_url)
+    token2wav_client = partial(Token2WavClient, deadlines=config.token2wav_deadlines, lag=lag)
     return Routes(
-        RoutedSpeechLM(fleet(LLM), llm_found, llm_client, clock),
-        RoutedToken2Wav(fleet(TOKEN2WAV), token2wav_found, token2wav_client, clock),
+        RoutedSpeechLM(fleet(LLM), places_of(LLM, config.llm_url), llm_client, clock),
+        RoutedToken2Wav(fleet(TOKEN2WAV), places_of(TOKEN2WAV, config.token2wav_url), token2wav_client, clock),
         lag,
     )
 
@@ -248,9 +245,3 @@ def _make_pipeline(
         observer=observer,
     )
 
-
-async def _open_metrics_port(
-    doors: AsyncExitStack, config: GatewayConfig, port: int, telemetry: Telemetry, clock: Clock
-) -> None:
-    silence_s = await doors.enter_async_context(beating(clock))
-    doors.enter_context(exposition.metrics_port(telemetry.metrics.registry, silence_s, config.host, port))

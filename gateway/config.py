@@ -192,16 +192,13 @@ def gateway_config(given: Given, environment: Mapping[str, str]) -> GatewayConfi
         refuses_styles=args.unsupported_style == _REFUSE,
         voices=voice_settings(args),
         access=access,
-        chunks=_chunk_settings(args),
+        chunks=ChunkSettings(
+            args.dynamic_chunk_strategy, args.token_hop_len, args.token_hop_len_first, args.token_hop_len_max or None
+        ),
         routing=RoutingSettings(admission_wait_s=args.admission_wait_s),
         processes=auto_processes(len(os.sched_getaffinity(0))) if args.processes == AUTO else args.processes,
         telemetry=TelemetrySettings(args.metrics_port, args.otlp_endpoint, LogFormat(args.log_format)),
     )
-
-
-def _chunk_settings(args: argparse.Namespace) -> ChunkSettings:
-    most = args.token_hop_len_max or None
-    return ChunkSettings(args.dynamic_chunk_strategy, args.token_hop_len, args.token_hop_len_first, most)
 
 
 def auto_processes(cores: int) -> int:

@@ -58,7 +58,7 @@ _DOORS = (
         repeats=True,
     ),
     Setting("insecure_wyoming", "serve Wyoming to everyone although keys or TLS protect the other protocols", SWITCH),
-    Setting("metrics_port", "port of /metrics and /livez for a network without callers; else the HTTP port", PORT),
+    Setting("metrics_port", "port of /metrics and /livez for a network without callers; else the HTTP port", whole(1, 65535)),
     Setting(
         "processes",
         "processes that serve the ports together; auto: 1 on fewer than 8 cores, else a quarter of them, at most 4",

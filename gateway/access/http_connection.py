@@ -34,11 +34,12 @@ class _Awaited(Enum):
 class BoundedProtocol(H11Protocol):
     """uvicorn's protocol with deadlines, for one connection."""
 
+    _counted: Connection
+
     def __init__(self, owner: Connections, **parts: Any) -> None:
         super().__init__(**parts)
         self._limits = owner.limits
         self._owner = owner
-        self._counted: Connection | None = None
         self._awaited = _Awaited.NOTHING
         self._since_s = 0.0
         self._received = 0
@@ -84,7 +85,6 @@ class BoundedProtocol(H11Protocol):
     def handle_websocket_upgrade(self, event: Any) -> None:
         """Leave the connection to the WebSocket's protocol, which has deadlines of its own."""
         self._await(_Awaited.NOTHING)
-        assert self._counted is not None
         self._owner.set_idle(self._counted, False)
         super().handle_websocket_upgrade(event)
 
@@ -96,7 +96,6 @@ class BoundedProtocol(H11Protocol):
         """Watch for what the peer must send now; `without_request` if no request is under way."""
         if self.transport.is_closing() or self.transport.get_protocol() is not self:
             return
-        assert self._counted is not None
         is_asked = self.cycle is not None and not self.cycle.response_complete
         self._owner.set_idle(self._counted, not is_asked)
         if self.cycle is not None and self.cycle.more_body:
@@ -130,17 +129,18 @@ class BoundedProtocol(H11Protocol):
             due_s = self._since_s + limits.body_timeout_s + self._received / BODY_BYTES_PER_S
         if now_s < due_s:
             self._timer = self.loop.call_at(due_s, self._check)
-        elif self._counted is not None:
+        else:
             self._counted.drop()
 
 
 class RefusableSocket(WebSocketsSansIOProtocol):
     """uvicorn's protocol of a WebSocket: what it holds is counted, and a refused handshake is no error of ours."""
 
+    _counted: Connection
+
     def __init__(self, owner: Connections, **parts: Any) -> None:
         super().__init__(**parts)
         self._owner = owner
-        self._counted: Connection | None = None
         self._message_bytes = 0
         """Bytes of the frames of a message whose last one has not come."""
 
@@ -155,7 +155,6 @@ class RefusableSocket(WebSocketsSansIOProtocol):
 
     def _parse(self, data: bytes) -> None:
         super().data_received(data)
-        assert self._counted is not None
         self._counted.hold(len(self._backlog) + len(self.conn.reader.buffer) + self._message_bytes)
 
     def _resume(self) -> None:

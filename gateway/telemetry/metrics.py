@@ -61,7 +61,8 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.streams = self._gauge("streams", "Streams spoken now: requests, or turns of texts still being written")
+        spoken = "Streams spoken now: requests, or turns of texts still being written"
+        self.streams = Gauge(f"{PREFIX}_streams", spoken, registry=self.registry)
         self.requests = self._counter("requests_total", "Streams that have ended", "dialect", "outcome")
         self.failures = self._counter("failures_total", "Streams that ended in an error, by its code", "cause")
         self.first_audio = Histogram(
@@ -110,8 +111,6 @@ class GatewayMetrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"{PREFIX}_{name}", text, registry=self.registry)
 
 
 Snapshot = Callable[[], Sequence[Replica]]

@@ -15,8 +15,6 @@ from servicekit.clock import Clock
 from servicekit.logs import LogFormat
 from servicekit.tracing import NULL_TRACER, Tracer, TracingUnavailableError, open_tracer
 
-MAX_PORT = 65535
-
 
 @dataclass(frozen=True)
 class TelemetrySettings:
@@ -30,8 +28,6 @@ class TelemetrySettings:
     log_format: LogFormat = LogFormat.TEXT
 
     def __post_init__(self) -> None:
-        if self.metrics_port is not None and not 0 < self.metrics_port <= MAX_PORT:
-            raise ConfigError(f"got --metrics-port {self.metrics_port}, expected 1 to {MAX_PORT}")
         if self.otlp_endpoint is not None:
             parts = urlsplit(self.otlp_endpoint)
             if parts.scheme not in ("http", "https") or not parts.hostname:
