@@ -138,11 +138,12 @@ async def open_with_ports(
                 registry, silence_s = telemetry.metrics.registry, await doors.enter_async_context(beating(clock))
                 doors.enter_context(exposition.metrics_port(registry, silence_s, config.host, port))
             if config.grpc_port is not None:
-                tls, grace_s = config.access.tls, config.graces.grpc_s
+                tls, grace_s = config.access.tls, config.grace_s(GrpcSettings.grace_s)
                 grpc = GrpcSettings(config.host, config.grpc_port, grace_s, tls=tls, shares_port=worker is not None)
                 await doors.enter_async_context(serving_grpc(host, grpc, access, telemetry))
             if config.wyoming is not None:
-                wyoming = replace(config.wyoming, grace_s=config.graces.wyoming_s, shares_port=worker is not None)
+                grace_s = config.grace_s(config.wyoming.grace_s)
+                wyoming = replace(config.wyoming, grace_s=grace_s, shares_port=worker is not None)
                 await doors.enter_async_context(serving_wyoming(host, wyoming, access, telemetry))
         except ConfigError as error:
             on_failed(error)

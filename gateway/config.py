@@ -47,26 +47,6 @@ _AS_GIVEN = {
 
 
 @dataclass(frozen=True)
-class Graces:
-    """Seconds that the doors give to answers under way when they close; together they take the sum at most."""
-
-    http_s: float
-    grpc_s: float
-    wyoming_s: float
-
-    @classmethod
-    def within(cls, drain_timeout_s: float) -> Graces:
-        """Return the usual ones, none of which is longer than what streams get before."""
-        usual = (HTTP_GRACE_S, DEFAULT_GRACE_S, WyomingSettings.grace_s)
-        return cls(*(min(grace_s, drain_timeout_s) for grace_s in usual))
-
-    @property
-    def all_s(self) -> float:
-        """Sum of all."""
-        return self.http_s + self.grpc_s + self.wyoming_s
-
-
-@dataclass(frozen=True)
 class GatewayConfig:
     """Everything the gateway needs to start."""
 
@@ -126,15 +106,19 @@ class GatewayConfig:
     """Seconds after that in which streams under way may end."""
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
 
+    def grace_s(self, usual_s: float) -> float:
+        """Return the seconds that a door gives to answers under way when it closes: not more than streams get before."""
+        return min(usual_s, self.drain_timeout_s)
+
     @property
-    def graces(self) -> Graces:
-        """How long the doors take to close."""
-        return Graces.within(self.drain_timeout_s)
+    def closing_s(self) -> float:
+        """Most seconds that all doors take to close, one after the other."""
+        return sum(map(self.grace_s, (HTTP_GRACE_S, DEFAULT_GRACE_S, WyomingSettings.grace_s)))
 
     @property
     def longest_stop_s(self) -> float:
         """Seconds from a stop signal on after which all doors are closed."""
-        return self.drain_delay_s + self.drain_timeout_s + self.graces.all_s
+        return self.drain_delay_s + self.drain_timeout_s + self.closing_s
 
     @property
     def sampling_probe(self) -> ProbeMode:

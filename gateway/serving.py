@@ -11,7 +11,7 @@ import uvicorn
 from gateway.access.http_middleware import guarded
 from gateway.access.settings import http_rules, open_access, uvicorn_options
 from gateway.app import open_with_ports
-from gateway.config import GatewayConfig
+from gateway.config import HTTP_GRACE_S, GatewayConfig
 from gateway.dialects.json_socket import quiet_refusals
 from gateway.doors.http import build_app
 from gateway.errors import ConfigError
@@ -70,12 +70,12 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
             log_config=None,
             backlog=ACCEPTED_AT_ONCE,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=config.graces.http_s,  # type: ignore[arg-type]  # any number will do
+            timeout_graceful_shutdown=config.grace_s(HTTP_GRACE_S),  # type: ignore[arg-type]  # any number will do
             **uvicorn_options(config.access, access.connections),
         ),
         lambda: app.state.host.drain(),
         drain_s=config.drain_delay_s + config.drain_timeout_s,
-        close_s=config.graces.all_s,
+        close_s=config.closing_s,
         ignores_interrupts=worker is not None,
     )
     if worker is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -165,35 +166,22 @@ class TokenStreamClient:
             connection.close()
 
     def _request(self, utterance: Utterance, sampling: Sampling, seed: int) -> Any:
-        drawn = messages.Sampling(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            repetition_penalty=sampling.repetition_penalty,
+        asked = messages.GenerateRequest(
+            sampling=messages.Sampling(**asdict(sampling)), seed=seed, continued_tokens=len(utterance.spoken_tokens)
         )
         if utterance.coming_text is not None:
             begun = self._wire.interleaved_prompt(utterance)
-            return messages.GenerateRequest(
-                prompt_ids=begun.token_ids,
-                sampling=drawn,
-                seed=seed,
-                continued_tokens=begun.continued_tokens,
-                interleaved=messages.Interleaved(
-                    begin_tokens=begun.begin_tokens, transcript_tokens=begun.transcript_tokens
-                ),
-            )
+            asked.prompt_ids.extend(begun.token_ids)
+            asked.continued_tokens = begun.continued_tokens
+            asked.interleaved.begin_tokens = begun.begin_tokens
+            asked.interleaved.transcript_tokens = begun.transcript_tokens
+            return asked
         prompt = self._wire.token_prompt(utterance)
-        return messages.GenerateRequest(
-            prompt_ids=prompt.token_ids,
-            sampling=drawn,
-            max_tokens=prompt.bounds.max_tokens,
-            min_tokens=prompt.bounds.min_tokens,
-            seed=seed,
-            continued_tokens=len(utterance.spoken_tokens),
-            priority=utterance.priority,
-            head_start_tokens=max(utterance.head_start_tokens - len(utterance.spoken_tokens), 0),
-            tokens_per_s=self._tokens_per_s,
-        )
+        asked.prompt_ids.extend(prompt.token_ids)
+        asked.max_tokens, asked.min_tokens = prompt.bounds.max_tokens, prompt.bounds.min_tokens
+        asked.priority, asked.tokens_per_s = utterance.priority, self._tokens_per_s
+        asked.head_start_tokens = max(utterance.head_start_tokens - len(utterance.spoken_tokens), 0)
+        return asked
 
     async def _next(self, answer: TokenAnswer, least: int, limit_s: float, ends_at: float) -> SpeechTokenDelta:
         limit_s = max(0.0, min(limit_s, ends_at - self._clock.now()))

@@ -164,7 +164,7 @@ class _Parent:
         self._stopping.set()
         if number == signal.SIGTERM and self._stops == 1:
             return self._drain()
-        asyncio.get_running_loop().call_later(self._config.graces.all_s + MARGIN_S, self._signal_all, signal.SIGKILL)
+        asyncio.get_running_loop().call_later(self._config.closing_s + MARGIN_S, self._signal_all, signal.SIGKILL)
         self._was_interrupted = self._was_interrupted or number == signal.SIGINT
         self._signal_all(LEAVE if self._stops <= 2 else signal.SIGKILL)
 
