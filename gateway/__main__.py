@@ -14,13 +14,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import logging
 import sys
 
-from gateway.access.caller import CallerFilter
-from gateway.access.keys import RedactingFilter
+from gateway.access.caller import note_caller
+from gateway.access.keys import redact
 from gateway.config import parse_args
 from gateway.errors import ConfigError
 from gateway.processes.parent import run_parent, worker_of
 from gateway.serving import serve
-from servicekit.logs import TEXT_FORMAT, LogFormat, ProcessFilter, configure_logging
+from gateway.telemetry.call import note_trace
+from servicekit.logs import TEXT_FORMAT, LogFormat, configure_logging
 
 PARENT = 0
 """The parent's number in logs; its workers count from 1."""
@@ -44,11 +45,14 @@ def main() -> int:
 def _log(log_format: LogFormat, process: int | None) -> None:
     shown = "" if process is None else " process=%(process_number)s"
     configure_logging(log_format, f"{TEXT_FORMAT} caller=%(caller)s{shown}")
+
+    def note_process(record: logging.LogRecord) -> bool:
+        record.process_number = process
+        return True
+
     for handler in logging.getLogger().handlers:
-        if process is not None:
-            handler.addFilter(ProcessFilter(process))
-        handler.addFilter(CallerFilter())
-        handler.addFilter(RedactingFilter())
+        for each in (note_process, note_caller, note_trace, redact):
+            handler.addFilter(each)
 
 
 if __name__ == "__main__":

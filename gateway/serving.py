@@ -18,7 +18,6 @@ from gateway.errors import ConfigError
 from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE, DrainingServer
 from gateway.processes.ports import open_port
 from gateway.processes.worker import LEAVE, Worker
-from gateway.telemetry.call import CallFilter
 from gateway.telemetry.doors import TelemetryMiddleware
 from gateway.telemetry.telemetry import open_telemetry
 from servicekit.clock import SystemClock
@@ -49,7 +48,8 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
     """
     access = open_access(config.access, SystemClock(), worker.ledger if worker is not None else None)
     telemetry = open_telemetry(config.telemetry, SystemClock())
-    _log_calls()
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    quiet_refusals()
     take_turns_often()
     _open_many_files(config)
     registry = telemetry.metrics.registry
@@ -93,11 +93,3 @@ def _open_many_files(config: GatewayConfig) -> None:
     if allowed < wanted:
         got = f"this process may open {allowed} files, and {connections} connections need {wanted}"
         logger.warning("%s; raise the hard limit (ulimit -Hn)", got)
-
-
-def _log_calls() -> None:
-    """Have the log say of every line which call it belongs to, and nothing of what is not worth a line."""
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(CallFilter())
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)
-    quiet_refusals()

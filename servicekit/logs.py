@@ -45,18 +45,6 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-class ProcessFilter(logging.Filter):
-    """Adds to each record the number of this process in its service, and drops none. For handlers."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self._number = number
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.process_number = self._number
-        return True
-
-
 def log_format_of(environment: Mapping[str, str] = os.environ) -> LogFormat:
     """Return the format that the environment asks for; text by default.
 

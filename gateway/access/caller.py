@@ -63,10 +63,8 @@ def calling(caller: Caller) -> Iterator[None]:
         _caller.reset(token)
 
 
-class CallerFilter(logging.Filter):
-    """Adds `caller` to each record and drops none. For handlers, so that it sees the records of all loggers."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        caller = current_caller()
-        record.caller = caller.name if caller is not OURSELVES else NOBODY
-        return True
+def note_caller(record: logging.LogRecord) -> bool:
+    """Add `caller` to a log record and drop none. For handlers, so that it sees the records of all loggers."""
+    caller = current_caller()
+    record.caller = caller.name if caller is not OURSELVES else NOBODY
+    return True

@@ -3,7 +3,7 @@
     # NAME  KEY-OR-ITS-DIGEST  [LIMIT=VALUE ...]
     anna    sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08  streams=4 audio_s_per_day=7200
 
-No message of this module quotes a key, or a field that may be one put in the wrong place. `RedactingFilter` keeps keys
+No message of this module quotes a key, or a field that may be one put in the wrong place. `redact` keeps keys
 out of the log, and what a caller writes into a URL short, whoever logs it.
 """
 
@@ -269,23 +269,15 @@ def _text_of(file: Path) -> str:
         raise ConfigError(f"the keys file {file} can't be read ({reason}); give a file of one key a line") from error
 
 
-def redacted(message: str) -> str:
-    """Return a message without the queries of URLs and without keys, its long words cut."""
-    return _LONG_WORD.sub("...", without_keys(_QUERY.sub("?...", message)))
+def redact(record: logging.LogRecord) -> bool:
+    """Remove keys from a log record, and from those of servers the queries of URLs and what is long; drop none.
 
-
-def without_keys(message: str) -> str:
-    """Return a message without keys that this project made."""
-    return _KEY_IN_TEXT.sub(f"{KEY_PREFIX}...", message)
-
-
-class RedactingFilter(logging.Filter):
-    """Removes keys from records and drops none. For handlers, so that it sees the records of all loggers."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        is_of_server = record.name.partition(".")[0] in _SERVERS
-        clean = redacted(message) if is_of_server else without_keys(message)
-        if clean != message:
-            record.msg, record.args = clean, ()
-        return True
+    For handlers, so that it sees the records of all loggers.
+    """
+    message = record.getMessage()
+    is_of_server = record.name.partition(".")[0] in _SERVERS
+    clean = _KEY_IN_TEXT.sub(f"{KEY_PREFIX}...", _QUERY.sub("?...", message) if is_of_server else message)
+    clean = _LONG_WORD.sub("...", clean) if is_of_server else clean
+    if clean != message:
+        record.msg, record.args = clean, ()
+    return True

@@ -32,14 +32,12 @@ serve_call: Callable[[Call], object] = _call.set
 """Has the rest of the running task, and tasks that it starts, run on behalf of a call."""
 
 
-class CallFilter(logging.Filter):
-    """Gives records the `trace_id` of the call under way, if it has one; lets all pass. For handlers."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        call = current_call()
-        if call is not None and call.span.trace_id is not None and not hasattr(record, "trace_id"):
-            record.trace_id = call.span.trace_id
-        return True
+def note_trace(record: logging.LogRecord) -> bool:
+    """Give a log record the `trace_id` of the call under way, if it has one; drop none. For handlers."""
+    call = current_call()
+    if call is not None and call.span.trace_id is not None and not hasattr(record, "trace_id"):
+        record.trace_id = call.span.trace_id
+    return True
 
 
 OPENAI, SPEECH_WS, ELEVENLABS = "openai", "websocket", "elevenlabs"

@@ -22,7 +22,7 @@ from gateway import errors
 from gateway.core import Sampling, Utterance
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import Speaker
-from gateway.telemetry.call import Call, CallFilter, serve_call
+from gateway.telemetry.call import Call, note_trace, serve_call
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import SystemClock
@@ -88,10 +88,10 @@ def test_lines_of_a_traced_call_name_its_trace() -> None:
 
     def serve() -> None:
         serve_call(Call("openai", Traced()))
-        assert CallFilter().filter(inside)
+        assert note_trace(inside)
 
     copy_context().run(serve)
-    assert CallFilter().filter(outside)
+    assert note_trace(outside)
     assert written(inside)["trace_id"] == "ab" * 16
     assert "trace_id" not in written(outside)
 

@@ -13,7 +13,7 @@ import websockets
 from starlette.applications import Starlette
 
 from gateway.access.http_middleware import guarded
-from gateway.access.keys import MAX_WORD_CHARACTERS, RedactingFilter, new_key
+from gateway.access.keys import MAX_WORD_CHARACTERS, new_key, redact
 from gateway.access.settings import AccessSettings, http_rules, open_access, uvicorn_options
 from gateway.processes.ports import open_port
 from tests.gateway.access.door import KEY, keys
@@ -25,7 +25,7 @@ class Log(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.addFilter(RedactingFilter())
+        self.addFilter(redact)
         self.records: list[logging.LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:
