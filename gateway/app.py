@@ -245,4 +245,3 @@ def _make_pipeline(
         admission=gate,
         observer=observer,
     )
-

@@ -107,7 +107,7 @@ class GatewayConfig:
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
 
     def grace_s(self, usual_s: float) -> float:
-        """Return the seconds that a door gives to answers under way when it closes: not more than streams get before."""
+        """Return the seconds that a door gives to answers under way when it closes: no more than streams get before."""
         return min(usual_s, self.drain_timeout_s)
 
     @property

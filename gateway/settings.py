@@ -38,6 +38,7 @@ def _own(name: str, meaning: str, kind: Kind, default: str | None = None, **more
 
 
 _URL, _ADDRESS, _ORIGIN = Kind(str, "URL"), Kind(str, "ADDRESS"), Kind(str, "ORIGIN")
+_ANY_PORT = whole(1, 65535)
 _GROWTH = one_of("exponential", "equal", "time_based", "deadline")
 _LOG_FORMATS = one_of(*(each.value for each in LogFormat))
 _DOORS = (
@@ -58,7 +59,7 @@ _DOORS = (
         repeats=True,
     ),
     Setting("insecure_wyoming", "serve Wyoming to everyone although keys or TLS protect the other protocols", SWITCH),
-    Setting("metrics_port", "port of /metrics and /livez for a network without callers; else the HTTP port", whole(1, 65535)),
+    Setting("metrics_port", "port of /metrics and /livez for a network without callers; else the HTTP port", _ANY_PORT),
     Setting(
         "processes",
         "processes that serve the ports together; auto: 1 on fewer than 8 cores, else a quarter of them, at most 4",

@@ -73,9 +73,11 @@ class Gate:
         self._caller = caller
         self._queue = AdmissionQueue()
         self._looking: asyncio.Task[None] | None = None
-        self._speaking = 0
+        self.speaking = 0
+        """Streams under way."""
         self._waited_for = 0
-        self._is_draining = False
+        self.is_draining = False
+        """Whether no stream may begin any more."""
         self._idle = asyncio.Event()
         self._idle.set()
         for router in (llm, token2wav):
@@ -84,19 +86,9 @@ class Gate:
             router.caller_has_share = lambda: self._queue.has_share(caller().name, but=1)
 
     @property
-    def speaking(self) -> int:
-        """Streams under way."""
-        return self._speaking
-
-    @property
     def waiting(self) -> int:
         """Requests that wait for their turn."""
         return len(self._queue)
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether no stream may begin any more."""
-        return self._is_draining
 
     def session_hold(self) -> SessionHold:
         """Make a session's hold; it is not acquired yet."""
@@ -118,7 +110,7 @@ class Gate:
             NotReadyError: the gateway admits no more streams.
             LLMUnavailableError, Token2WavUnavailableError: no replica of that service can be had.
         """
-        if self._is_draining and not is_under_way:
+        if self.is_draining and not is_under_way:
             raise NotReadyError("this gateway is being stopped; ask another one")
         wait_s = self._token2wav.fleet.settings.admission_wait_s
         self._count(1)
@@ -143,7 +135,7 @@ class Gate:
         """
         if not self._queue.waiting and self._has_room(caller):
             self._queue.begin_stream(caller)
-            self._speaking += 1
+            self.speaking += 1
             return
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         entry = QueueEntry(caller, priority, turn)
@@ -176,14 +168,14 @@ class Gate:
         while (entry := self._queue.first()) is not None and self._has_room(entry.caller):
             self._queue.leave(entry)
             self._queue.begin_stream(entry.caller)
-            self._speaking += 1
+            self.speaking += 1
             entry.turn.set_result(True)
         if len(self._queue) and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._look(), name="look-for-room")
 
     def _has_room(self, caller: str) -> bool:
         llm, token2wav = self._llm.fleet, self._token2wav.fleet
-        starting = max(0, self._speaking - token2wav.open_streams)
+        starting = max(0, self.speaking - token2wav.open_streams)
         # NOTE: services keep some room for callers with few streams, and say themselves whether there is any.
         if not starting and not self._queue.has_share(caller):
             return True
@@ -203,13 +195,13 @@ class Gate:
             await asyncio.gather(self._token2wav.look(), self._llm.look())
 
     def _end_stream(self, caller: str) -> None:
-        self._speaking -= 1
+        self.speaking -= 1
         self._queue.end_stream(caller)
         self._serve()
 
     def drain(self) -> None:
         """Admit no more streams; those under way go on."""
-        self._is_draining = True
+        self.is_draining = True
 
     async def until_idle(self) -> None:
         """Return when no stream is under way and no session is waited for."""

@@ -90,22 +90,15 @@ class SpeechSession:
         self._mark: _Mark | None = None
         """Mark that follows the text being cut."""
         self._unspoken = pipeline.unspoken_text()
-        self._written = self._taken = 0
+        self._taken = 0
+        self.characters_written = 0
+        """Characters accepted so far."""
         self._wrote_s = -math.inf
         self._has_ended = False
-        self._samples = 0
+        self.samples = 0
+        """Samples at 24 kHz given out so far."""
         self.results: list[SpeechResult] = []
         """Results, one a turn, the newest last."""
-
-    @property
-    def samples(self) -> int:
-        """Samples at 24 kHz given out so far."""
-        return self._samples
-
-    @property
-    def characters_written(self) -> int:
-        """Characters accepted so far."""
-        return self._written
 
     def write(self, piece: str) -> None:
         """Take more text.
@@ -117,14 +110,14 @@ class SpeechSession:
         """
         self._check_open()
         check_text(piece, self._max_unspoken)
-        waiting = self._written - self._taken
+        waiting = self.characters_written - self._taken
         if waiting + len(piece) > self._max_unspoken:
             got = (
                 f"{waiting} characters wait to be spoken and {len(piece)} more came, the limit is {self._max_unspoken}"
             )
             raise TextTooLongError(f"{got}; send text no faster than it is spoken", param="text")
         self._unspoken.add(len(piece))
-        self._written += len(piece)
+        self.characters_written += len(piece)
         if self._request.is_interleaved:
             self._wrote_s = _now_s()
         self._items.put_nowait(piece)
@@ -183,14 +176,14 @@ class SpeechSession:
             is_under_way=is_under_way,
             goes_on=goes_on,
         )
-        began_s, clock = self._samples / SAMPLE_RATE_HZ, TextClock(result.spans)
+        began_s, clock = self.samples / SAMPLE_RATE_HZ, TextClock(result.spans)
         async with aclosing(self._pipeline.speak(request, self._turn(begun), result)) as chunks:
             async for chunk in chunks:
                 yield self._audio_of(chunk, clock, began_s)
 
     def _audio_of(self, chunk: AudioChunk, clock: TextClock, began_s: float) -> SessionAudio:
-        self._samples += len(chunk.samples)
-        heard_s = self._samples / SAMPLE_RATE_HZ - began_s
+        self.samples += len(chunk.samples)
+        heard_s = self.samples / SAMPLE_RATE_HZ - began_s
         read = clock.read(heard_s, chunk.is_last)
         shifted = (replace(each, start_s=each.start_s + began_s, end_s=each.end_s + began_s) for each in read)
         return SessionAudio(chunk.samples, tuple(shifted), chunk.is_last)

@@ -112,7 +112,6 @@ class GatewayMetrics:
         return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)
 
 
-
 Snapshot = Callable[[], Sequence[Replica]]
 """Returns the replicas of one router; called from any thread, so it must only read."""
 _READINGS: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, Callable[[Replica], float | None]], ...]

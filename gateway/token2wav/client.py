@@ -234,25 +234,19 @@ class _Connection:
 class Token2WavCallStream:
     """An open stream on its own bidirectional call; made by `Token2WavClient.open_stream`."""
 
+    hop_multiple = 1
+    """See `Token2WavStream`; the server's status says it, which a stream alone does not ask for."""
+
     def __init__(self, call: TritonCall, stream_id: str, push_deadline_s: float, patience: Patience) -> None:
         """Start to read the call's responses; `patience` is that of all streams at the server."""
         self._call = call
-        self._stream_id = stream_id
+        self.stream_id = stream_id
+        """The server's own name of the stream."""
         self._push_deadline_s = push_deadline_s
         self._patience = patience
         self._waiting: dict[str, _Push] = {}
         self._failure: errors.GatewayError | None = None
         self._reader = asyncio.create_task(self._read(), name=f"token2wav-{stream_id}")
-
-    @property
-    def hop_multiple(self) -> int:
-        """See `Token2WavStream`; the server's status says it, which a stream alone does not ask for."""
-        return 1
-
-    @property
-    def stream_id(self) -> str:
-        """The server's own name of the stream."""
-        return self._stream_id
 
     def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
         """Send a chunk; see `Token2WavStream.push`."""
@@ -263,7 +257,7 @@ class Token2WavCallStream:
         request_id = f"push-{chunk.index}"
         self._waiting[request_id] = push
         push.watch(self._push_deadline_s, self._patience, self._expire)
-        self._call.send(Operation.PUSH, request_id, _chunk_tensors(self._stream_id, chunk))
+        self._call.send(Operation.PUSH, request_id, _chunk_tensors(self.stream_id, chunk))
         return push.future
 
     async def finish(self, deadline_s: float) -> None:
@@ -277,7 +271,7 @@ class Token2WavCallStream:
         try:
             await stop(self._reader)
         finally:
-            self._fail(errors.Token2WavInterruptedError(f"stream {self._stream_id} was closed before its audio came"))
+            self._fail(errors.Token2WavInterruptedError(f"stream {self.stream_id} was closed before its audio came"))
 
     async def _read(self) -> None:
         try:
@@ -287,7 +281,7 @@ class Token2WavCallStream:
         except errors.GatewayError as error:
             self._fail(error)
         except Exception as error:
-            logger.exception("stream %s: unreadable answer from token2wav", self._stream_id)
+            logger.exception("stream %s: unreadable answer from token2wav", self.stream_id)
             self._fail(errors.Token2WavProtocolError(f"token2wav sent what can't be read ({error}); see the log"))
 
     def _deliver(self, request_id: str, tensors: Tensors) -> None:
@@ -302,12 +296,12 @@ class Token2WavCallStream:
     def _finite(self, samples: Any) -> FloatArray:
         wave: FloatArray = np.ascontiguousarray(samples, dtype=np.float32).ravel()
         if not np.isfinite(wave).all():
-            got = f"token2wav sent samples of stream {self._stream_id} that are not finite"
+            got = f"token2wav sent samples of stream {self.stream_id} that are not finite"
             raise errors.Token2WavProtocolError(f"{got}; check its checkpoint and its device")
         return wave
 
     def _expire(self, push: _Push) -> None:
-        got = f"no audio for chunk {push.chunk.index} of stream {self._stream_id} within {self._push_deadline_s} s"
+        got = f"no audio for chunk {push.chunk.index} of stream {self.stream_id} within {self._push_deadline_s} s"
         # NOTE: an extended wait ends a whole deadline after the server's last work for others.
         serves_others = self._patience.has_served(_SERVING_SHARE * self._push_deadline_s)
         told = f"{got}; the token2wav server is {'overloaded' if serves_others else 'stuck'}: see its log"
