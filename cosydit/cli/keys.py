@@ -63,11 +63,11 @@ def _new(args: argparse.Namespace) -> int:
 def _append(file: Path, line: str) -> None:
     """Add a line, once it is clear that the whole can be read."""
     from gateway.access.caller import CallerLimits
-    from gateway.access.keys import KeyRing, parse_keys
+    from gateway.access.keys import check_unique, parse_keys
 
     before = file.read_text(encoding="utf-8") if file.exists() else ""
     added = line + "\n" if before.endswith("\n") or not before else f"\n{line}\n"
-    KeyRing(parse_keys(before + added, CallerLimits(), str(file)), where=str(file))
+    check_unique(parse_keys(before + added, CallerLimits(), str(file)), str(file))
     # NOTE: one write of a whole line, as a running gateway may read the file at any time.
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, ONLY_OWNER)
     with os.fdopen(descriptor, "a", encoding="utf-8") as lines:

@@ -54,31 +54,22 @@ class ApiKey:
     limits: CallerLimits = field(default_factory=CallerLimits)
 
 
-class KeyRing:
-    """Some keys, each with a name and a secret of its own."""
+def find_key(keys: Iterable[ApiKey], presented: bytes) -> ApiKey | None:
+    """Return the key that was presented, if it is one of these; takes as long for any other."""
+    digest = hashlib.sha256(presented).digest()
+    found = [key for key in keys if hmac.compare_digest(key.digest, digest)]
+    return found[0] if found else None
 
-    def __init__(self, keys: Iterable[ApiKey], where: str = "the keys") -> None:
-        """Keep the keys.
 
-        Args:
-            where: they come from, for messages.
+def check_unique(keys: list[ApiKey], where: str) -> None:
+    """Check that each key has a name and a secret of its own; `where` they come from is for messages.
 
-        Raises:
-            ConfigError: a name or a secret stands twice.
-        """
-        self.keys = tuple(keys)
-        for what, values in (
-            ("name", [each.name for each in self.keys]),
-            ("key", [each.digest for each in self.keys]),
-        ):
-            if len(set(values)) < len(values):
-                raise ConfigError(f"{where}: the same {what} stands twice; give each line one of its own")
-
-    def find(self, presented: bytes) -> ApiKey | None:
-        """Return the key that was presented, if it is one of these; takes as long for any other."""
-        digest = hashlib.sha256(presented).digest()
-        found = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
-        return found[0] if found else None
+    Raises:
+        ConfigError: a name or a secret stands twice.
+    """
+    for what, values in (("name", {each.name for each in keys}), ("key", {each.digest for each in keys})):
+        if len(values) < len(keys):
+            raise ConfigError(f"{where}: the same {what} stands twice; give each line one of its own")
 
 
 def parse_keys(text: str, defaults: CallerLimits, where: str) -> list[ApiKey]:
@@ -223,15 +214,15 @@ class KeyBook:
         self._clock = clock
         self._checked_s = clock.now()
         self._stamp = self._read_stamp()
-        self._ring = self._read()
-        if not self._ring.keys:
+        self._keys = self._read()
+        if not self._keys:
             raise ConfigError(f"{file} holds no key; make one with: cosydit keys new NAME --file {file}")
 
     def find(self, presented: bytes) -> ApiKey | None:
         """Return the key that was presented, if it may be used now."""
         if self._file is not None and self._clock.now() - self._checked_s >= CHECK_INTERVAL_S:
             self._refresh()
-        return self._ring.find(presented)
+        return find_key(self._keys, presented)
 
     def _refresh(self) -> None:
         self._checked_s = self._clock.now()
@@ -240,11 +231,11 @@ class KeyBook:
             return
         self._stamp = stamp
         try:
-            self._ring = self._read()
+            self._keys = self._read()
         except ConfigError as error:
             logger.error("API keys: %s; those read before stay good", error)
         else:
-            logger.info("API keys: %s was read again: %d keys", self._file, len(self._ring.keys))
+            logger.info("API keys: %s was read again: %d keys", self._file, len(self._keys))
 
     def _read_stamp(self) -> _Stamp | None:
         """Return what changes with the file; None if there is none."""
@@ -254,11 +245,12 @@ class KeyBook:
             return None
         return (stat.st_mtime_ns, stat.st_size, stat.st_ino) if stat is not None else None
 
-    def _read(self) -> KeyRing:
+    def _read(self) -> list[ApiKey]:
         keys = list(self._fixed)
         if self._file is not None:
             keys += parse_keys(_text_of(self._file), self._defaults, str(self._file))
-        return KeyRing(keys, where=str(self._file or "the keys"))
+        check_unique(keys, str(self._file or "the keys"))
+        return keys
 
 
 def _text_of(file: Path) -> str:

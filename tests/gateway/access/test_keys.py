@@ -11,7 +11,7 @@ import pytest
 
 from cosydit.cli.main import main
 from gateway.access.caller import CallerLimits
-from gateway.access.keys import KeyBook, KeyRing, key_line, new_key, parse_keys
+from gateway.access.keys import KeyBook, check_unique, find_key, key_line, new_key, parse_keys
 from gateway.errors import ConfigError
 from tests.gateway.access.door import KEY, OTHER_KEY, keys, recorded
 from tests.gateway.fakes import ManualClock
@@ -61,13 +61,13 @@ def test_a_bad_line_is_named_by_its_number_and_never_quoted(line: str, word: str
 @pytest.mark.parametrize("second", [f"anna {OTHER_KEY}", f"bob {KEY}"], ids=["same name", "same key"])
 def test_each_key_has_a_name_and_a_secret_of_its_own(second: str) -> None:
     with pytest.raises(ConfigError, match="twice"):
-        KeyRing(parse_keys(f"anna {KEY}\n{second}", CallerLimits(), "keys.txt"))
+        check_unique(parse_keys(f"anna {KEY}\n{second}", CallerLimits(), "keys.txt"), "keys.txt")
 
 
 def test_every_key_is_compared_in_constant_time_wherever_the_right_one_stands() -> None:
     for presented in (KEY, OTHER_KEY, "sk-of-nobody", ""):
         with mock.patch("hmac.compare_digest", wraps=hmac.compare_digest) as compare:
-            KeyRing(keys()).find(presented.encode())
+            find_key(keys(), presented.encode())
         assert [call.args[0] for call in compare.call_args_list] == [key.digest for key in keys()]
 
 
@@ -75,7 +75,7 @@ def test_a_made_key_opens_with_its_line_alone() -> None:
     key = new_key()
     line = key_line("carl", key, ["streams=3"])
     assert key not in line and len(key) > 40 and key != new_key()
-    found = KeyRing(parse_keys(line, CallerLimits(), "line")).find(key.encode())
+    found = find_key(parse_keys(line, CallerLimits(), "line"), key.encode())
     assert found is not None and (found.name, found.limits.streams) == ("carl", 3)
 
 
@@ -137,7 +137,7 @@ def test_the_command_shows_a_key_once_and_keeps_its_digest(tmp_path: Path, capsy
     assert main(["keys", "new", "anna", "--file", str(file), "--limit", "streams=2"]) == 0
     key = capsys.readouterr().out.strip()
     assert key not in file.read_text()
-    anna = KeyRing(parse_keys(file.read_text(), CallerLimits(), "file")).find(key.encode())
+    anna = find_key(parse_keys(file.read_text(), CallerLimits(), "file"), key.encode())
     assert anna is not None and (anna.name, anna.limits.streams) == ("anna", 2)
 
 
