@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.core import Utterance
-from gateway.errors import ConfigError
 from gateway.text.breaks import spoken_length
 from llm_service.speech_bounds import SpeechBounds
 
@@ -27,10 +26,6 @@ class CarryLimits:
     max_text_characters: int = 480
     max_letters: int | None = None
     """Most letters as spoken that are carried and spoken anew together; None: any number."""
-
-    def __post_init__(self) -> None:
-        if self.max_speech_tokens < 0 or self.max_text_characters < 0:
-            raise ConfigError(f"got {self}, expected limits of 0 or more")
 
     @classmethod
     def within(cls, bounds: SpeechBounds) -> CarryLimits:

@@ -94,8 +94,7 @@ class Token2WavClient:
         """Ask how busy the server is.
 
         Raises:
-            Token2WavRejectedError: a server of a version that has no such operation.
-            Token2WavError: anything else the service did wrong.
+            Token2WavError: anything the service did wrong.
         """
         try:
             result = await self._ask(Operation.STATUS, {}, "status", self._deadlines.ready_s)
@@ -352,7 +351,7 @@ def _prompt_tensor(audio: bytes | FloatArray) -> dict[str, Any]:
 
 def _voice_of(result: Tensors) -> RegisteredVoice:
     tokens = tuple(int(token) for token in _required(result, "prompt_speech_tokens").ravel())
-    cut_s = result.get("silence_cut_s")  # that of an import, and of a server before this tensor, is not told
+    cut_s = result.get("silence_cut_s")  # that of an import is not told
     return RegisteredVoice(text_of(_required(result, "voice_id")), tokens, 0.0 if cut_s is None else float(cut_s[0]))
 
 

@@ -190,9 +190,6 @@ class Token2WavReplica:
             status = await self.client.status()
         except errors.Token2WavStoppingError:
             return LoadReport(is_draining=True)
-        except errors.Token2WavRejectedError:
-            # A server of a version without a status: it serves, and refuses streams itself when it is full.
-            return LoadReport()
         self._hop_multiple = status.hop_multiple
         return LoadReport(
             is_draining=status.is_draining,

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core import Utterance
-from gateway.errors import ConfigError
 from gateway.speech.prosody_carry import CarryLimits, ProsodyCarry
 
 LIMITS = CarryLimits(max_speech_tokens=10, max_text_characters=20)
@@ -56,8 +55,3 @@ def test_the_latest_segments_are_carried_whole_as_far_as_the_limits_allow(spoken
 
 def test_a_limit_of_no_tokens_carries_nothing() -> None:
     assert ProsodyCarry(CarryLimits(max_speech_tokens=0)).after("One. ", [1]).parts == ()
-
-
-def test_negative_limits_are_refused() -> None:
-    with pytest.raises(ConfigError, match="expected limits of 0 or more"):
-        CarryLimits(max_speech_tokens=-1)

@@ -28,10 +28,6 @@ async def test_the_status_becomes_a_report() -> None:
     assert report == LoadReport(True, slots=8, open_streams=3, step_s=0.02, steps=100, next_end_s=0.4)
 
 
-async def test_a_server_of_an_older_version_is_ready_and_says_nothing() -> None:
-    assert await _probe(FakeTriton(status_error=error(ErrorCode.INVALID_REQUEST, "unknown"))) == LoadReport()
-
-
 async def test_a_server_that_stops_is_draining() -> None:
     assert await _probe(FakeTriton(status_error=error(ErrorCode.UNAVAILABLE, "stopping"))) == LoadReport(True)
 
