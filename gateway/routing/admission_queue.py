@@ -6,11 +6,18 @@ streams, which is a round over callers; requests of one caller come in the order
 
 from __future__ import annotations
 
-from asyncio import Future
 from collections import Counter
 from dataclasses import dataclass
+from typing import Protocol
 
 from gateway.routing.replica import MAX_WAITING
+
+
+class Turn(Protocol):
+    """What a request waits for: a future, which says whether it has its turn or was dropped from a full queue."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: bool, /) -> None: ...
 
 
 @dataclass(eq=False)
@@ -20,8 +27,7 @@ class QueueEntry:
     caller: str
     priority: int
     """1 (first) to 10."""
-    turn: Future[bool]
-    """Whether it has its turn, or was dropped from a full queue."""
+    turn: Turn
 
 
 _Kind = tuple[str, int]
