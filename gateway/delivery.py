@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import Executor
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from gateway.audio import AsyncEncoder, AudioFormat, OutputFormat, open_encoder
 from gateway.core import AudioChunk, FloatArray
@@ -79,22 +80,19 @@ async def timed(speech: AsyncGenerator[AudioChunk], result: SpeechResult) -> Asy
             yield SessionAudio(chunk.samples, tuple(characters), chunk.is_last)
 
 
+@dataclass
 class Delivery:
     """One listener's account of speech; speeches may follow one another."""
 
-    def __init__(self, pacer: Pacer, speed: float = 1.0) -> None:
-        """Begin with nothing made and nothing sent.
-
-        Args:
-            speed: times as fast as the speech was made; the pacer counts the time that it takes to play.
-        """
-        self._pacer = pacer
-        self._speed = speed
-        self.generated_samples = 0
-        """Samples made so far; all samples here count at 24 kHz and normal speed."""
-        self.sent_samples = 0
-        self.sent_characters = 0
-        """Position in the text up to which its speech was sent."""
+    pacer: Pacer
+    """Says when the next frame may go."""
+    speed: float = 1.0
+    """Times as fast as the speech was made; the pacer counts the time that it takes to play."""
+    generated_samples: int = 0
+    """Samples made so far; all samples here count at 24 kHz and normal speed."""
+    sent_samples: int = 0
+    sent_characters: int = 0
+    """Position in the text up to which its speech was sent."""
 
     async def frames(self, speech: AsyncGenerator[SessionAudio]) -> AsyncGenerator[SessionAudio]:
         """Yield the speech in frames, each when it may go; it counts as sent from then on.
@@ -113,17 +111,17 @@ class Delivery:
                 began_samples += len(audio.samples)
 
     async def _wait(self, samples: int) -> None:
-        while (wait_s := self._pacer.wait_s(self._played_s(samples))) > 0:
+        while (wait_s := self.pacer.wait_s(self._played_s(samples))) > 0:
             await asyncio.sleep(wait_s)
 
     def _note_sent(self, frame: SessionAudio) -> None:
-        self._pacer.sent(self._played_s(len(frame.samples)))
+        self.pacer.sent(self._played_s(len(frame.samples)))
         self.sent_samples += len(frame.samples)
         if frame.characters:
             self.sent_characters = frame.characters[-1].position + 1
 
     def _played_s(self, samples: int) -> float:
-        return samples / SAMPLE_RATE_HZ / self._speed
+        return samples / SAMPLE_RATE_HZ / self.speed
 
 
 def frames_of(audio: SessionAudio, began_samples: int) -> Iterator[SessionAudio]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from gateway.access.caller import Caller, CallerLimits, current_caller
 from gateway.access.connections import Connections
@@ -21,28 +22,28 @@ STREAM_RETRY_S = 1.0
 """Seconds until a caller with too many open streams may try again: most streams are under way already."""
 
 
+@dataclass(frozen=True)
 class Account:
     """One open stream's account of what its caller got."""
 
-    def __init__(self, caller: Caller, ledger: CallerLedger) -> None:
-        self._caller = caller
-        self._ledger = ledger
+    caller: Caller
+    ledger: CallerLedger
 
     def deliver(self, audio_s: float) -> None:
         """Count audio that the caller has got, if its audio is limited."""
-        limits = self._caller.limits
+        limits = self.caller.limits
         if limits.audio_s_per_hour is not None or limits.audio_s_per_day is not None:
-            self._ledger.add_audio(self._caller.name, audio_s)
+            self.ledger.add_audio(self.caller.name, audio_s)
 
     def refusal(self) -> AudioLimitError | None:
         """Return why the caller may have no more audio now, if it may not."""
-        limits = self._caller.limits
+        limits = self.caller.limits
         windows = ((limits.audio_s_per_hour, HOUR_S, "hour"), (limits.audio_s_per_day, DAY_S, "day"))
         for limit_s, window_s, window in reversed(windows):
             if limit_s is None:
                 continue
-            if (wait_s := self._ledger.audio_wait_s(self._caller.name, limit_s, window_s)) > 0:
-                got = f"the audio of {self._caller.name!r} is used up, which is {limit_s:g} s in any {window}"
+            if (wait_s := self.ledger.audio_wait_s(self.caller.name, limit_s, window_s)) > 0:
+                got = f"the audio of {self.caller.name!r} is used up, which is {limit_s:g} s in any {window}"
                 advice = f"try again in {wait_s:.0f} s, or ask for a higher limit"
                 return AudioLimitError(f"{got}; {advice}", retry_after_s=wait_s)
         return None

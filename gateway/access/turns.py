@@ -13,6 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 logger = logging.getLogger(__name__)
 
@@ -59,25 +60,19 @@ class Turns:
         self._is_serving = False
 
 
+@dataclass(eq=False)
 class Backlog:
     """What came from one connection and is not parsed yet."""
 
-    def __init__(
-        self, turns: Turns, transport: asyncio.Transport, parse: Callable[[bytes], None], resume: Callable[[], None]
-    ) -> None:
-        """Begin with nothing.
-
-        Args:
-            transport: is not read while there is a backlog.
-            parse: gets the pieces in their order.
-            resume: is called when all is parsed; reads the transport again, unless there is another reason not to.
-        """
-        self._turns = turns
-        self._transport = transport
-        self._parse = parse
-        self._resume = resume
-        self._left = bytearray()
-        self._is_waiting = False
+    turns: Turns
+    transport: asyncio.Transport
+    """Is not read while there is a backlog."""
+    parse: Callable[[bytes], None]
+    """Gets the pieces in their order."""
+    resume: Callable[[], None]
+    """Is called when all is parsed; reads the transport again, unless there is another reason not to."""
+    _left: bytearray = field(default_factory=bytearray, init=False)
+    _is_waiting: bool = field(default=False, init=False)
 
     def __len__(self) -> int:
         """Return the number of bytes."""
@@ -88,23 +83,23 @@ class Backlog:
         self._left += data
         if not self._is_waiting:
             self._is_waiting = True
-            self._turns.go_on(self)
+            self.turns.go_on(self)
         if self._is_waiting:
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     def take_piece(self) -> bool:
         """Parse some bytes; return whether there are more."""
-        if not self._transport.is_closing():
+        if not self.transport.is_closing():
             piece = bytes(self._left[:PIECE_BYTES])
             del self._left[:PIECE_BYTES]
             try:
-                self._parse(piece)
+                self.parse(piece)
             except Exception:
                 logger.exception("a connection is closed, as it can't be read")
-                self._transport.abort()
-        if self._transport.is_closing():
+                self.transport.abort()
+        if self.transport.is_closing():
             self._left.clear()
         elif not self._left:
-            self._resume()
+            self.resume()
         self._is_waiting = bool(self._left)
         return self._is_waiting

@@ -9,6 +9,7 @@ Headers are not decoded and nothing is checked: gRPC, which gets the same bytes,
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 PREFACE_BYTES = 24
 """Bytes that a client sends before its first frame."""
@@ -59,35 +60,26 @@ class Streams:
             self.unfinished_bytes -= message.bytes
 
 
+@dataclass(eq=False)
 class Frames:
     """Finds the frames in one direction of a connection."""
 
-    def __init__(
-        self,
-        skipped: int,
-        begin: Callable[[int, int, int], None],
-        read: Callable[[int, memoryview], None] | None,
-    ) -> None:
-        """Begin at the first byte.
-
-        Args:
-            skipped: bytes before the first frame.
-            begin: is told kind, flags and stream of each frame.
-            read: is given the payloads of DATA as they come, with their stream; None: they are skipped.
-        """
-        self._skipped = skipped
-        self._begin = begin
-        self._read = read
-        self._head = bytearray()
-        self._stream = 0
-        self._data_left = 0
-        """Bytes of DATA to come in this frame."""
-        self._other_left = 0
-        """Other bytes to come in this frame."""
-        self._is_padded = False
-        """Whether the next byte says how many of the frame's last bytes are padding."""
-        self.are_begun = False
-        """Whether a frame has come."""
+    skipped: int
+    """Bytes before the first frame that are still to come."""
+    begin: Callable[[int, int, int], None]
+    """Is told kind, flags and stream of each frame."""
+    read: Callable[[int, memoryview], None] | None
+    """Is given the payloads of DATA as they come, with their stream; None: they are skipped."""
+    are_begun: bool = False
+    """Whether a frame has come."""
+    _head: bytearray = field(default_factory=bytearray)
+    _stream: int = 0
+    _data_left: int = 0
+    """Bytes of DATA to come in this frame."""
+    _other_left: int = 0
+    """Other bytes to come in this frame."""
+    _is_padded: bool = False
+    """Whether the next byte says how many of the frame's last bytes are padding."""
 
     def feed(self, data: bytes) -> None:
         """Read on."""
@@ -97,16 +89,16 @@ class Frames:
 
     def _step(self, view: memoryview) -> int:
         """Take some bytes; return how many."""
-        if self._skipped:
-            taken = min(self._skipped, len(view))
-            self._skipped -= taken
+        if self.skipped:
+            taken = min(self.skipped, len(view))
+            self.skipped -= taken
         elif self._is_padded:
             taken = self._take_padding(view)
         elif self._data_left:
             taken = min(self._data_left, len(view))
             self._data_left -= taken
-            assert self._read is not None
-            self._read(self._stream, view[:taken])
+            assert self.read is not None
+            self.read(self._stream, view[:taken])
         elif self._other_left:
             taken = min(self._other_left, len(view))
             self._other_left -= taken
@@ -122,10 +114,10 @@ class Frames:
         self._stream = int.from_bytes(self._head[5:], "big") & 0x7FFFFFFF
         self._head.clear()
         self.are_begun = True
-        is_read = kind == _DATA and self._read is not None
+        is_read = kind == _DATA and self.read is not None
         self._data_left, self._other_left = (length, 0) if is_read else (0, length)
         self._is_padded = is_read and bool(flags & _PADDED) and length > 0
-        self._begin(kind, flags, self._stream)
+        self.begin(kind, flags, self._stream)
 
     def _take_padding(self, view: memoryview) -> int:
         self._is_padded = False

@@ -14,6 +14,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
 from gateway.access.access import Access
@@ -104,53 +105,46 @@ class _LateStart(asyncio.StreamReaderProtocol):
         return self._silent is None and bool(super().eof_received())
 
 
+@dataclass
 class _Door:
     """The connections that are open."""
 
-    def __init__(
-        self,
-        host: Host,
-        settings: WyomingSettings,
-        access: Access,
-        telemetry: Telemetry,
-    ) -> None:
-        self._connections = access.connections
-        self._host = host
-        self._settings = settings
-        self._access = access
-        self._telemetry = telemetry
-        self._open: dict[asyncio.Task[None], WyomingConnection] = {}
+    host: Host
+    settings: WyomingSettings
+    access: Access
+    telemetry: Telemetry
+    _open: dict[asyncio.Task[None], WyomingConnection] = field(default_factory=dict, init=False)
 
     def protocol(self) -> asyncio.StreamReaderProtocol:
         """Make the protocol of one connection."""
-        reader, is_full = EventReader(self._settings.max_event_bytes), self._connections.is_full(NAME)
+        reader, is_full = EventReader(self.settings.max_event_bytes), self.access.connections.is_full(NAME)
         return (asyncio.StreamReaderProtocol if is_full else _LateStart)(reader, self._serve)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection; what fails in it ends nothing else."""
         # Pings find a peer that vanished, and what it used is freed.
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        limits, settings = self._host.limits, self._settings
+        limits, settings = self.host.limits, self.settings
         assert isinstance(reader, EventReader)
         events = EventStream(reader, writer, limits.reader_timeout_s)
-        counted = self._connections.of(writer.transport)
+        counted = self.access.connections.of(writer.transport)
         counted.greeted()
         counted.on_drop = writer.transport.abort
         reader.hold = counted.hold
         reader.tell()  # what came with the first bytes
-        if self._connections.is_full(NAME):
+        if self.access.connections.is_full(NAME):
             await events.refuse(OverloadedError("all connections are in use; try again later", retry_after_s=_RETRY_S))
             await events.close()
             return
         task = asyncio.current_task()
         assert task is not None
-        info = partial(describe, self._host, settings.languages)
+        info = partial(describe, self.host, settings.languages)
         connection = self._open[task] = WyomingConnection(
-            self._host, events, info, settings.idle_timeout_s, partial(self._connections.set_idle, counted)
+            self.host, events, info, settings.idle_timeout_s, partial(self.access.connections.set_idle, counted)
         )
-        caller = self._access.caller_without_key((writer.get_extra_info("peername") or (NOBODY,))[0])
+        caller = self.access.caller_without_key((writer.get_extra_info("peername") or (NOBODY,))[0])
         try:
-            with self._telemetry.serving(WYOMING, "Wyoming connection", None), calling(caller):
+            with self.telemetry.serving(WYOMING, "Wyoming connection", None), calling(caller):
                 await connection.serve()
         finally:
             del self._open[task]
@@ -162,5 +156,5 @@ class _Door:
         for connection in self._open.values():
             connection.finish()
         tasks = set(self._open)
-        _, late = await asyncio.wait(tasks, timeout=self._settings.grace_s)
+        _, late = await asyncio.wait(tasks, timeout=self.settings.grace_s)
         await stop(*late)

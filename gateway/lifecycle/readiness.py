@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -32,39 +33,28 @@ class AskedService(Protocol):
     async def is_ready(self) -> bool: ...
 
 
+@dataclass
 class Readiness:
     """Warms up until it succeeds once, then asks the services each time."""
 
-    def __init__(
-        self,
-        pipeline: Speaker,
-        llm: AskedService,
-        token2wav: AskedService,
-        voice: str,
-        retry_s: float = DEFAULT_RETRY_S,
-        probe: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """Nothing is asked before `warm_up`.
-
-        Args:
-            probe: must return, too, before the gateway is ready; raises GatewayError.
-        """
-        self._pipeline = pipeline
-        self._llm = llm
-        self._token2wav = token2wav
-        self._voice = voice
-        self._retry_s = retry_s
-        self._reason: str | None = "the warm-up synthesis has not finished yet; wait"
-        self._withdrawal: str | None = None
-        self._probe = probe
+    pipeline: Speaker
+    llm: AskedService
+    token2wav: AskedService
+    voice: str
+    """Voice of the warm-up."""
+    retry_s: float = DEFAULT_RETRY_S
+    probe: Callable[[], Awaitable[None]] | None = None
+    """Must return, too, before the gateway is ready; raises GatewayError. Nothing is asked before `warm_up`."""
+    _reason: str | None = field(default="the warm-up synthesis has not finished yet; wait", init=False)
+    _withdrawal: str | None = field(default=None, init=False)
 
     async def warm_up(self, then: Callable[[], None] = lambda: None) -> None:
         """Speak one word, again and again until it works; calls `then` before anybody is told."""
         while self._reason is not None:
             try:
                 await self._speak_once()
-                if self._probe is not None:
-                    await self._probe()
+                if self.probe is not None:
+                    await self.probe()
                 then()
                 self._reason = None
                 logger.info("warm-up synthesis succeeded; ready")
@@ -72,12 +62,12 @@ class Readiness:
             except GatewayError as error:
                 reason = f"the warm-up synthesis failed: {public_text(error)}"
                 if reason != self._reason:  # services take their time to start
-                    logger.warning("%s; tried again every %.1f s", reason, self._retry_s)
+                    logger.warning("%s; tried again every %.1f s", reason, self.retry_s)
                 self._reason = reason
             except Exception:
                 self._reason = "the warm-up synthesis failed: internal error; see the server's log"
-                logger.exception("warm-up synthesis failed, next try in %.1f s", self._retry_s)
-            await asyncio.sleep(self._retry_s)
+                logger.exception("warm-up synthesis failed, next try in %.1f s", self.retry_s)
+            await asyncio.sleep(self.retry_s)
 
     def withdraw(self, reason: str) -> None:
         """Report from now on that the gateway is not ready, even if the services answer."""
@@ -91,13 +81,13 @@ class Readiness:
         """
         if (reason := self._withdrawal or self._reason) is not None:
             raise NotReadyError(reason)
-        answers = await asyncio.gather(self._llm.is_ready(), self._token2wav.is_ready())
+        answers = await asyncio.gather(self.llm.is_ready(), self.token2wav.is_ready())
         silent = [name for name, is_ready in zip(("LLM", "token2wav"), answers, strict=True) if not is_ready]
         if silent:
             raise NotReadyError(f"no answer from {' and '.join(silent)}; start it again or see its log")
 
     async def _speak_once(self) -> None:
-        async with aclosing(self._pipeline.synthesize(SpeechRequest(WARM_UP_TEXT, self._voice))) as audio:
+        async with aclosing(self.pipeline.synthesize(SpeechRequest(WARM_UP_TEXT, self.voice))) as audio:
             async for _ in audio:
                 pass
 

@@ -17,6 +17,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric
@@ -33,22 +34,18 @@ LEAVE = signal.SIGUSR1
 """Has a worker close its doors at once; one that has none yet ends."""
 
 
+@dataclass(eq=False)
 class Worker:
     """This process's part in the gateway of several."""
 
-    def __init__(self, number: int, pipe: int, ledger: CallerLedger) -> None:
-        """Say nothing yet.
-
-        Args:
-            number: of this process, from 1.
-            pipe: descriptor that leads to the parent.
-        """
-        self.number = number
-        self.ledger = ledger
-        self._pipe = pipe
-        self._parent = os.getppid()
-        self._registry: CollectorRegistry | None = None
-        self._is_open = False
+    number: int
+    """From 1."""
+    pipe: int
+    """Descriptor that leads to the parent."""
+    ledger: CallerLedger
+    _parent: int = field(default_factory=os.getppid, init=False)
+    _registry: CollectorRegistry | None = field(default=None, init=False)
+    _is_open: bool = field(default=False, init=False)
 
     def note_opened(self) -> None:
         """Tell that the doors are open; so does each further beat."""
@@ -63,12 +60,12 @@ class Worker:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Tell the parent and the others until the context is left."""
-        os.set_blocking(self._pipe, False)
+        os.set_blocking(self.pipe, False)
         try:
             async with running_meanwhile(self._keep_beating()):
                 yield
         finally:
-            os.close(self._pipe)
+            os.close(self.pipe)
             if os.getppid() != self._parent:
                 self.ledger.remove()
 
@@ -86,7 +83,7 @@ class Worker:
         # NOTE: a parent that is gone, or stands still, is no fault of ours.
         with suppress(OSError):
             if self._is_open:
-                os.write(self._pipe, b".")
+                os.write(self.pipe, b".")
 
 
 Families = list[list[Any]]
