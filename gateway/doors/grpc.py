@@ -38,7 +38,7 @@ from gateway.errors import NotReadyError
 from gateway.host import Host
 from gateway.lifecycle.readiness import Readiness
 from gateway.processes.ports import open_port, port_of
-from gateway.telemetry.telemetry import Telemetry, make_telemetry
+from gateway.telemetry.telemetry import Telemetry
 from servicekit.tasks import running_meanwhile
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ async def serving_grpc(
     max_string_bytes = max(_MIN_STRING_BYTES, _LONGEST_CHARACTER_BYTES * host.pipeline.settings.max_text_characters)
     limits = access.connections.limits
     admitting = GrpcAccess(access, limits.max_connections, limits.body_timeout_s)
-    interceptor = CallInterceptor(telemetry or make_telemetry(host.clock), admitting, max_string_bytes)
+    interceptor = CallInterceptor(telemetry or Telemetry(host.clock), admitting, max_string_bytes)
     server, health = _make_server(host, limits, interceptor)
     with TemporaryDirectory(prefix="cosydit-grpc-") as folder:
         server.add_insecure_port(f"unix:{folder}/{SERVER_NAME}")

@@ -27,7 +27,7 @@ from gateway.host import Host
 from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE, let_many_wait
 from gateway.processes.ports import open_port, port_of
 from gateway.telemetry.call import WYOMING
-from gateway.telemetry.telemetry import Telemetry, make_telemetry
+from gateway.telemetry.telemetry import Telemetry
 from servicekit.tasks import stop
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ async def serving_wyoming(
         return
     port = port_of(bound)
     access = access or Access(None, CallerLimits(), host.clock)
-    door = _Door(host, settings, access, telemetry or make_telemetry(host.clock))
+    door = _Door(host, settings, access, telemetry or Telemetry(host.clock))
     loop = asyncio.get_running_loop()
     servers = [
         await loop.create_server(door.protocol, sock=each, backlog=ACCEPTED_AT_ONCE)

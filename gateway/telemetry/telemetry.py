@@ -42,14 +42,15 @@ class TelemetrySettings:
 _SERVICE = "cosydit-gateway"
 
 
-@dataclass(frozen=True)
 class Telemetry:
     """Metrics always, traces where they are on."""
 
-    metrics: GatewayMetrics
-    observer: CallObserver
-    """Receives the pipeline's events."""
-    tracer: Tracer = NULL_TRACER
+    def __init__(self, clock: Clock, tracer: Tracer = NULL_TRACER) -> None:
+        """Begin to count; the owner closes the tracer."""
+        self.metrics = GatewayMetrics()
+        self.observer = CallObserver(self.metrics, clock)
+        """Receives the pipeline's events."""
+        self.tracer = tracer
 
     @contextmanager
     def serving(self, dialect: str, name: str, traceparent: str | None) -> Iterator[Call]:
@@ -71,12 +72,6 @@ def open_telemetry(settings: TelemetrySettings, clock: Clock) -> Telemetry:
         ConfigError: traces are asked for and OpenTelemetry is not installed.
     """
     try:
-        return make_telemetry(clock, open_tracer(_SERVICE, settings.otlp_endpoint))
+        return Telemetry(clock, open_tracer(_SERVICE, settings.otlp_endpoint))
     except TracingUnavailableError as error:
         raise ConfigError(str(error)) from error
-
-
-def make_telemetry(clock: Clock, tracer: Tracer = NULL_TRACER) -> Telemetry:
-    """Make what a gateway needs; its owner closes the tracer."""
-    metrics = GatewayMetrics()
-    return Telemetry(metrics, CallObserver(metrics, clock), tracer)

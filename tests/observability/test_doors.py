@@ -31,7 +31,7 @@ from gateway.telemetry.exposition import (
     metrics_port,
 )
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.telemetry import make_telemetry
+from gateway.telemetry.telemetry import Telemetry
 from gateway.voices.registry import NamedVoice
 from servicekit.clock import SystemClock
 from tests.gateway.access.door import BEARER, KEY, SMALL, Door, keys, opened_door
@@ -63,7 +63,7 @@ async def speak_in_every_dialect(door: Door) -> None:
 
 
 async def test_every_door_names_its_dialect(voices: Voices) -> None:
-    telemetry = make_telemetry(SystemClock())
+    telemetry = Telemetry(SystemClock())
     async with opened_door(voices, telemetry=telemetry) as door:
         await speak_in_every_dialect(door)
     got = Reading(telemetry.metrics.registry)
@@ -73,7 +73,7 @@ async def test_every_door_names_its_dialect(voices: Voices) -> None:
 
 
 async def test_the_wyoming_door_names_its_dialect_and_its_refusals(voices: Voices) -> None:
-    telemetry, llm = make_telemetry(SystemClock()), FakeLLM(speech_deltas(10))
+    telemetry, llm = Telemetry(SystemClock()), FakeLLM(speech_deltas(10))
     async with opened_wyoming(llm, FakeToken2Wav(), voices, telemetry=telemetry) as door:
         for voice, last in (("anna", "audio-stop"), ("nobody", "error")):
             async with door.client() as client:
@@ -96,7 +96,7 @@ async def test_the_wyoming_door_names_its_dialect_and_its_refusals(voices: Voice
 async def test_a_refusal_is_counted_once_wherever_it_comes_up(
     voices: Voices, headers: dict[str, str], change: dict[str, str], cause: str, outcome: str
 ) -> None:
-    telemetry = make_telemetry(SystemClock())
+    telemetry = Telemetry(SystemClock())
     async with opened_door(voices, telemetry=telemetry) as door:
         assert (await door.speak(headers, **change)).status_code >= 400
     got = Reading(telemetry.metrics.registry)
@@ -105,7 +105,7 @@ async def test_a_refusal_is_counted_once_wherever_it_comes_up(
 
 
 async def test_a_stream_too_many_is_an_admission_refused(voices: Voices) -> None:
-    telemetry, llm = make_telemetry(SystemClock()), FakeLLM(speech_deltas(60), gate=asyncio.Event())
+    telemetry, llm = Telemetry(SystemClock()), FakeLLM(speech_deltas(60), gate=asyncio.Event())
     async with opened_door(voices, AccessSettings(fixed_keys=keys("streams=1")), llm, telemetry) as door:
         first = asyncio.create_task(door.speak(BEARER))
         while not door.token2wav.open_streams:
@@ -121,7 +121,7 @@ async def test_a_stream_too_many_is_an_admission_refused(voices: Voices) -> None
 
 
 async def test_a_grpc_call_without_a_key_is_counted(voices: Voices) -> None:
-    telemetry = make_telemetry(SystemClock())
+    telemetry = Telemetry(SystemClock())
     async with opened_door(voices, telemetry=telemetry) as door:
         stub = tts_service_pb2_grpc.TextToSpeechServiceStub(door.channel)
         with pytest.raises(grpc.aio.AioRpcError):

@@ -23,7 +23,7 @@ from gateway.core import Sampling, Utterance
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import Speaker
 from gateway.telemetry.call import Call, note_trace, serve_call
-from gateway.telemetry.telemetry import make_telemetry
+from gateway.telemetry.telemetry import Telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import SystemClock
 from servicekit.logs import JsonFormatter, LogFormat, first_line, log_format_of
@@ -147,7 +147,7 @@ class ListeningLLM(FakeLLM):
 
 async def test_a_call_is_one_trace_down_to_each_chunk(voices: Voices) -> None:
     memory, llm = Memory(), ListeningLLM(speech_deltas(60))
-    async with opened_door(voices, llm=llm, telemetry=make_telemetry(SystemClock(), memory.tracer)) as door:
+    async with opened_door(voices, llm=llm, telemetry=Telemetry(SystemClock(), memory.tracer)) as door:
         assert (await door.speak({**BEARER, TRACEPARENT: FROM_CLIENT})).status_code == 200
     call = memory.named("POST /v1/audio/speech")
     assert call.parent is not None and f"{call.parent.span_id:016x}" == PARENT
@@ -165,7 +165,7 @@ async def test_a_call_is_one_trace_down_to_each_chunk(voices: Voices) -> None:
 
 async def test_a_grpc_caller_s_trace_goes_on(voices: Voices) -> None:
     memory = Memory()
-    async with opened_door(voices, telemetry=make_telemetry(SystemClock(), memory.tracer)) as door:
+    async with opened_door(voices, telemetry=Telemetry(SystemClock(), memory.tracer)) as door:
         stub = tts_service_pb2_grpc.TextToSpeechServiceStub(door.channel)
         metadata = (("authorization", f"Bearer {KEY}"), (TRACEPARENT, FROM_CLIENT))
         call = stub.Synthesize(tts_service_pb2.SynthesizeRequest(text="hello"), metadata=metadata, timeout=10)
@@ -183,7 +183,7 @@ async def test_a_grpc_caller_s_trace_goes_on(voices: Voices) -> None:
 async def test_every_span_of_a_stream_that_breaks_off_is_ended(voices: Voices, end: str) -> None:
     memory = Memory()
     llm, token2wav = FakeLLM(speech_deltas(60)), FakeToken2Wav(fail_at=1 if end == "failed" else None)
-    telemetry = make_telemetry(SystemClock(), memory.tracer)
+    telemetry = Telemetry(SystemClock(), memory.tracer)
     observer = telemetry.observer
     pipeline = Speaker(llm, token2wav, VoiceRegistry(token2wav, voices), observer=observer)
     call = Call("openai", memory.tracer.begin("call", None))
@@ -204,7 +204,7 @@ async def test_every_span_of_a_stream_that_breaks_off_is_ended(voices: Voices, e
 
 async def test_a_call_that_is_not_sampled_leaves_nothing(voices: Voices) -> None:
     memory = Memory()
-    async with opened_door(voices, telemetry=make_telemetry(SystemClock(), memory.tracer)) as door:
+    async with opened_door(voices, telemetry=Telemetry(SystemClock(), memory.tracer)) as door:
         await door.speak({**BEARER, TRACEPARENT: f"00-{TRACE}-{PARENT}-00"})
     assert memory.spans == []
 

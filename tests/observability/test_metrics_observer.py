@@ -17,7 +17,7 @@ from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.telemetry.call import Call, serve_call
 from gateway.telemetry.metrics import GatewayMetrics, ReplicaMetrics
-from gateway.telemetry.telemetry import make_telemetry
+from gateway.telemetry.telemetry import Telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 from tests.observability.reading import Reading
@@ -38,7 +38,7 @@ class Watched:
         guard: GuardSettings = UNGUARDED,
     ) -> None:
         self.clock = ManualClock()
-        self.telemetry = make_telemetry(self.clock)
+        self.telemetry = Telemetry(self.clock)
         self.llm, self.token2wav = llm or FakeLLM(speech_deltas(60)), token2wav or FakeToken2Wav()
         registry = VoiceRegistry(self.token2wav, voices)
         settings, observer = PipelineSettings(max_text_characters=100, guard=guard), self.telemetry.observer
@@ -240,7 +240,7 @@ async def test_a_listener_hears_silence_where_a_chunk_comes_after_the_audio_befo
 ) -> None:
     """Each chunk: when it was asked for, when it came, and its length."""
     clock = ManualClock()
-    telemetry = make_telemetry(clock)
+    telemetry = Telemetry(clock)
     serve_call(Call("openai"))
     stream = telemetry.observer.begin("a")
     for index, (asked_s, came_s, audio_s) in enumerate(chunks):

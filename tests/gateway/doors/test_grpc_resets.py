@@ -17,7 +17,7 @@ from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
 from gateway.access.grpc_access import GrpcAccess
 from gateway.doors.grpc_calls import FREE_CALLS, PAUSE_S, CallInterceptor
-from gateway.telemetry.telemetry import make_telemetry
+from gateway.telemetry.telemetry import Telemetry
 from gateway.voices.registry import NamedVoice
 from servicekit.timeouts import timeout
 from tests.gateway.doors.grpc_door import opened_grpc
@@ -70,7 +70,7 @@ def made_interceptor() -> CallInterceptor:
     """Make one that lets anybody in."""
     clock = ManualClock()
     access = GrpcAccess(Access(None, CallerLimits(), clock), max_calls=10, message_s=PATIENCE_S)
-    return CallInterceptor(make_telemetry(clock), access, 1000)
+    return CallInterceptor(Telemetry(clock), access, 1000)
 
 
 async def test_calls_wait_only_where_many_come() -> None:
