@@ -65,7 +65,6 @@ from servicekit.timeouts import LoopLag
 @asynccontextmanager
 async def open_gateway(
     config: GatewayConfig,
-    clock: Clock | None = None,
     access: Access | None = None,
     telemetry: Telemetry | None = None,
     worker: Worker | None = None,
@@ -79,9 +78,11 @@ async def open_gateway(
     Raises:
         ConfigError: the gateway can't work with a directory or value of `config`.
     """
-    clock = clock or SystemClock()
+    clock = SystemClock()
+    telemetry = telemetry or Telemetry(clock)
     checkpoint = _read_checkpoint(config)
     routes = _open_routes(config, checkpoint.encoder, clock)
+    telemetry.metrics.registry.register(ReplicaMetrics(routes.llm.snapshot, routes.token2wav.snapshot))
     access = access or open_access(config.access, clock)
     lexicons = load_lexicons(config.lexicons_dir, takes_phonemes=checkpoint.declaration.phonemes is not None)
     transcripts = TranscriptCheck(checkpoint.aligner, is_on=checkpoint.bounds.follows_text is not False)
@@ -118,7 +119,7 @@ async def open_gateway(
 async def open_with_ports(
     config: GatewayConfig,
     access: Access,
-    telemetry: Telemetry | None = None,
+    telemetry: Telemetry,
     worker: Worker | None = None,
     on_failed: Callable[[ConfigError], None] = lambda error: None,
 ) -> AsyncIterator[Host]:
@@ -131,11 +132,10 @@ async def open_with_ports(
     Raises:
         ConfigError: the gateway can't work with a directory, port or value of `config`.
     """
-    clock = SystemClock()
-    async with open_gateway(config, clock, access, telemetry, worker) as host, AsyncExitStack() as doors:
+    async with open_gateway(config, access, telemetry, worker) as host, AsyncExitStack() as doors:
         try:
-            if telemetry is not None and (port := config.telemetry.metrics_port) is not None and worker is None:
-                registry, silence_s = telemetry.metrics.registry, await doors.enter_async_context(beating(clock))
+            if (port := config.telemetry.metrics_port) is not None and worker is None:
+                registry, silence_s = telemetry.metrics.registry, await doors.enter_async_context(beating(host.clock))
                 doors.enter_context(exposition.metrics_port(registry, silence_s, config.host, port))
             if config.grpc_port is not None:
                 tls, grace_s = config.access.tls, config.grace_s(GrpcSettings.grace_s)
@@ -214,7 +214,7 @@ def _make_pipeline(
     voices: VoiceRegistry,
     gate: Gate,
     access: Access,
-    telemetry: Telemetry | None,
+    telemetry: Telemetry,
     clock: Clock,
 ) -> Speaker:
     bounds, aligner = checkpoint.bounds, checkpoint.aligner
@@ -228,10 +228,6 @@ def _make_pipeline(
         leading_silence_s=config.leading_silence_s,
         aligner=aligner,
     )
-    observer = None
-    if telemetry is not None:
-        observer = telemetry.observer
-        telemetry.metrics.registry.register(ReplicaMetrics(routes.llm.snapshot, routes.token2wav.snapshot))
     return Speaker(
         routes.llm,
         routes.token2wav,
@@ -243,5 +239,5 @@ def _make_pipeline(
         ),
         access=access,
         admission=gate,
-        observer=observer,
+        observer=telemetry.observer,
     )
