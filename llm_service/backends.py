@@ -21,7 +21,7 @@ from pathlib import Path
 
 from llm_service.adapters import TRTLLM_MODULE_DIR, TRTLLM_SERVE_OPTIONS, VLLM_PLUGIN_DIR
 from llm_service.config import LLMBackend, ServerConfig
-from llm_service.errors import BackendUnavailableError, CheckpointError, LLMConfigError
+from llm_service.errors import BackendUnavailableError, CheckpointError
 from llm_service.huggingface_layout import has_speech_form, stores_head_bias
 from llm_service.text_encoder import TOKENIZER_FILE
 from servicekit.extras import install_command, own_command
@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 GPU_DEVICE = "cuda"
 TRTLLM_SERVE, VLLM = "trtllm-serve", "vllm"
-TENSORRT = "tensorrt"
 GRAPH_TOKENS = 512
 """Tokens of vLLM's largest step that runs as CUDA graphs. A step that a prompt enters has about 200. Beyond vLLM's own
 bound, twice the batch, kernels are launched one by one: such a step takes five times as long, for everybody in it."""
@@ -73,7 +72,6 @@ def check_backend(backend: LLMBackend, config: ServerConfig) -> None:
     Raises:
         BackendUnavailableError: its program is missing; the message says what to install.
         CheckpointError: a directory is missing or incomplete, or the server would lose a part of the checkpoint.
-        LLMConfigError: settings contradict the checkpoint.
     """
     _require_directories(config)
     if backend is LLMBackend.EMBEDDED:
@@ -82,8 +80,6 @@ def check_backend(backend: LLMBackend, config: ServerConfig) -> None:
             command = install_command("llm-embedded")
             raise BackendUnavailableError(f"the embedded backend needs {', '.join(missing)}; install with: {command}")
         return
-    if backend is LLMBackend.TRTLLM:
-        _check_engine(config)
     program = TRTLLM_SERVE if backend is LLMBackend.TRTLLM else VLLM
     require_program(program, _INSTALL[program])
     _require_served_form(backend, config.model_dir)
@@ -109,7 +105,7 @@ def _require_directories(config: ServerConfig) -> None:
 
 def _require_served_form(backend: LLMBackend, model_dir: Path) -> None:
     """Check that stock Qwen2 loses nothing: vLLM refuses a bias of the head, TensorRT-LLM drops it, and speaks text."""
-    if not (model_dir / "config.json").is_file() or has_speech_form(model_dir) or _is_engine(model_dir):
+    if not (model_dir / "config.json").is_file() or has_speech_form(model_dir):
         return
     command = own_command(f"convert-llm huggingface {model_dir} DIRECTORY")
     if stores_head_bias(model_dir):
@@ -121,22 +117,6 @@ def _require_served_form(backend: LLMBackend, model_dir: Path) -> None:
         "%s serves %s as stock Qwen2; it stores no bias of the speech head. If the model has one, convert it: %s",
         *(backend.value, model_dir, command),
     )
-
-
-def _check_engine(config: ServerConfig) -> None:
-    is_tensorrt = config.engine_backend == TENSORRT or _is_engine(config.model_dir)
-    if is_tensorrt and config.stream_interval not in (None, 1):
-        raise LLMConfigError("stream_interval is for trtllm's pytorch backend; an engine streams every token: give 1")
-    if config.engine_backend == TENSORRT and has_speech_form(config.model_dir):
-        raise LLMConfigError(
-            f"{config.model_dir} is no engine; build one with cosydit convert-llm trtllm and build, or leave "
-            "engine_backend to pytorch"
-        )
-
-
-def _is_engine(model_dir: Path) -> bool:
-    """Tell whether a directory holds engines that trtllm-build made."""
-    return any(model_dir.glob("*.engine"))
 
 
 def _vllm_command(config: ServerConfig) -> list[str]:
@@ -157,11 +137,6 @@ def _vllm_command(config: ServerConfig) -> list[str]:
 
 
 def _trtllm_command(config: ServerConfig) -> list[str]:
-    """Return `trtllm-serve serve`, on a Hugging Face checkpoint or a built engine.
-
-    NOTE: an engine of trtllm-build gets no options and so has no metrics: trtllm-serve takes `enable_iter_perf_stats`
-    for its PyTorch backend only, and with `return_perf_metrics` it ended at its start (its issue 9678, of 1.2.0rc2).
-    """
     command = [TRTLLM_SERVE, "serve", str(config.model_dir), "--tokenizer", str(config.tokenizer_dir)]
     command += ["--host", config.host, "--port", str(config.port)]
     command += ["--max_batch_size", str(config.max_batch_size)]
@@ -170,10 +145,7 @@ def _trtllm_command(config: ServerConfig) -> list[str]:
     command += _option("--max_seq_len", config.max_seq_len)
     if has_speech_form(config.model_dir):
         command += ["--custom_module_dirs", str(TRTLLM_MODULE_DIR)]
-    engine_backend = config.engine_backend or (TENSORRT if _is_engine(config.model_dir) else None)
-    if engine_backend != TENSORRT:
-        command += ["--extra_llm_api_options", str(_options_file(config))]
-    return command + _option("--backend", engine_backend)
+    return [*command, "--extra_llm_api_options", str(_options_file(config))]
 
 
 def _option(name: str, value: object) -> list[str]:
@@ -241,12 +213,12 @@ def choose_backend(model_dir: Path, on_gpu: bool, probe: Succeeds = succeeds, ca
     """Return the backend for a checkpoint on this host.
 
     Args:
-        model_dir: the LLM; trtllm-serve keeps its head's bias only in the converted form, or as a built engine.
+        model_dir: the LLM; trtllm-serve keeps its head's bias only in the converted form.
         on_gpu: whether it is to run on one.
         probe: tells whether a command works.
         can_convert: whether the caller converts a stock LLM before it is served.
     """
-    is_served_whole = can_convert or has_speech_form(model_dir) or _is_engine(model_dir)
+    is_served_whole = can_convert or has_speech_form(model_dir)
     if on_gpu and is_served_whole and probe((TRTLLM_SERVE, "--help")):
         return LLMBackend.TRTLLM
     return LLMBackend.EMBEDDED

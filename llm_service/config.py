@@ -31,7 +31,6 @@ class LLMBackend(str, Enum):
 
 ALL_BACKENDS = frozenset(LLMBackend)
 _EMBEDDED = frozenset({LLMBackend.EMBEDDED})
-_TRTLLM = frozenset({LLMBackend.TRTLLM})
 _STREAMED = frozenset({LLMBackend.VLLM, LLMBackend.TRTLLM})
 _NAMED = frozenset({LLMBackend.EMBEDDED, LLMBackend.VLLM})
 
@@ -52,7 +51,7 @@ class LLMSetting(Setting):
 SETTINGS = (
     LLMSetting(
         "model_dir",
-        "directory of the checkpoint in Hugging Face layout, of trtllm also of an engine",
+        "directory of the checkpoint in Hugging Face layout",
         PATH,
         in_serve=False,
     ),
@@ -87,13 +86,6 @@ SETTINGS = (
         whole(1, 1 << 10),
         in_serve=False,
         backends=_STREAMED,
-    ),
-    LLMSetting(
-        "engine_backend",
-        "engine that trtllm-serve runs (default: its choice)",
-        one_of("pytorch", "tensorrt"),
-        in_serve=False,
-        backends=_TRTLLM,
     ),
     LLMSetting("device", "torch device (default cpu)", TEXT, backends=_EMBEDDED),
     LLMSetting(
@@ -163,7 +155,6 @@ class ServerConfig:
     kv_cache_free_gpu_memory_fraction: float = 0.4
     max_num_tokens: int | None = None  # tokens a step
     max_seq_len: int | None = None  # tokens, prompt plus answer
-    engine_backend: str | None = None
     stream_interval: int | None = None  # tokens an event
     # Of the embedded engine alone:
     device: str = "cpu"

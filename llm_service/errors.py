@@ -9,7 +9,6 @@ LLMServiceError
  +- LLMConfigError                a setting is unknown, out of range or unused by the backend
  +- CheckpointError            a model or tokenizer directory is incomplete or numbered otherwise
  +- BackendUnavailableError    the backend's program is not installed
- +- BuildError                 an engine could not be built, or does not answer as its source does
  +- EngineError
      +- InvalidGenerationError refused before it took any room
      +- QueueFullError
@@ -57,10 +56,6 @@ class CheckpointError(LLMServiceError):
 
 class BackendUnavailableError(LLMServiceError):
     """The program that a backend runs is not installed."""
-
-
-class BuildError(LLMServiceError):
-    """An engine could not be built, or does not answer as the model it was made of."""
 
 
 class EngineError(LLMServiceError):

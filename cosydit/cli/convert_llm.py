@@ -4,48 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 from pathlib import Path
 
 from llm_service.config import LLMBackend
-from llm_service.export.convert import DTYPES, HUGGINGFACE, TRTLLM, build_trtllm, convert
-from llm_service.export.trtllm_build import BuildLimits
+from llm_service.export.convert import DTYPES, convert
 
 SPOKEN_TOKENS = 64
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `convert-llm huggingface`, `trtllm`, `build` and `test`."""
+    """Add `convert-llm huggingface` and `convert-llm test`."""
     parser = subparsers.add_parser("convert-llm", help="convert the LLM's checkpoint for vLLM and TensorRT-LLM")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    said = "write the form that vLLM and TensorRT-LLM serve: a small head with its bias"
-    for name, form, what in (("huggingface", HUGGINGFACE, said), ("trtllm", TRTLLM, "write a TensorRT-LLM checkpoint")):
-        _add_form(actions.add_parser(name, help=what), form)
-    _add_build(actions)
+    _add_conversion(actions)
     _add_test(actions)
-
-
-def _add_build(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    limits = BuildLimits()
-    parser = actions.add_parser("build", help="build an engine from a TensorRT-LLM checkpoint with trtllm-build")
-    parser.add_argument("checkpoint", type=Path, help="directory that `trtllm` wrote")
-    parser.add_argument("directory", type=Path, help="directory for the engine")
-    parser.add_argument(
-        "--max-batch-size", type=int, default=limits.max_batch_size, help="most requests that run together"
-    )
-    parser.add_argument("--max-num-tokens", type=int, default=limits.max_num_tokens, help="most tokens of one step")
-    parser.add_argument(
-        "--max-seq-len", type=int, help="most tokens of prompt plus answer (default: the model's limit)"
-    )
-    parser.set_defaults(run=_build)
 
 
 def _add_test(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = actions.add_parser("test", help="compare a server's answers with those of the model that it was made from")
     parser.add_argument("--backend", choices=[name.value for name in LLMBackend], required=True)
-    parser.add_argument(
-        "--model-dir", type=Path, required=True, help="directory of the engine or converted form that is served"
-    )
+    parser.add_argument("--model-dir", type=Path, required=True, help="directory of the form that is served")
     parser.add_argument(
         "--source-dir", type=Path, help="directory of the Hugging Face form to compare with (default: --model-dir)"
     )
@@ -60,24 +38,22 @@ def _add_test(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.set_defaults(run=_test)
 
 
-def _add_form(parser: argparse.ArgumentParser, form: str) -> None:
+def _add_conversion(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    what = "write the form that vLLM and TensorRT-LLM serve: a small head with its bias"
+    parser = actions.add_parser("huggingface", help=what)
     parser.add_argument("source", type=Path, help="llm.pt, a directory with it, or a Hugging Face directory")
     parser.add_argument("directory", type=Path, help="directory for the result; it appears complete or not at all")
     parser.add_argument(
         "--qwen-dir", type=Path, help="directory of Qwen2's config and tokenizer (default: CosyVoice-BlankEN)"
     )
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="type of the tensors (default %(default)s)")
-    parser.set_defaults(run=_convert, form=form)
+    parser.set_defaults(run=_convert)
 
 
 def _convert(args: argparse.Namespace) -> int:
-    return _report(args.directory, convert(args.form, args.source, args.directory, args.dtype, args.qwen_dir))
-
-
-def _build(args: argparse.Namespace) -> int:
-    logging.getLogger("llm_service").setLevel(logging.INFO)
-    limits = BuildLimits(args.max_batch_size, args.max_num_tokens, args.max_seq_len)
-    return _report(args.directory, build_trtllm(args.checkpoint, args.directory, limits))
+    is_new = convert(args.source, args.directory, args.dtype, args.qwen_dir)
+    print(f"wrote {args.directory}" if is_new else f"{args.directory}: up to date")
+    return 0
 
 
 def _test(args: argparse.Namespace) -> int:
@@ -115,8 +91,3 @@ def _compare(args: argparse.Namespace, url: str) -> int:
         f"{max(gaps):.2f} logits below its best, {spoken} tokens spoken, foreign ids {foreign}; wrote {path}"
     )
     return 0 if passed else 1
-
-
-def _report(directory: Path, is_new: bool) -> int:
-    print(f"wrote {directory}" if is_new else f"{directory}: up to date")
-    return 0

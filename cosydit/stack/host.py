@@ -20,7 +20,7 @@ from cosydit.stack.gpu_presets import STREAM_INTERVAL, GpuPreset, preset_for
 from cosydit.stack.stack import EMBEDDED, REPLICA_PORT_STEP, Ports, StackOptions
 from llm_service.backends import choose_backend, has_gpu
 from llm_service.config import LLMBackend
-from llm_service.export.convert import HUGGINGFACE, convert
+from llm_service.export.convert import convert
 from llm_service.huggingface_layout import has_speech_form
 from servicekit.extras import own_command
 from servicekit.gpu_host import AUTO, CPU, CUDA, DEVICES, GpuFacts, default_device, read_gpus
@@ -183,7 +183,7 @@ def served_form(llm_dir: Path, backend: str, work_dir: Path) -> Path:
     if backend == EMBEDDED or has_speech_form(llm_dir) or not (llm_dir / "config.json").is_file():
         return llm_dir
     directory = work_dir / CONVERTED_FOLDER
-    if convert(HUGGINGFACE, llm_dir, directory, CONVERTED_TYPE):
+    if convert(llm_dir, directory, CONVERTED_TYPE):
         logger.info("converted %s into %s, the form that %s serves with its head's bias", llm_dir, directory, backend)
     return directory
 

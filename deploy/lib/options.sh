@@ -42,7 +42,6 @@ Services that a stage starts run until you stop the script when theirs is the la
   --log-dir DIR              logs and results of this run; default WORK-DIR/logs   (COSYDIT_LOG_DIR)
   --llm-backend NAME         auto, embedded, vllm or trtllm; default auto: with a  (LLM_BACKEND)
                              GPU trtllm where trtllm-serve works, else embedded
-  --llm-engine NAME          trtllm: pytorch, or tensorrt, which stage 1 builds    (LLM_ENGINE)
   --set NAME=VALUE           setting of the model repository, repeatable; these also by environment:
                              BLS_INSTANCE_NUM TRITON_MAX_BATCH_SIZE MAX_QUEUE_DELAY_MICROSECONDS DECOUPLED_MODE
                              USE_SPK2INFO_CACHE ORIGINAL_MODELS
@@ -130,7 +129,6 @@ set_option() {
     --log-dir) LOG_DIR=$2 ;;
     --manifest) MANIFEST=$2 ;;
     --llm-backend) LLM_BACKEND=$2 ;;
-    --llm-engine) LLM_ENGINE=$2 ;;
     --set) set_repository "$2" ;;
     --llm-port) LLM_PORT=$2 ;;
     --llm-grpc-port) LLM_GRPC_PORT=$2 ;;
@@ -179,7 +177,6 @@ check_settings() {
   check_choice --model "${MODEL:=$([[ $DEVICE == cuda ]] && echo "${MODELS[-1]}" || echo "${MODELS[0]}")}" "${MODELS[@]}"
   check_choice --llm-backend "${LLM_BACKEND:=auto}" auto embedded vllm trtllm
   if [[ $LLM_BACKEND == auto && $DEVICE == cpu ]]; then LLM_BACKEND=embedded; fi
-  check_choice --llm-engine "$LLM_ENGINE" pytorch tensorrt
   WORK_DIR=$(realpath -m -- "$WORK_DIR")
   export COSYDIT_HOME=$WORK_DIR
   LOG_DIR=$(realpath -m -- "${LOG_DIR:-$WORK_DIR/logs}")

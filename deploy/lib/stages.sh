@@ -92,7 +92,7 @@ build_engines() {
   fi
 }
 
-# The form of the LLM that keeps its head's bias, and TensorRT-LLM's engine if that is to run; quick when they are there.
+# The form of the LLM that keeps its head's bias; quick when it is there.
 build_llm() {
   resolve_host
   if [[ $LLM_BACKEND == embedded ]]; then
@@ -100,12 +100,6 @@ build_llm() {
     return
   fi
   convert_llm
-  if [[ $LLM_BACKEND != trtllm || $LLM_ENGINE != tensorrt ]]; then return; fi
-  run "$VENV/bin/cosydit" convert-llm trtllm "$(checkpoint_dir)/llm" "$WORK_DIR/llm_trtllm_checkpoint" --dtype bfloat16
-  run "$VENV/bin/cosydit" convert-llm build "$WORK_DIR/llm_trtllm_checkpoint" "$WORK_DIR/llm_engine" \
-    --max-batch-size 64 --max-num-tokens 32768
-  run "$VENV/bin/cosydit" convert-llm test --backend trtllm --model-dir "$WORK_DIR/llm_engine" \
-    --source-dir "$WORK_DIR/llm_converted" --tolerance 2
 }
 
 # The form that vLLM and trtllm-serve serve without loss; quick when it is there.
@@ -113,17 +107,15 @@ convert_llm() {
   run "$VENV/bin/cosydit" convert-llm huggingface "$(checkpoint_dir)/llm" "$WORK_DIR/llm_converted" --dtype bfloat16
 }
 
-# Has what llm_dir names. An engine is built by stage 1 alone.
+# Has what llm_dir names.
 ensure_llm_form() {
-  if [[ $(llm_dir) == "$WORK_DIR/llm_converted" ]]; then convert_llm; fi
+  if [[ $LLM_BACKEND != embedded ]]; then convert_llm; fi
 }
 
 # What the LLM service serves.
 llm_dir() {
   if [[ $LLM_BACKEND == embedded ]]; then
     printf '%s\n' "$(checkpoint_dir)/llm"
-  elif [[ $LLM_BACKEND == trtllm && $LLM_ENGINE == tensorrt ]]; then
-    printf '%s\n' "$WORK_DIR/llm_engine"
   else
     printf '%s\n' "$WORK_DIR/llm_converted"
   fi

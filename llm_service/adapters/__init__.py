@@ -19,7 +19,3 @@ TRTLLM_MODULE_DIR = _HERE / "speech_qwen2_trtllm"
 
 # Given to `trtllm-serve --extra_llm_api_options` (PyTorch backend).
 TRTLLM_SERVE_OPTIONS = _HERE / "trtllm_serve.yml"
-
-# Given to `trtllm-build --model_cls_file` and `--model_cls_name` (TensorRT engines).
-TRTLLM_ENGINE_FILE = TRTLLM_MODULE_DIR / "engine.py"
-TRTLLM_ENGINE_CLASS = "SpeechQwen2ForCausalLM"

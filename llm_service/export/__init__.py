@@ -1,1 +1,1 @@
-"""Converts the speech-token LLM: official llm.pt or Hugging Face form -> converted form -> TensorRT-LLM engine."""
+"""Converts the speech-token LLM: official llm.pt or Hugging Face form -> the form that vLLM and TensorRT-LLM serve."""

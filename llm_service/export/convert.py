@@ -1,11 +1,8 @@
-"""The three conversions, each done only where it is not done already, into directories that appear whole or not at all.
+"""Converts llm.pt or a Hugging Face form into the form that vLLM, trtllm-serve and the embedded server serve.
 
-    llm.pt or Hugging Face form -> converted Hugging Face form      vLLM, trtllm-serve (PyTorch), embedded
-    either                      -> TensorRT-LLM checkpoint          trtllm-build
-    TensorRT-LLM checkpoint     -> engine                           trtllm-serve --backend tensorrt
-
-`manifest.json` in each names the sources, the options and the files written. Imports nothing heavy by itself:
-finding that there is nothing to do must be quick.
+Done only where it is not done already, into a directory that appears whole or not at all; its `manifest.json` names the
+sources, the options and the files written. Imports nothing heavy by itself: finding that there is nothing to do must be
+quick.
 """
 
 from __future__ import annotations
@@ -13,17 +10,13 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_service.backends import installed_version
 from llm_service.errors import CheckpointError
-from llm_service.export.trtllm_build import BuildLimits, build_command, build_engine
 from servicekit.checkpoint_file import find_declaration, write_declaration
-from servicekit.gpu_host import read_gpus
 
 if TYPE_CHECKING:
     from llm_service.export.source import SpeechLMSource
@@ -32,25 +25,17 @@ DTYPES = ("float16", "bfloat16", "float32")
 LLM_PT = "llm.pt"
 QWEN_DIR = "CosyVoice-BlankEN"  # beside llm.pt in the official checkpoint
 MANIFEST = "manifest.json"
-HUGGINGFACE, TRTLLM = "huggingface", "trtllm_checkpoint"
 FORMAT = 2
 """Raised when the same source and options would give other files."""
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a directory is made of: equal recipes give equal directories."""
-
-    kind: str
-    sources: Sequence[Path]  # files
-    options: Mapping[str, Any]  # JSON values
+Recipe = dict[str, Any]
+"""What a directory is made of, as JSON: equal recipes give equal directories."""
 
 
-def convert(form: str, path: Path, directory: Path, dtype: str, qwen_dir: Path | None = None) -> bool:
-    """Write a model in another form; return False if it is there already.
+def convert(path: Path, directory: Path, dtype: str, qwen_dir: Path | None = None) -> bool:
+    """Write a model in the form that engines serve; return False if it is there already.
 
     Args:
-        form: `HUGGINGFACE`, or `TRTLLM` for a TensorRT-LLM checkpoint for one GPU.
         path: see `source_files`.
         directory: for the result.
         dtype: of all tensors, one of `DTYPES`.
@@ -59,42 +44,15 @@ def convert(form: str, path: Path, directory: Path, dtype: str, qwen_dir: Path |
     Raises:
         CheckpointError: the source is damaged or numbered otherwise, or `directory` holds something else.
     """
-    recipe = Recipe(form, source_files(path, qwen_dir), {"dtype": dtype})
+    recipe = recipe_of(source_files(path, qwen_dir), dtype)
     if is_up_to_date(directory, recipe):
         return False
     source = read_source(path, qwen_dir)
     with new_directory(directory, recipe) as partial:
-        if form == TRTLLM:
-            from llm_service.export.trtllm import write_checkpoint
+        from llm_service.export.huggingface import write_huggingface
 
-            write_checkpoint(source, partial, dtype)
-        else:
-            from llm_service.export.huggingface import write_huggingface
-
-            write_huggingface(source, partial, dtype)
-            write_declaration(partial, find_declaration(path if path.is_dir() else path.parent))
-    return True
-
-
-def build_trtllm(checkpoint_dir: Path, directory: Path, limits: BuildLimits) -> bool:
-    """Build the engine; return False if it is there already, built here by this version of TensorRT-LLM.
-
-    Raises:
-        BackendUnavailableError: trtllm-build is not installed.
-        CheckpointError: `checkpoint_dir` is no checkpoint, or `directory` holds something else.
-        BuildError: the build failed.
-    """
-    command = build_command(checkpoint_dir, Path("ENGINE"), limits)
-    # An engine runs only on the kind of GPU that built it.
-    gpus = sorted({f"{gpu.name} {gpu.capability}" for gpu in read_gpus()})
-    options = {"command": command[1:], "gpus": gpus, "tensorrt_llm": installed_version("tensorrt_llm")}
-    files = [checkpoint_dir / "config.json", *sorted(checkpoint_dir.glob("rank*.safetensors"))]
-    recipe = Recipe("trtllm_engine", files, options)
-    if is_up_to_date(directory, recipe):
-        return False
-    log_path = directory.with_name(f"{directory.name}.build.log")
-    with new_directory(directory, recipe) as partial:
-        build_engine(checkpoint_dir, partial, limits, log_path)
+        write_huggingface(source, partial, dtype)
+        write_declaration(partial, find_declaration(path if path.is_dir() else path.parent))
     return True
 
 
@@ -155,10 +113,17 @@ def _small_files(directory: Path) -> list[Path]:
     return [path for path in names if path.name != MANIFEST]
 
 
+def recipe_of(sources: Sequence[Path], dtype: str) -> Recipe:
+    """Return what a directory is made of: of files, by their names, sizes and times, in one type."""
+    statuses = [(path.name, path.stat()) for path in sources]
+    files = [{"name": name, "size": each.st_size, "mtime_ns": each.st_mtime_ns} for name, each in statuses]
+    return {"format": FORMAT, "kind": "huggingface", "options": {"dtype": dtype}, "sources": files}
+
+
 def is_up_to_date(directory: Path, recipe: Recipe) -> bool:
     """Tell whether `directory` holds what this recipe gives, of sources of the same names, sizes and times."""
     recorded = _recorded(directory)
-    if recorded is None or recorded != _described(recipe) | {"files": recorded["files"]}:
+    if recorded is None or recorded != recipe | {"files": recorded["files"]}:
         return False
     written = [(directory / name, size) for name, size in recorded["files"].items()]
     return all(path.is_file() and path.stat().st_size == size for path, size in written)
@@ -207,7 +172,7 @@ def _locked(directory: Path) -> Iterator[None]:
 def _write_manifest(directory: Path, recipe: Recipe) -> None:
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     sizes = {str(path.relative_to(directory)): path.stat().st_size for path in files}
-    manifest = json.dumps(_described(recipe) | {"files": sizes}, indent=2)
+    manifest = json.dumps(recipe | {"files": sizes}, indent=2)
     (directory / MANIFEST).write_text(manifest + "\n", encoding="utf-8")
 
 
@@ -217,11 +182,3 @@ def _recorded(directory: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return recorded if isinstance(recorded, dict) and {"sources", "files"} <= recorded.keys() else None
-
-
-def _described(recipe: Recipe) -> dict[str, Any]:
-    """Return all but the files written, as JSON reads it back."""
-    statuses = [(path.name, path.stat()) for path in recipe.sources]
-    sources = [{"name": name, "size": each.st_size, "mtime_ns": each.st_mtime_ns} for name, each in statuses]
-    described = {"format": FORMAT, "kind": recipe.kind, "options": recipe.options, "sources": sources}
-    return dict(json.loads(json.dumps(described)))

@@ -42,10 +42,9 @@ def test_stage_1_converts_the_llm_for_the_server_that_will_run_it() -> None:
     assert not any("convert-llm" in line for line in planned("--llm-backend", "embedded", "1", "1"))
     for_vllm = [line.split()[1:3] for line in planned("--llm-backend", "vllm", "1", "1") if "convert-llm" in line]
     assert for_vllm == [["convert-llm", "huggingface"]]
-    engine = planned("--llm-backend", "trtllm", "--llm-engine", "tensorrt", "1", "3")
-    steps = [line.split()[2] for line in engine if "convert-llm" in line]
-    assert steps == ["huggingface", "trtllm", "build", "test"]
-    assert any("-m llm_service" in line and "/llm_engine" in line and "--tokenizer-dir" in line for line in engine)
+    served = planned("--llm-backend", "trtllm", "3", "3")
+    assert [line.split()[2] for line in served if "convert-llm" in line] == ["huggingface"]
+    assert any("-m llm_service" in line and "/llm_converted" in line and "--tokenizer-dir" in line for line in served)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +62,6 @@ def test_stage_1_converts_the_llm_for_the_server_that_will_run_it() -> None:
         pytest.param(["--llm-port", "http", "0", "1"], "LLM_PORT is 'http'", id="bad-port"),
         pytest.param(["--model", "huge", "0", "1"], "--model is 'huge'", id="bad-model"),
         pytest.param(["--llm-backend", "abacus", "0", "1"], "--llm-backend is 'abacus'", id="bad-backend"),
-        pytest.param(["--llm-engine", "steam", "0", "1"], "--llm-engine is 'steam'", id="bad-engine"),
         pytest.param(["--device", "tpu", "0", "1"], "--device is 'tpu'", id="bad-device"),
         pytest.param(["say"], "say needs a TEXT", id="say-nothing"),
     ],

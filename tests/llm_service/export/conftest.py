@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from llm_service.checkpoint import make_random_llm
 from llm_service.config import SPEECH_HEAD_FILE
-from llm_service.export.convert import HUGGINGFACE, QWEN_DIR, convert, read_source
+from llm_service.export.convert import QWEN_DIR, convert, read_source
 from llm_service.export.source import SpeechLMSource
 from llm_service.huggingface_layout import ENDOFTEXT
 from llm_service.vocab import SOS_ID, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET, TASK_ID
@@ -60,9 +60,7 @@ def official_dir(tmp_path_factory: pytest.TempPathFactory, source: SpeechLMSourc
 @pytest.fixture(scope="session")
 def converted_dir(tmp_path_factory: pytest.TempPathFactory, stock_dir: Path) -> Path:
     """The converted form, in float32 so that it can be compared exactly."""
-    return made_once(
-        tmp_path_factory, "converted-llm", lambda folder: convert(HUGGINGFACE, stock_dir, folder, "float32")
-    )
+    return made_once(tmp_path_factory, "converted-llm", lambda folder: convert(stock_dir, folder, "float32"))
 
 
 def official_tensors(source: SpeechLMSource) -> dict[str, torch.Tensor]:

@@ -9,13 +9,10 @@ from pathlib import Path
 import pytest
 
 from llm_service.__main__ import main
-from llm_service.adapters import (
-    TRTLLM_MODULE_DIR,
-    VLLM_PLUGIN_DIR,
-)
+from llm_service.adapters import TRTLLM_MODULE_DIR, VLLM_PLUGIN_DIR
 from llm_service.backends import RUNNER_VARIABLE, check_backend, command_of
 from llm_service.config import LLMBackend, ServerConfig, parse_server_config
-from llm_service.errors import CheckpointError, LLMConfigError
+from llm_service.errors import CheckpointError
 
 
 def config_for(backend: LLMBackend, model_dir: Path, tokenizer_dir: Path, **settings: str) -> ServerConfig:
@@ -32,16 +29,6 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-@pytest.fixture
-def engine_dir(tmp_path: Path) -> Path:
-    """A directory as trtllm-build leaves it."""
-    directory = tmp_path / "engine"
-    directory.mkdir()
-    (directory / "rank0.engine").write_bytes(b"engine")
-    (directory / "config.json").write_text("{}")
-    return directory
-
-
 @pytest.mark.parametrize("earlier", ["", "/somewhere/else"])
 def test_vllm_finds_the_plugin_of_the_converted_form(
     converted_dir: Path, monkeypatch: pytest.MonkeyPatch, earlier: str
@@ -55,21 +42,6 @@ def test_vllm_finds_the_plugin_of_the_converted_form(
 def test_tensorrt_llm_loads_the_module_of_the_converted_form(converted_dir: Path) -> None:
     command = command_of(LLMBackend.TRTLLM, config_for(LLMBackend.TRTLLM, converted_dir, converted_dir))
     assert command[command.index("--custom_module_dirs") + 1] == str(TRTLLM_MODULE_DIR)
-    assert "--backend" not in command
-
-
-def test_an_engine_is_served_by_the_backend_that_runs_engines(engine_dir: Path, converted_dir: Path) -> None:
-    command = command_of(LLMBackend.TRTLLM, config_for(LLMBackend.TRTLLM, engine_dir, converted_dir))
-    assert command[command.index("--backend") + 1] == "tensorrt"
-    asked = config_for(LLMBackend.TRTLLM, engine_dir, converted_dir, engine_backend="tensorrt")
-    assert command_of(LLMBackend.TRTLLM, asked) == command
-
-
-@pytest.mark.usefixtures("programs")
-def test_the_converted_form_is_no_engine(converted_dir: Path) -> None:
-    config = config_for(LLMBackend.TRTLLM, converted_dir, converted_dir, engine_backend="tensorrt")
-    with pytest.raises(LLMConfigError, match="is no engine; build one with cosydit convert-llm trtllm and build"):
-        check_backend(LLMBackend.TRTLLM, config)
 
 
 @pytest.mark.usefixtures("programs")
@@ -78,13 +50,11 @@ def test_only_a_stock_form_is_refused_for_its_bias(
     backend: LLMBackend,
     stock_dir: Path,
     converted_dir: Path,
-    engine_dir: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        for directory in (converted_dir, engine_dir):
-            check_backend(backend, config_for(backend, directory, converted_dir))
-            assert not caplog.text
+        check_backend(backend, config_for(backend, converted_dir, converted_dir))
+        assert not caplog.text
     with pytest.raises(CheckpointError, match=f"cosydit convert-llm huggingface {stock_dir}"):
         check_backend(backend, config_for(backend, stock_dir, stock_dir))
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llm_service.errors import CheckpointError
-from llm_service.export.convert import Recipe, is_up_to_date, new_directory
+from llm_service.export.convert import Recipe, is_up_to_date, new_directory, recipe_of
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Recipe:
-    """What a directory is made of: one small file."""
+def source(tmp_path: Path) -> Path:
+    """One small file."""
     path = tmp_path / "source.bin"
     path.write_bytes(b"weights")
-    return Recipe("test", [path], {"dtype": "float32", "sizes": (1, 2)})
+    return path
+
+
+@pytest.fixture
+def recipe(source: Path) -> Recipe:
+    """What a directory is made of: one small file."""
+    return recipe_of([source], "float32")
 
 
 def make(directory: Path, recipe: Recipe, text: str = "made") -> None:
@@ -32,16 +37,16 @@ def test_a_made_directory_is_up_to_date_and_records_its_sources(tmp_path: Path, 
     make(made, recipe)
     assert is_up_to_date(made, recipe)
     recorded = json.loads((made / "manifest.json").read_text())
-    assert recorded["options"] == {"dtype": "float32", "sizes": [1, 2]}
+    assert recorded["options"] == {"dtype": "float32"}
     assert recorded["sources"][0]["name"] == "source.bin"
     assert recorded["files"] == {"result": 4}
 
 
-def test_a_touched_source_or_another_one_makes_it_out_of_date(tmp_path: Path, recipe: Recipe) -> None:
+def test_a_touched_source_or_another_one_makes_it_out_of_date(tmp_path: Path, source: Path, recipe: Recipe) -> None:
     make(tmp_path / "made", recipe)
-    assert not is_up_to_date(tmp_path / "made", replace(recipe, sources=[]))
-    os.utime(recipe.sources[0], ns=(1, 1))
-    assert not is_up_to_date(tmp_path / "made", recipe)
+    assert not is_up_to_date(tmp_path / "made", recipe_of([], "float32"))
+    os.utime(source, ns=(1, 1))
+    assert not is_up_to_date(tmp_path / "made", recipe_of([source], "float32"))
 
 
 @pytest.mark.parametrize("lost", ["result", "manifest.json"])
@@ -51,10 +56,9 @@ def test_a_lost_file_makes_it_out_of_date(tmp_path: Path, recipe: Recipe, lost: 
     assert not is_up_to_date(tmp_path / "made", recipe)
 
 
-def test_other_options_or_another_kind_make_it_out_of_date(tmp_path: Path, recipe: Recipe) -> None:
+def test_another_type_makes_it_out_of_date(tmp_path: Path, source: Path, recipe: Recipe) -> None:
     make(tmp_path / "made", recipe)
-    assert not is_up_to_date(tmp_path / "made", Recipe("test", recipe.sources, {"dtype": "float16"}))
-    assert not is_up_to_date(tmp_path / "made", Recipe("other", recipe.sources, recipe.options))
+    assert not is_up_to_date(tmp_path / "made", recipe_of([source], "float16"))
 
 
 def test_a_failure_leaves_the_old_directory_and_no_other(tmp_path: Path, recipe: Recipe) -> None:
