@@ -1,8 +1,6 @@
 """Prompt audio as callers send it: encoded bytes to mono 16 kHz samples, the rules a prompt must meet, and resampling.
 
-A FLAC file that was written as a stream has no length, which libsndfile needs: its last frame's header gives it (RFC
-9639, sections 8.2 and 9.1). It knows nothing of models. Everything is bounded before it is decoded, because the bytes
-come from outside.
+It knows nothing of models. Everything is bounded before it is decoded, because the bytes come from outside.
 """
 
 from __future__ import annotations
@@ -40,6 +38,8 @@ _MAX_PEAK = 2.0
 """Largest sample: decoders overshoot 1 a little; beyond this the samples are integers that nobody scaled."""
 _STREAMED_WAV_BYTES = 0x7FFF_0000
 """Length in a header, from which on it has no meaning: writers that can't seek back put it there."""
+_UNKNOWN_FRAMES = 2**63 - 1
+"""What libsndfile gives as the length of a FLAC file that was written as a stream."""
 _ESTIMATED_LENGTH_FORMATS = frozenset({"MP3", "MPEG"})
 """Formats whose headers only estimate the length, so a shorter body is no sign of damage."""
 
@@ -58,7 +58,7 @@ def load_prompt_audio(data: bytes) -> FloatArray:
     _check_size(data)
     _check_wav_is_whole(data)
     try:
-        with soundfile.SoundFile(_SeekableBytes(with_length(data))) as file:
+        with _ForwardSoundFile(_SeekableBytes(data)) as file:
             _check_header(file)
             samples, rate_hz = _decode(file), int(file.samplerate)
     except soundfile.SoundFileError as err:
@@ -133,6 +133,14 @@ class _SeekableBytes(io.BytesIO):
             return self.tell()
 
 
+class _ForwardSoundFile(soundfile.SoundFile):  # type: ignore[misc]  # the package has no types
+    """Seeks after no read, which a FLAC file without a length does not allow."""
+
+    def seekable(self) -> bool:
+        """Say no."""
+        return False
+
+
 def _reason(error: soundfile.SoundFileError) -> str:
     """Return what libsndfile says, without the name of what it read, which is an object's address here."""
     known = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
@@ -180,19 +188,19 @@ def _check_header(file: soundfile.SoundFile) -> None:
         raise InvalidPromptError(
             f"the prompt has {file.channels} channels, expected at most {_MAX_CHANNELS}; mix it down to mono"
         )
-    if file.frames > MAX_PROMPT_SECONDS * file.samplerate:
+    if _UNKNOWN_FRAMES > file.frames > MAX_PROMPT_SECONDS * file.samplerate:
         raise _too_long(file.frames / file.samplerate)
 
 
 def _decode(file: soundfile.SoundFile) -> FloatArray:
     """Read [N, channels]; one frame more than allowed at most, whatever the header said."""
     limit = int(MAX_PROMPT_SECONDS * file.samplerate)
-    samples: FloatArray = file.read(limit + 1, dtype="float32", always_2d=True)
+    samples: FloatArray = file.read(min(limit + 1, file.frames), dtype="float32", always_2d=True)
     if not len(samples):
         raise InvalidPromptError("the prompt audio holds no samples; send a recording of speech")
     if len(samples) > limit:
         raise _too_long(len(samples) / file.samplerate)
-    if len(samples) < file.frames and file.format not in _ESTIMATED_LENGTH_FORMATS:
+    if len(samples) < file.frames < _UNKNOWN_FRAMES and file.format not in _ESTIMATED_LENGTH_FORMATS:
         raise InvalidPromptError(
             f"the {file.format} file is truncated: {len(samples)} of {file.frames} frames could be read; send all of it"
         )
@@ -270,64 +278,3 @@ def _sinc_kernel() -> tuple[FloatArray, int]:
     t = np.clip((phases + taps[None, :]) * cutoff, -_LOWPASS_ZEROS, _LOWPASS_ZEROS)
     window = np.cos(t * np.pi / _LOWPASS_ZEROS / 2) ** 2
     return (np.sinc(t) * window * cutoff / _ORIGINAL).astype(np.float32), width
-
-
-_MARK = b"fLaC"
-_LONGEST_BLOCK = slice(10, 12)
-_LENGTH = slice(21, 26)
-"""Its lower 36 bits; what stands before them is not the length's."""
-_LENGTH_BITS = 36
-_FIRST_FRAME_AT = 42
-_SYNCS = (b"\xff\xf8", b"\xff\xf9")
-"""Of frames that are numbered by frames, and by samples."""
-_LONGEST_HEADER_BYTES = 16
-_SIZE_BYTES = {6: 1, 7: 2}
-"""Bytes behind a frame's number that hold its samples, by the code of its size."""
-_RATE_BYTES = {12: 1, 13: 2, 14: 2}
-_CRC_POLYNOMIAL = 0x107
-
-
-def with_length(data: bytes) -> bytes:
-    """Return a FLAC file whose length is open with its length filled in, and any other file as it is."""
-    known = int.from_bytes(data[_LENGTH], "big")
-    if data[: len(_MARK)] != _MARK or len(data) < _FIRST_FRAME_AT or known % (1 << _LENGTH_BITS):
-        return data
-    # NOTE: without any frame it is 1, so that the file counts as cut short and not as endless.
-    told = known | min(max(_samples(data), 1), (1 << _LENGTH_BITS) - 1)
-    return data[: _LENGTH.start] + told.to_bytes(5, "big") + data[_LENGTH.stop :]
-
-
-def _samples(data: bytes) -> int:
-    """Return the samples of one channel by the last frame; 0 if there is none."""
-    block, at = int.from_bytes(data[_LONGEST_BLOCK], "big"), len(data)
-    while (at := max(data.rfind(sync, _FIRST_FRAME_AT, at) for sync in _SYNCS)) >= 0:
-        end = _end_of_frame(data[at : at + _LONGEST_HEADER_BYTES].ljust(_LONGEST_HEADER_BYTES, b"\0"), block)
-        if end is not None:
-            return end
-    return 0
-
-
-def _end_of_frame(header: bytes, block: int) -> int | None:
-    """Return the position of the sample behind a frame; None if this is no frame's header."""
-    ones = 8 - (header[4] ^ 0xFF).bit_length()
-    number_bytes, code = max(ones, 1), header[2] >> 4
-    size_at = 4 + number_bytes
-    crc_at = size_at + _SIZE_BYTES.get(code, 0) + _RATE_BYTES.get(header[2] & 0x0F, 0)
-    if ones > 7 or _crc8(header[:crc_at]) != header[crc_at]:
-        return None
-    number = header[4] & (0x7F >> ones)
-    for byte in header[5:size_at]:
-        number = number << 6 | byte & 0x3F
-    samples = 192 if code == 1 else 144 << code if code < 6 else 1 << code
-    if code in _SIZE_BYTES:
-        samples = int.from_bytes(header[size_at : size_at + _SIZE_BYTES[code]], "big") + 1
-    return samples + number * (1 if header[1] & 1 else block)
-
-
-def _crc8(data: bytes) -> int:
-    crc = 0
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc << 1 ^ (_CRC_POLYNOMIAL if crc & 0x80 else 0)
-    return crc
