@@ -10,6 +10,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from llm_service.errors import CheckpointError
 from llm_service.vocab import SPEECH_TOKEN_COUNT
@@ -21,31 +24,15 @@ BOUNDS_FILE = "speech_bounds.json"
 class SpeechBounds:
     """None bounds nothing beyond what the asking side has as its own."""
 
-    segment_letters: int | None = None
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    segment_letters: Annotated[int, Field(ge=1)] | None = None
     """Letters of about the longest text of one answer, which ends as a whole text does: in a full stop, not a comma."""
-    carry_tokens: int | None = None
+    carry_tokens: Annotated[int, Field(ge=0)] | None = None
     """Most speech tokens (25 Hz) of earlier answers that the next one goes on from; 0: none."""
-    silent_tokens: tuple[int, ...] | None = None
+    silent_tokens: tuple[Annotated[int, Field(ge=0, lt=SPEECH_TOKEN_COUNT)], ...] | None = None
     """Speech tokens 0..6560 that sound as silence."""
     follows_text: bool | None = None
     """Whether speech follows the text; False: the weights are random, so no answer is better than another."""
-
-    def __post_init__(self) -> None:
-        least = {"segment_letters": 1, "carry_tokens": 0}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < smallest):
-                raise CheckpointError(f"got {name} {value!r}, expected null or an integer from {smallest} on")
-        if self.follows_text not in (None, False, True):
-            raise CheckpointError(f"got follows_text {self.follows_text!r}, expected null, true or false")
-        if self.silent_tokens is None:
-            return
-        tokens = tuple(self.silent_tokens)
-        object.__setattr__(self, "silent_tokens", tokens)  # JSON has no tuples
-        if not all(type(token) is int and 0 <= token < SPEECH_TOKEN_COUNT for token in tokens):
-            raise CheckpointError(
-                f"got silent_tokens {tokens!r}, expected null or integers 0..{SPEECH_TOKEN_COUNT - 1}"
-            )
 
     def overridden_by(self, other: SpeechBounds) -> SpeechBounds:
         """Return these with every bound replaced that the other sets."""
@@ -63,10 +50,13 @@ def load_speech_bounds(tokenizer_dir: Path) -> SpeechBounds:
     if not path.exists():
         return SpeechBounds()
     try:
-        return SpeechBounds(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, CheckpointError) as err:
+        return TypeAdapter(SpeechBounds).validate_json(path.read_bytes())
+    except ValidationError as err:
+        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in err.errors())
         names = ", ".join(SpeechBounds.__dataclass_fields__)
-        raise CheckpointError(f"{path} can't be read ({err}); expected a JSON object of {names}") from err
+        raise CheckpointError(f"{path} can't be read ({problems}); expected a JSON object of {names}") from err
+    except OSError as err:
+        raise CheckpointError(f"{path} can't be read: {err}") from err
 
 
 def write_speech_bounds(directory: Path, bounds: SpeechBounds) -> None:
