@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 
 from llm_service.adapters import TRTLLM_MODULE_DIR, TRTLLM_SERVE_OPTIONS, VLLM_PLUGIN_DIR
@@ -24,7 +23,7 @@ from llm_service.config import LLMBackend, ServerConfig
 from llm_service.errors import BackendUnavailableError, CheckpointError
 from llm_service.huggingface_layout import has_speech_form, stores_head_bias
 from llm_service.text_encoder import TOKENIZER_FILE
-from servicekit.extras import install_command, own_command
+from servicekit.extras import install_command, installed_version, own_command
 
 logger = logging.getLogger(__name__)
 
@@ -179,14 +178,6 @@ def _options_file(config: ServerConfig) -> Path:
     ) as file:
         file.write(text)
     return Path(file.name)
-
-
-def installed_version(distribution: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def succeeds(command: Sequence[str]) -> bool:

@@ -86,6 +86,14 @@ def missing_extra(error: ImportError) -> str | None:
     return None if extra is None else f"{name} is not installed; it comes with: {install_command(extra)}"
 
 
+def installed_version(distribution: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def require_modules(names: Iterable[str], extra: str) -> None:
     """Refuse to go on without some modules; imports none of them.
 

@@ -9,10 +9,10 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from servicekit.extras import installed_version
 from servicekit.file_sums import sha256_of_code, sha256_of_file, sha256_of_json
 from servicekit.files import write_text
 from token2wav_service.checkpoint import loader
@@ -154,10 +154,4 @@ def describe(spec: GraphSpec) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the recorded packages' versions; what is not installed is left out."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return {name: version for name in PACKAGES if (version := installed_version(name)) is not None}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,11 @@ import pytest
 from cosydit.cli import build_engines as command
 from cosydit.stack import engines
 from cosydit.stack.engines import next_engine_command, report_engines
+from servicekit.gpu_host import GpuFacts
 from token2wav_service.errors import Token2WavError
 from token2wav_service.export.directory import ExportDirectory
 from token2wav_service.graphs.catalogue import GRAPHS
+from token2wav_service.runtime.tensorrt import manifest
 from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
 from token2wav_service.runtime.tensorrt.manifest import (
     TENSORRT_RTX,
@@ -28,7 +29,7 @@ from token2wav_service.runtime.tensorrt.manifest import (
     OutputError,
     Speed,
     installed_libraries,
-    probe_gpu,
+    probe_host,
     read_manifests,
 )
 
@@ -133,17 +134,9 @@ def test_what_can_not_be_built_is_said(
         commands.run(*options, host=host)
 
 
-def test_the_gpu_is_asked_without_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Sequence[str]] = []
-
-    def answer(command: Sequence[str]) -> str:
-        asked.append(command)
-        return "9.0, NVIDIA H200\n9.0, NVIDIA H200\n"
-
-    def fail(command: Sequence[str]) -> str:
-        raise subprocess.CalledProcessError(1, command)
-
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
-    assert probe_gpu(answer) == ("sm90", "NVIDIA H200")
-    assert asked[0][-1] == "--id=3"
-    assert probe_gpu(fail) == probe_gpu(lambda _: "") == (None, None)
+def test_engines_are_for_the_first_gpu_that_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = (GpuFacts("NVIDIA H200", 1, 1, "", (9, 0)), GpuFacts("NVIDIA L4", 1, 1, "", (8, 9)))
+    monkeypatch.setattr(manifest, "read_gpus", lambda: gpus)
+    assert (probe_host().architecture, probe_host().gpu_name) == ("sm90", "NVIDIA H200")
+    monkeypatch.setattr(manifest, "read_gpus", lambda: ())
+    assert probe_host() == NO_GPU

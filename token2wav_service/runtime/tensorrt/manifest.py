@@ -7,18 +7,15 @@ without loading one, so it is quick and works where they are broken.
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from servicekit.extras import install_command
+from servicekit.extras import install_command, installed_version
 from servicekit.files import write_bytes
+from servicekit.gpu_host import read_gpus
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.graphs.catalogue import VOCODER
 
@@ -264,53 +261,21 @@ DISTRIBUTIONS = {
     TENSORRT_RTX: ("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu12-bindings"),
 }
 """Packages that bring each library's module, the one that users name first."""
-QUERY_TIMEOUT_S = 20.0
-
-RunProgram = Callable[[Sequence[str]], str]
-"""Returns a program's standard output; raises OSError or subprocess.SubprocessError."""
 
 
 def probe_host() -> GpuHost:
-    """Return what an engine built or loaded now has to fit."""
-    return GpuHost(*probe_gpu(_run), installed_libraries())
+    """Return what an engine built or loaded now has to fit: the first GPU that this process may use."""
+    gpu = next(iter(read_gpus()), None)
+    architecture = None if gpu is None else architecture_name(*gpu.capability)
+    return GpuHost(architecture, None if gpu is None else gpu.name, installed_libraries())
 
 
-def probe_gpu(run: RunProgram) -> tuple[str | None, str | None]:
-    """Return architecture (such as sm90) and name of the first GPU that this process may use; None without one."""
-    command = ["nvidia-smi", "--query-gpu=compute_cap,name", "--format=csv,noheader"]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    if visible:
-        command.append(f"--id={visible}")
-    try:
-        lines = run(command).splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return None, None
-    capability, comma, name = lines[0].partition(",") if lines else ("", "", "")
-    return (architecture_name(*capability.strip().split(".")), name.strip()) if comma else (None, None)
-
-
-def architecture_name(major: int | str, minor: int | str) -> str:
+def architecture_name(major: int, minor: int) -> str:
     """Return a compute capability as compilers name it."""
     return f"sm{major}{minor}"
 
 
 def installed_libraries() -> tuple[str, ...]:
     """Return name and version of each library that is installed, TensorRT first."""
-    found = ((library, _version(names)) for library, names in DISTRIBUTIONS.items())
-    return tuple(f"{library} {version}" for library, version in found if version)
-
-
-def _version(distributions: Sequence[str]) -> str | None:
-    for name in distributions:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def _run(command: Sequence[str]) -> str:
-    if shutil.which(command[0]) is None:
-        raise FileNotFoundError(command[0])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True)
-    return done.stdout
+    found = {library: [*filter(None, map(installed_version, names))] for library, names in DISTRIBUTIONS.items()}
+    return tuple(f"{library} {versions[0]}" for library, versions in found.items() if versions)
