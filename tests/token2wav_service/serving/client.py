@@ -103,7 +103,7 @@ class StreamClient:
 @contextmanager
 def connected(server: TritonProcess) -> Iterator[StreamClient]:
     """Connect, and cancel whatever is still open on leaving."""
-    client = StreamClient(server.options.grpc_address)
+    client = StreamClient(f"127.0.0.1:{server.options.grpc_port}")
     try:
         yield client
     finally:
@@ -120,7 +120,7 @@ def wait_until(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S)
 
 def token2wav_metric(server: TritonProcess, name: str) -> float:
     """Return one of the engine's metrics, 0 before it first appears."""
-    return read_metrics(server.options.metrics_address).get(f"cosydit_token2wav_{name}", 0.0)
+    return read_metrics(f"127.0.0.1:{server.options.metrics_port}").get(f"cosydit_token2wav_{name}", 0.0)
 
 
 def infer_input(name: str, value: Any) -> Any:

@@ -91,7 +91,7 @@ def assembled_server(folder: Path, settings: Mapping[str, str], llm: FakeLLMServ
     """Assemble the whole repository and serve it."""
     http_port, grpc_port, metrics_port = free_ports(3)
     options = ServerOptions(folder / "repository", "127.0.0.1", http_port, grpc_port, metrics_port, EXIT_TIMEOUT_S)
-    own = {"llm_api_base": llm.url, "triton_grpc_address": options.grpc_address, "num_threads": "1"}
+    own = {"llm_api_base": llm.url, "triton_grpc_address": f"127.0.0.1:{options.grpc_port}", "num_threads": "1"}
     assemble(options.model_repository, {**settings, **own})
     with TritonProcess(options) as process:
         wait_ready(process)

@@ -56,7 +56,7 @@ class OriginalClient:
     """Does what the original runtime's gRPC client does: one stream, chunks until the final flag."""
 
     def __init__(self, server: TritonProcess) -> None:
-        self._client = grpc_client.InferenceServerClient(server.options.grpc_address)
+        self._client = grpc_client.InferenceServerClient(f"127.0.0.1:{server.options.grpc_port}")
         self._answers: queue.Queue[Any] = queue.Queue()
         self._client.start_stream(lambda result, error: self._answers.put(error or result))
 
@@ -117,7 +117,7 @@ def test_triton_priority_orders_the_requests_that_wait(
 
 
 def pending_requests(server: TritonProcess) -> float:
-    metrics = read_metrics(server.options.metrics_address)
+    metrics = read_metrics(f"127.0.0.1:{server.options.metrics_port}")
     return metrics[f'nv_inference_pending_request_count{{model="{DROP_IN_MODEL}",version="1"}}']
 
 
@@ -131,7 +131,7 @@ def test_an_llm_that_fails_is_a_typed_error(streaming_server: TritonProcess, fak
 
 
 def test_audio_tokenizer_and_speaker_embedding_keep_the_originals_tensors(streaming_server: TritonProcess) -> None:
-    client = grpc_client.InferenceServerClient(streaming_server.options.grpc_address)
+    client = grpc_client.InferenceServerClient(f"127.0.0.1:{streaming_server.options.grpc_port}")
     wave = infer_input("reference_wav", voice_samples()[None])
     length = infer_input("reference_wav_len", np.array([[8000]], np.int32))
     tokens = client.infer("audio_tokenizer", [wave, length]).as_numpy("prompt_speech_tokens")

@@ -85,7 +85,7 @@ def test_all_metrics_are_exposed(fake_engine_server: TritonProcess) -> None:
         client.ask("open", voice_id=text("nobody"))
         client.push(client.open_stream(), 0, first=1, is_last=True)
         wait_until(lambda: token2wav_metric(fake_engine_server, "finished_total") > 0, "the stream's end")
-    exposed = read_metrics(fake_engine_server.options.metrics_address)
+    exposed = read_metrics(f"127.0.0.1:{fake_engine_server.options.metrics_port}")
     names = {name.removeprefix("cosydit_token2wav_") for name in exposed}
     plain = {"open_streams", "slots", "slots_in_use", "queued_chunks", "voices", "voice_bytes", "state_bytes"}
     totals = {"steps_total", "chunks_total", "audio_seconds_total", "aborted_total", "finished_total"}
@@ -100,7 +100,7 @@ def test_all_metrics_are_exposed(fake_engine_server: TritonProcess) -> None:
 
 
 def test_a_stream_client_that_only_closes_its_side_still_gets_everything(fake_engine_server: TritonProcess) -> None:
-    client = StreamClient(fake_engine_server.options.grpc_address)
+    client = StreamClient(f"127.0.0.1:{fake_engine_server.options.grpc_port}")
     client.push(client.open_stream(), 0, first=7, is_last=True)
     client.close()
     answers = client.received()

@@ -31,12 +31,6 @@ class SlotPool:
         self._free = list(range(count, 0, -1))
         self._held: set[int] = set()
 
-    @property
-    def num_free(self) -> int:
-        """Slots that can be handed out now."""
-        with self._lock:
-            return len(self._free)
-
     def allocate(self) -> int:
         """Take a slot.
 

@@ -74,14 +74,6 @@ class ServerOptions:
     def http_address(self) -> str:
         return f"{self.host}:{self.http_port}"
 
-    @property
-    def grpc_address(self) -> str:
-        return f"{self.host}:{self.grpc_port}"
-
-    @property
-    def metrics_address(self) -> str:
-        return f"{self.host}:{self.metrics_port}"
-
 
 def find_installation() -> TritonInstallation:
     """Return the pytriton wheel's server if it is installed, else the `tritonserver` on PATH.
