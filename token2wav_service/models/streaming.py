@@ -1,12 +1,11 @@
-"""The inputs and methods that flows and vocoders of all families share when they run in chunks."""
+"""The inputs that flows and vocoders of all families share when they run in chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-import torch
 from torch import Tensor
 
 S = TypeVar("S")
@@ -56,42 +55,3 @@ def empty_caches(specs: Sequence[CacheSpec], like: Tensor) -> dict[str, Tensor]:
     rows = len(like)
     shapes = {spec.name: (*spec.shape[: spec.batch_axis], rows, *spec.shape[spec.batch_axis :]) for spec in specs}
     return {name: like.new_zeros(shape) for name, shape in shapes.items()}
-
-
-class ChunkedFlow(Protocol):
-    """Tokens to mel. A prompt is shared by a voice's streams and never changed; prompts and states know `num_bytes`."""
-
-    device: torch.device
-    stride: int
-    """Mel frames for every token."""
-    lookahead: int
-    """Tokens that a chunk needs beyond those it speaks."""
-    hop_multiple: int
-    """Chunks but the first and the last should speak a multiple of so many tokens."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> Any:
-        """Run a prompt once: tokens [T] int64, mel [F, 80], speaker [192]; `frames` of the result are the mel's."""
-        ...
-
-    def begin(self, prompt: Any, hop: int) -> Any:
-        """Return what a stream starts from whose first chunk speaks `hop` tokens; 0 if that chunk is the last, too."""
-        ...
-
-    def forward(self, rows: Sequence[FlowInput[Any]]) -> tuple[list[Tensor], list[Any]]:
-        """Return each row's mel [80, F] float32 and new state; the input states are unchanged."""
-        ...
-
-
-class ChunkedVocoder(Protocol):
-    """Mel to audio."""
-
-    def initial_state(self) -> Any:
-        """Return the state of a stream that has not begun."""
-        ...
-
-    def vocode(self, rows: Sequence[VocoderInput[Any]]) -> tuple[list[Tensor], list[Any]]:
-        """Return each row's samples [n] float32 (none while it has too few frames) and new state."""
-        ...

@@ -10,37 +10,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
-from token2wav_service.models.streaming import ChunkedFlow, ChunkedVocoder, FlowInput, VocoderInput
+from token2wav_service.models.flow.flow_state import FlowVoice
+from token2wav_service.models.flow.flow_stream import StreamFlow
+from token2wav_service.models.streaming import FlowInput, VocoderInput
+from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
+from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
+from token2wav_service.runtime.cpu.packed_flow import PackedFlow
 from token2wav_service.types import TokenChunk, VoiceFeatures
-
-
-@dataclass(frozen=True)
-class TorchVoice:
-    """A voice: the flow after its prompt, from which streams start."""
-
-    prompt: Any
-    speaker: Tensor
-    """[192] raw speaker embedding on the models' device."""
-
-    @property
-    def frames(self) -> int:
-        """Mel frames of the prompt."""
-        return int(self.prompt.frames)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory it holds."""
-        return int(self.prompt.num_bytes) + self.speaker.numel() * self.speaker.element_size()
 
 
 @dataclass(frozen=True)
 class TorchState:
     """One stream's state."""
 
-    voice: TorchVoice
+    voice: FlowVoice
     flow: Any
     """State of the flow; None before the first chunk."""
     vocoder: Any
@@ -54,21 +39,18 @@ class TorchState:
 class ModelRunner:
     """Holds the models; holds no stream."""
 
-    def __init__(self, flow: ChunkedFlow, vocoder: ChunkedVocoder) -> None:
+    def __init__(self, flow: StreamFlow | PackedFlow, vocoder: StreamVocoder | CausalStreamVocoder) -> None:
         self.flow = flow
         self.vocoder = vocoder
         self.facts = ModelFacts(flow.vocab_size, flow.lookahead, flow.stride, flow.hop_multiple)
 
     @torch.inference_mode()
-    def prepare_voice(self, features: VoiceFeatures) -> TorchVoice:
+    def prepare_voice(self, features: VoiceFeatures) -> FlowVoice:
         """Run a voice's prompt once."""
-        speaker = torch.from_numpy(features.speaker_embedding)
-        prompt = self.flow.prepare_voice(
-            torch.from_numpy(features.prompt_tokens), torch.from_numpy(features.prompt_mel), speaker
-        )
-        return TorchVoice(prompt, speaker.to(self.flow.device))
+        arrays = (features.prompt_tokens, features.prompt_mel, features.speaker_embedding)
+        return self.flow.prepare_voice(*map(torch.from_numpy, arrays))
 
-    def open(self, voice: TorchVoice) -> TorchState:
+    def open(self, voice: FlowVoice) -> TorchState:
         """Return the state of a new stream."""
         return TorchState(voice, None, self.vocoder.initial_state())
 
@@ -102,4 +84,4 @@ class ModelRunner:
         if work.state.flow is not None:
             return work.state.flow
         hop = 0 if work.is_last else self.facts.new_tokens(len(work.token_ids), is_last=False)
-        return self.flow.begin(work.state.voice.prompt, hop)
+        return self.flow.begin(work.state.voice, hop)

@@ -73,11 +73,6 @@ class FlowVoice:
     starts: dict[int, FlowState] = field(default_factory=dict)
     """Number of prompt tokens left away -> state; the oldest is dropped. Changed by `StreamFlow.begin` alone."""
 
-    @property
-    def frames(self) -> int:
-        """Mel frames (50 Hz) of the whole prompt."""
-        return len(self.mel)
-
 
 @dataclass(frozen=True)
 class ChunkSpan:

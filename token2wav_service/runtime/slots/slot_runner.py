@@ -53,11 +53,6 @@ class SlotVoice:
     """The solver's tails after the prompt, in the pool's layout, where all streams start with the same."""
 
     @property
-    def frames(self) -> int:
-        """Mel frames of the prompt."""
-        return self.prompt.frames
-
-    @property
     def num_bytes(self) -> int:
         """Memory it holds."""
         own = (self.speaker,) if self.tails is None else (self.speaker, self.tails)
