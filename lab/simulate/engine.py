@@ -113,7 +113,7 @@ class ModelledExtractor:
     """Features of no prompt in particular, told apart by its samples."""
 
     def extract(self, prompt: VoicePrompt, on_tokens: OnTokens) -> VoiceFeatures:
-        """See `FeatureExtractor.extract`."""
+        """See `PromptFeatureExtractor.extract`."""
         tokens = np.arange(PROMPT_TOKENS, dtype=np.int64)
         on_tokens(tokens)
         mel = np.zeros((FRAMES_PER_TOKEN * PROMPT_TOKENS, 80), np.float32)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from token2wav_service.engine.runner import Runner
 from token2wav_service.engine.voice_cache import VoiceCache
 from token2wav_service.errors import CapacityError, InvalidVoiceFileError, VoiceModelMismatchError
 from token2wav_service.features.audio import validate_prompt, without_long_silence
-from token2wav_service.features.prompt_models import OnTokens, voice_id_of
+from token2wav_service.features.prompt_models import PromptFeatureExtractor, voice_id_of
 from token2wav_service.types import IntArray, VoiceFeatures, VoicePrompt
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
 
@@ -33,14 +33,6 @@ STOP_TIMEOUT_S = 30.0
 """Seconds to wait for a thread that is told to end; one that hangs is left behind, and its process ends."""
 MAX_VOICE_FILE_BYTES = 1024 * 1024
 """Three times what the longest prompt's features need."""
-
-
-class FeatureExtractor(Protocol):
-    """Turns a prompt into features (`PromptFeatureExtractor`, or a test's own)."""
-
-    def extract(self, prompt: VoicePrompt, on_tokens: OnTokens) -> VoiceFeatures:
-        """Compute everything the models need of a voice; tell its tokens as soon as they are known."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +67,7 @@ OnHeard = Callable[[str, IntArray, float], None]
 class VoiceStore:
     """Makes voices once and remembers them under a byte budget; thread-safe."""
 
-    def __init__(self, extractor: FeatureExtractor, runner: Runner, budget_bytes: int, model: VoiceModel) -> None:
+    def __init__(self, extractor: PromptFeatureExtractor, runner: Runner, budget_bytes: int, model: VoiceModel) -> None:
         self._extractor = extractor
         self._runner = runner
         self._model = model

@@ -50,12 +50,12 @@ class DiT(nn.Module):
 
         Args:
             x: [B, 80, T] noisy mel.
-            mu: [B, 80, T] encoder projection.
+            mu: [B, 80, T] what the encoder or the look-ahead layer made of the tokens.
             speaker: [B, 80] projected speaker vector.
             cond: [B, 80, T] conditioning mel.
             time: [B] in 0..1.
             mask: [B, 1, T or 1, S + T] bool, true where a key may be seen; history keys come first.
-            lengths: [B] valid frames per row.
+            lengths: [B] frames per row after which the convolution tails are taken.
             history: what earlier chunks left at this time; None starts from nothing.
 
         Returns:

@@ -55,17 +55,9 @@ class RotaryDiT(nn.Module):
         first_frames: Tensor | None = None,
         rotation: Tensor | None = None,
     ) -> tuple[Tensor, EstimatorHistory]:
-        """Estimate the velocity at `time`.
+        """Estimate the velocity at `time`; the arguments are `DiT.forward`'s, and
 
         Args:
-            x: [B, 80, T] noisy mel.
-            mu: [B, 80, T] what the look-ahead layer made of the tokens.
-            speaker: [B, 80] projected speaker vector.
-            cond: [B, 80, T] conditioning mel.
-            time: [B] in 0..1.
-            mask: [B, 1, T or 1, S + T] bool, true where a key may be seen; history keys come first.
-            lengths: [B] frames per row after which the convolution tails are taken.
-            history: what earlier chunks left at this time; None starts from nothing.
             valid: [B, T] bool, where attention is to give 0 otherwise; None keeps what padding gives.
             first_frames: [B] absolute frame of each row's first column; None is 0.
             rotation: [B or 1, T, head_dim / 2, 2] what `rotation_table` gives, where the caller has it already.

@@ -53,17 +53,9 @@ class UNet(nn.Module):
         *,
         valid: Tensor | None = None,
     ) -> tuple[Tensor, EstimatorHistory]:
-        """Estimate the velocity at `time`.
+        """Estimate the velocity at `time`; the arguments are `DiT.forward`'s, and
 
         Args:
-            x: [B, 80, T] noisy mel.
-            mu: [B, 80, T] encoder projection.
-            speaker: [B, 80] projected speaker vector.
-            cond: [B, 80, T] conditioning mel.
-            time: [B] in 0..1.
-            mask: [B, 1, T or 1, S + T] bool, true where a key may be seen; history keys come first.
-            lengths: [B] frames per row after which the convolution tails are taken.
-            history: what earlier chunks left at this time; None starts from nothing.
             valid: [B, T] bool, where the velocity is to be 0 otherwise; None keeps what padding gives.
 
         Returns:
