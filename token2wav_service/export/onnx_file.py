@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
 import torch
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import ModelProto, NodeProto, TensorProto
 from torch import Generator, Tensor, nn
 from torch.export import Dim
 
@@ -55,17 +55,20 @@ def check_interface(model: ModelProto, spec: GraphSpec) -> None:
     Raises:
         ExportError: names, element types, ranks or fixed sizes differ.
     """
-    for kind, expected, got in (
-        ("input", spec.inputs, model.graph.input),
-        ("output", spec.outputs, model.graph.output),
+    for kind, tensors, values in (
+        ("inputs", spec.inputs, model.graph.input),
+        ("outputs", spec.outputs, model.graph.output),
     ):
-        if len(expected) != len(got):
-            names = [value.name for value in got]
-            raise ExportError(f"{spec.name} has the {kind}s {names}, expected {[tensor.name for tensor in expected]}")
-        for tensor, value in zip(expected, got, strict=True):
-            problem = _difference(tensor, value)
-            if problem:
-                raise ExportError(f"{spec.name}, {kind} {value.name}: {problem}")
+        expected = [_shown(each.name, _ELEMENT_TYPES[each.dtype], each.dims) for each in tensors]
+        kinds = [(value.name, value.type.tensor_type) for value in values]
+        got = [_shown(name, kind.elem_type, [dim.dim_value for dim in kind.shape.dim]) for name, kind in kinds]
+        if got != expected:
+            raise ExportError(f"{spec.name} has the {kind} {'; '.join(got)}, expected {'; '.join(expected)}")
+
+
+def _shown(name: str, element: int, dims: Sequence[str | int]) -> str:
+    """Return a tensor's description, with 0 for an open size."""
+    return f"{name} {TensorProto.DataType.Name(element)}{[dim if isinstance(dim, int) else 0 for dim in dims]}"
 
 
 def traced_sizes(spec: GraphSpec) -> dict[str, int]:
@@ -162,24 +165,6 @@ def _name_output_axes(model: ModelProto, spec: GraphSpec) -> None:
         for dim, shown in zip(tensor.dims, value.type.tensor_type.shape.dim, strict=True):
             if isinstance(dim, str):
                 shown.dim_param = dim
-
-
-def _difference(tensor: TensorSpec, value: ValueInfoProto) -> str | None:
-    kind = value.type.tensor_type
-    dims = kind.shape.dim
-    if value.name != tensor.name:
-        return f"expected the name {tensor.name}"
-    if kind.elem_type != _ELEMENT_TYPES[tensor.dtype]:
-        return f"got {TensorProto.DataType.Name(kind.elem_type)}, expected {tensor.dtype.value}"
-    if len(dims) != len(tensor.dims):
-        return f"got {len(dims)} axes, expected {tensor.dims}"
-    for dim, shown in zip(tensor.dims, dims, strict=True):
-        fixed = shown.dim_value if shown.HasField("dim_value") else None
-        if isinstance(dim, int) and fixed != dim:
-            return f"got size {fixed or shown.dim_param}, expected {dim} in {tensor.dims}"
-        if isinstance(dim, str) and fixed is not None:
-            return f"got fixed size {fixed}, expected axis {dim} to be dynamic"
-    return None
 
 
 def sample_inputs(spec: GraphSpec, sizes: Mapping[str, int], seed: int) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from pathlib import Path
 
 import onnx
@@ -69,24 +70,24 @@ def test_nodes_are_named_for_their_modules_and_the_file_holds_what_they_need(
 
 def test_a_graph_that_is_not_as_described_leaves_no_file(spec: GraphSpec, tmp_path: Path) -> None:
     halved = dataclasses.replace(spec.outputs[0], dtype=DType.FLOAT16)
-    with pytest.raises(ExportError, match="got FLOAT, expected float16"):
+    with pytest.raises(ExportError, match=r"outputs .* FLOAT\[.*, expected .* FLOAT16\["):
         onnx_file.write_graph(Doubled(), dataclasses.replace(spec, outputs=(halved,)), tmp_path / "wrong.onnx")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("dims", "complaint"),
+    ("dims", "expected"),
     [
-        pytest.param(("streams", 80), "got 3 axes", id="rank"),
-        pytest.param(("streams", 81, "mel_frames"), "got size 80, expected 81", id="fixed size"),
-        pytest.param(("streams", "mels", "mel_frames"), "got fixed size 80", id="open size"),
+        pytest.param(("streams", 80), "mel FLOAT[0, 80];", id="rank"),
+        pytest.param(("streams", 81, "mel_frames"), "mel FLOAT[0, 81, 0];", id="fixed size"),
+        pytest.param(("streams", "mels", "mel_frames"), "mel FLOAT[0, 0, 0];", id="open size"),
     ],
 )
 def test_a_file_of_another_interface_is_refused(
-    exported: ExportDirectory, dims: tuple[str | int, ...], complaint: str
+    exported: ExportDirectory, dims: tuple[str | int, ...], expected: str
 ) -> None:
     spec = exported.plan()[1].spec
     model = onnx.load(str(exported.out_dir / f"{VOCODER}.float32.onnx"))
     wrong = TensorSpec("mel", DType.FLOAT32, dims, "")
-    with pytest.raises(ExportError, match=complaint):
+    with pytest.raises(ExportError, match=re.escape(f"expected {expected}")):
         check_interface(model, dataclasses.replace(spec, inputs=(wrong, *spec.inputs[1:])))
