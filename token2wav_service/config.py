@@ -40,24 +40,6 @@ class HistoryPolicy(str, Enum):
     """`upstream` until its limit would be passed, `prompt_and_recent` from there on."""
 
 
-class NoiseSource(str, Enum):
-    """Where the flow's initial noise comes from."""
-
-    COUNTER = "counter"
-    """A counter-based function of (seed, absolute frame): repeatable, different for every frame."""
-    UPSTREAM = "upstream"
-    """One frozen buffer for all streams, indexed by the attention cache's length."""
-
-
-class Crossfade(str, Enum):
-    """Window that joins consecutive vocoder outputs."""
-
-    NORMALISED = "normalised"
-    """The two halves sum to 1."""
-    UPSTREAM = "upstream"
-    """Hamming: the halves sum to 1.08."""
-
-
 class RunnerKind(str, Enum):
     """What computes the engine's batches."""
 
@@ -86,7 +68,7 @@ class SourcePhase(str, Enum):
 
 @dataclass(frozen=True)
 class SynthesisPolicy:
-    """Settings that change the audio; their values `upstream` reproduce the original's numbers."""
+    """Settings that change the audio. History `upstream` and `is_reference` reproduce the original's numbers."""
 
     history: HistoryPolicy = described(
         HistoryPolicy.AUTO,
@@ -103,13 +85,15 @@ class SynthesisPolicy:
         "Newest mel frames (50 Hz) the conformer keeps beside the prompt; at least 2, one token's.",
         whole(2).read,
     )
-    noise: NoiseSource = described(NoiseSource.COUNTER, "Source of the flow's noise: counter or upstream.")
-    crossfade: Crossfade = described(Crossfade.NORMALISED, "Window that joins chunks: normalised or upstream.")
-    source_phase: SourcePhase = described(
-        SourcePhase.CONTINUOUS,
-        "Start of the harmonic source in each call: continuous or upstream.",
-    )
+    is_reference: bool = described(False, "Whether noise, window of the joins and source phase are the original's.")
+    """The original's noise is one frozen buffer for all streams, indexed by the attention cache's length; ours is a
+    function of (seed, absolute frame). The halves of the original's window (Hamming) sum to 1.08, ours to 1."""
     ode_steps: int = described(10, "Euler steps of the flow's solver.", whole(1).read)
+
+    @property
+    def source_phase(self) -> SourcePhase:
+        """How the harmonic source starts."""
+        return SourcePhase.UPSTREAM if self.is_reference else SourcePhase.CONTINUOUS
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from token2wav_service.config import NoiseSource, SynthesisPolicy
+from token2wav_service.config import SynthesisPolicy
 from token2wav_service.models.causal import chunk_plan, relative_sinusoids
 from token2wav_service.models.config import (
     CosyVoice2FlowConfig,
@@ -231,7 +231,7 @@ def _check_prefix(flow: AnyFlow, case: GoldenCase, call: dict[str, Any]) -> None
 
 def _chunks(flow: AnyFlow, case: GoldenCase, plan: list[dict[str, Any]]) -> None:
     """Compute the calls under the block mask one after another, each from what the one before left."""
-    policy = SynthesisPolicy(noise=NoiseSource.UPSTREAM, ode_steps=STEPS)
+    policy = SynthesisPolicy(is_reference=True, ode_steps=STEPS)
     streamed, speaker = StreamFlow(flow, policy, case["rand_noise"][0]), case["embedding"][0]
     state = streamed.run_prompt(case["prompt_token"][0].long(), case["prompt_feat"][0], speaker)
     for call in plan:

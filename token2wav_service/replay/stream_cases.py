@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from token2wav_service.config import Crossfade, HistoryPolicy, NoiseSource, SourcePhase, SynthesisPolicy
+from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.models.config import FlowConfig, HiFTConfig
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_state import FlowState
@@ -30,9 +30,7 @@ INJECTED = " (source injected)"
 """End of the names of the waves that were made from the golden source."""
 UPSTREAM_POLICY = SynthesisPolicy(
     history=HistoryPolicy.UPSTREAM,
-    noise=NoiseSource.UPSTREAM,
-    crossfade=Crossfade.UPSTREAM,
-    source_phase=SourcePhase.UPSTREAM,
+    is_reference=True,
 )
 
 

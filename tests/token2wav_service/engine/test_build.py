@@ -13,7 +13,7 @@ from tests.token2wav_service.engine.factory import ManualClock, drain, make_engi
 from token2wav_service.build import build_engine, choose_runner
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.make_random import SMALL_SIZES, make_random_token2wav
-from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, SynthesisPolicy, Token2WavConfig
+from token2wav_service.config import HistoryPolicy, RunnerKind, SynthesisPolicy, Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
 from token2wav_service.engine.meter import REMEMBERED_STEPS, EngineMeter
 from token2wav_service.errors import CheckpointError, EngineUnfitError
@@ -26,11 +26,11 @@ from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, Voice
     ("device", "policy", "expected"),
     [
         pytest.param("cpu", SynthesisPolicy(), RunnerKind.PACKED, id="a CPU"),
-        pytest.param("cpu", SynthesisPolicy(noise=NoiseSource.UPSTREAM), RunnerKind.TORCH, id="upstream noise, a CPU"),
+        pytest.param("cpu", SynthesisPolicy(is_reference=True), RunnerKind.TORCH, id="upstream noise, a CPU"),
         pytest.param("cuda", SynthesisPolicy(), RunnerKind.SLOTS, id="a GPU"),
         pytest.param("cuda:1", SynthesisPolicy(), RunnerKind.SLOTS, id="another GPU"),
         pytest.param("cuda", SynthesisPolicy(history=HistoryPolicy.UPSTREAM), RunnerKind.TORCH, id="upstream history"),
-        pytest.param("cuda", SynthesisPolicy(noise=NoiseSource.UPSTREAM), RunnerKind.TORCH, id="upstream noise"),
+        pytest.param("cuda", SynthesisPolicy(is_reference=True), RunnerKind.TORCH, id="upstream noise"),
     ],
 )
 def test_auto_takes_what_suits_the_device_unless_a_policy_needs_the_plain_modules(

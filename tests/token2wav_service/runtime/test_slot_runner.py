@@ -26,7 +26,7 @@ from tests.token2wav_service.streaming.family_factory import COSYVOICE, make_blo
 from tests.token2wav_service.streaming.flow_factory import make_flow, make_hift
 from tests.workers import is_whole
 from token2wav_service.checkpoint.family import Family
-from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy, Token2WavConfig
+from token2wav_service.config import HistoryPolicy, SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import CapacityError, InvalidPromptError, ProgramCaptureError
@@ -230,7 +230,7 @@ def test_a_chunk_takes_the_program_of_what_is_computed(prompt: int, hop: int, is
 
 @pytest.mark.parametrize("family", [Family.STEP_AUDIO2, Family.COSYVOICE3])
 def test_what_the_runner_does_not_have_is_refused(family: Family) -> None:
-    upstream = ({"history": HistoryPolicy.UPSTREAM}, {"noise": NoiseSource.UPSTREAM})
+    upstream = ({"history": HistoryPolicy.UPSTREAM}, {"is_reference": True})
     for policy in (replace(POLICY, **change) for change in upstream):  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="use runner=torch"):
             SlotRunner(*models_of(family), policy, SIZES)

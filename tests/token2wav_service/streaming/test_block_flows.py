@@ -18,7 +18,7 @@ from tests.token2wav_service.streaming.family_factory import (
 )
 from tests.token2wav_service.streaming.flow_factory import SEED, make_flow, random_tokens, run_stream, windows
 from token2wav_service.checkpoint.family import Family
-from token2wav_service.config import NoiseSource, SynthesisPolicy
+from token2wav_service.config import SynthesisPolicy
 from token2wav_service.models.flow.any_flow import STREAMING, BlockMask
 from token2wav_service.models.flow.flow_state import FlowState
 from token2wav_service.models.flow.flow_stream import PROMPT_SEED, StreamFlow
@@ -171,7 +171,7 @@ def _described_bytes(streamed: StreamFlow, state: FlowState) -> int:
 
 @pytest.mark.parametrize("family", COSYVOICE)
 def test_the_original_s_noise_ends_and_the_error_says_what_goes_on(family: Family) -> None:
-    policy = SynthesisPolicy(noise=NoiseSource.UPSTREAM, ode_steps=1)
+    policy = SynthesisPolicy(is_reference=True, ode_steps=1)
     streamed = StreamFlow(make_block_flow(family), policy, noise_buffer=torch.zeros(80, 60))
     voice = prepare_voice(streamed, 20, 1)
     run_stream(streamed, voice, random_tokens(10, 9), [(0, 10, True)], random_speaker(1))

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.token2wav_service.streaming.family_factory import make_causal_hift, random_normal
-from token2wav_service.config import NoiseSource, SourcePhase, SynthesisPolicy
+from token2wav_service.config import SourcePhase, SynthesisPolicy
 from token2wav_service.models.noise import NoiseDomain, counter_uniform
 from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.causal_vocoder_stream import (
@@ -106,7 +106,7 @@ def test_the_carried_phase_is_a_part_of_a_cycle_in_float64(vocoder: CausalStream
 
 def test_the_original_s_noise_buffer_is_read_by_absolute_sample() -> None:
     buffer = torch.rand(50 * SAMPLES, 9, generator=torch.Generator().manual_seed(0))
-    policy = SynthesisPolicy(noise=NoiseSource.UPSTREAM, source_phase=SourcePhase.UPSTREAM)
+    policy = SynthesisPolicy(is_reference=True)
     vocoder = CausalStreamVocoder(make_causal_hift(), policy, buffer)
     mel = speech_like_mel(33, 1)
     one, many = (torch.cat(in_pieces(vocoder, mel, sizes)[0]) for sizes in ([33], [9, 9, 15]))

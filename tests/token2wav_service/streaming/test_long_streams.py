@@ -12,7 +12,7 @@ from tests.token2wav_service.streaming.flow_factory import (
     random_speaker,
     random_tokens,
 )
-from token2wav_service.config import Crossfade, HistoryPolicy, SourcePhase, SynthesisPolicy
+from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput, VocoderInput
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder, crossfade_window, is_ready
@@ -75,8 +75,8 @@ def test_tiny_hops_lose_no_sample(hops: list[int]) -> None:
 
 
 def test_normalised_crossfade_sums_to_one_and_upstreams_to_1_08() -> None:
-    for kind, total in ((Crossfade.NORMALISED, 1.0), (Crossfade.UPSTREAM, 1.08)):
-        window = crossfade_window(kind, 3840)
+    for is_reference, total in ((False, 1.0), (True, 1.08)):
+        window = crossfade_window(SynthesisPolicy(is_reference=is_reference), 3840)
         torch.testing.assert_close(
             window[:3840] + window[3840:], torch.full((3840,), total).double(), atol=3e-4, rtol=0
         )
@@ -101,16 +101,16 @@ def test_joins_are_inaudible_when_the_source_is_given() -> None:
 
 def test_continuous_source_has_no_phase_jump_at_the_join() -> None:
     jumps = {}
-    for kind in SourcePhase:
+    for is_reference in (False, True):
         hift = make_hift()
         with torch.no_grad():
             hift.f0_predictor.classifier.weight.zero_()
-        vocoder = StreamVocoder(hift, SynthesisPolicy(source_phase=kind))
+        vocoder = StreamVocoder(hift, SynthesisPolicy(is_reference=is_reference))
         mel = torch.randn(80, 30, generator=torch.Generator().manual_seed(0))
         quiet = torch.zeros(1, 38 * 480, 9)
         row = VocoderInput(vocoder.initial_state(), mel, 0, False)
         _, (state,), _ = vocoder.forward([row], noise=quiet[:, : 30 * 480])
         _, _, source = vocoder.forward([VocoderInput(state, mel, 0, False)], noise=quiet)
         steps = source[0, 0].diff().abs()
-        jumps[kind] = float(steps[3838:3841].max() / steps[4500:].max())
-    assert jumps[SourcePhase.CONTINUOUS] < 1.1 < jumps[SourcePhase.UPSTREAM]
+        jumps[is_reference] = float(steps[3838:3841].max() / steps[4500:].max())
+    assert jumps[False] < 1.1 < jumps[True]

@@ -18,7 +18,7 @@ from tests.token2wav_service.streaming.flow_factory import (
     whole_mel,
     windows,
 )
-from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
+from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.models.causal import AttentionPlan
 from token2wav_service.models.flow.encoder import EncoderPlans
 from token2wav_service.models.flow.flow_state import FlowState, Labels, collate, prompt_and_tail
@@ -59,7 +59,7 @@ def _solver_mask(prompt: int, cuts: list[int], states: list[FlowState]) -> Tenso
 
 
 def _noise(flow: StreamFlow, prompt: int, cuts: list[int], states: list[FlowState]) -> Tensor:
-    if flow.policy.noise is NoiseSource.COUNTER:
+    if not flow.policy.is_reference:
         seed, start = torch.tensor([7]), torch.tensor([prompt])
         return counter_normal(seed, start, cuts[-1], 80, NoiseDomain.FLOW).transpose(1, 2)
     assert flow.noise_buffer is not None
@@ -70,11 +70,11 @@ def _noise(flow: StreamFlow, prompt: int, cuts: list[int], states: list[FlowStat
     return torch.cat(columns, 1)[None]
 
 
-@pytest.mark.parametrize("noise", list(NoiseSource))
+@pytest.mark.parametrize("is_reference", [False, True])
 @pytest.mark.parametrize("history", [HistoryPolicy.UPSTREAM, HistoryPolicy.PROMPT_AND_RECENT])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_block_masked_whole_equals_chunked_run(schedule: str, history: HistoryPolicy, noise: NoiseSource) -> None:
-    policy = SynthesisPolicy(history=history, noise=noise, ode_steps=3)
+def test_block_masked_whole_equals_chunked_run(schedule: str, history: HistoryPolicy, is_reference: bool) -> None:
+    policy = SynthesisPolicy(history=history, is_reference=is_reference, ode_steps=3)
     policy = replace(policy, estimator_recent_frames=60, conformer_recent_frames=100)
     flow = StreamFlow(make_flow(), policy)
     voice, speaker, tokens = make_voice(flow, PROMPT_TOKENS, 1), random_speaker(1), random_tokens(173, 2)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.config import NoiseSource, SynthesisPolicy
+from token2wav_service.config import SynthesisPolicy
 from token2wav_service.contract import CHUNK_SIZES_TOKENS
 from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.models.flow.flow_state import (
@@ -54,7 +54,7 @@ class StreamFlow:
         Args:
             flow: in eval mode, on its device.
             policy: history, noise and solver steps.
-            noise_buffer: [80, frames] for `NoiseSource.UPSTREAM`; None draws the original's.
+            noise_buffer: [80, frames] for the reference; None draws the original's.
         """
         self.flow, self.policy = flow, policy
         self.device = flow.device
@@ -62,7 +62,7 @@ class StreamFlow:
         self.hop_multiple = flow.block_tokens or 1
         self.specs = flow.state_specs(policy.ode_steps)
         self.noise_buffer: Tensor | None = None
-        if policy.noise is NoiseSource.UPSTREAM:
+        if policy.is_reference:
             self.noise_buffer = noise_buffer
             if noise_buffer is None:
                 self.noise_buffer = frozen_normal(flow.output_size, flow.noise_frames)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.config import NoiseSource, SynthesisPolicy
+from token2wav_service.config import SynthesisPolicy
 from token2wav_service.models.noise import NoiseDomain, counter_uniform
 from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT, CausalState
@@ -53,13 +53,13 @@ class CausalStreamVocoder:
         Args:
             hift: in eval mode, on its device.
             policy: source phase and noise.
-            noise_buffer: [samples, H] for `NoiseSource.UPSTREAM`; None draws a fixed one (the original's can't be
+            noise_buffer: [samples, H] for the reference; None draws a fixed one (the original's can't be
                 drawn again: it depends on what the process drew before).
         """
         self.hift = hift
         self.policy = policy
         self.noise_buffer = noise_buffer
-        if policy.noise is NoiseSource.UPSTREAM and noise_buffer is None:
+        if policy.is_reference and noise_buffer is None:
             generator = torch.Generator().manual_seed(NOISE_SEED)
             self.noise_buffer = torch.rand(NOISE_SAMPLES, hift.m_source.harmonics, generator=generator)
 
@@ -125,7 +125,7 @@ class CausalStreamVocoder:
         """[B, 480 frames, H] uniform noise from each row's next sample on."""
         samples, harmonics = self.hift.config.frame_samples, self.hift.m_source.harmonics
         device = self.hift.window.device
-        if self.policy.noise is NoiseSource.UPSTREAM and self.noise_buffer is not None:
+        if self.policy.is_reference and self.noise_buffer is not None:
             index = torch.arange(frames * samples)
             starts = [row.state.frames * samples for row in rows]
             # The buffer repeats where the original fails (300 s).

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.config import Crossfade, SourcePhase, SynthesisPolicy
+from token2wav_service.config import SynthesisPolicy
 from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.hift import HiFT
@@ -69,7 +69,7 @@ class StreamVocoder:
         self.policy = policy
         self.overlap = OVERLAP_FRAMES * hift.config.frame_samples
         device = next(hift.parameters()).device
-        self.window = crossfade_window(policy.crossfade, self.overlap).to(device)
+        self.window = crossfade_window(policy, self.overlap).to(device)
 
     def initial_state(self) -> VocoderState:
         """Return the state of a stream that has not begun."""
@@ -159,7 +159,7 @@ class StreamVocoder:
     def _phase_offset(self, rows: Sequence[Row], edges: Tensor, tail: int) -> Tensor:
         """[B, H] what to add so that the phase goes on where the previous call's ended."""
         offset = torch.zeros_like(edges[:, :, 0])
-        if self.policy.source_phase is SourcePhase.CONTINUOUS:
+        if not self.policy.is_reference:
             for index, row in enumerate(rows):
                 if row.state.phase is not None:
                     offset[index] = (row.state.phase - edges[index, :, tail - 1]) % (2 * torch.pi)
@@ -202,9 +202,9 @@ def _similar(members: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
     return parts
 
 
-def crossfade_window(kind: Crossfade, overlap: int) -> Tensor:
+def crossfade_window(policy: SynthesisPolicy, overlap: int) -> Tensor:
     """Return [2 * overlap] float64: fade-in of the new material, then fade-out of the old."""
-    if kind is Crossfade.UPSTREAM:
+    if policy.is_reference:
         return torch.hamming_window(2 * overlap, periodic=False, dtype=torch.float64)
     rising = torch.sin((torch.arange(overlap, dtype=torch.float64) + 0.5) * (torch.pi / 2 / overlap)) ** 2
     return torch.cat([rising, 1 - rising])

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpukit.graphs import compiling_side_by_side
-from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
+from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.errors import InvalidPromptError, Token2WavError
 from token2wav_service.models.flow.any_flow import AnyFlow
@@ -101,7 +101,7 @@ class SlotRunner:
         Args:
             flow: in eval mode on its device, in the dtype to compute in.
             vocoder: float32, on the same device, weight norms folded.
-            policy: history must not be `upstream`, noise must be `counter`.
+            policy: neither history `upstream` nor the reference's.
             sizes: room of the pool.
             stream_buckets, token_buckets: shapes to prepare programs for, ascending; tokens without look-ahead, those
                 that are computed again included. None takes the flow's `token_buckets_of`.
@@ -112,7 +112,7 @@ class SlotRunner:
         Raises:
             ValueError: a policy this runner does not have.
         """
-        if policy.history is HistoryPolicy.UPSTREAM or policy.noise is NoiseSource.UPSTREAM:
+        if policy.history is HistoryPolicy.UPSTREAM or policy.is_reference:
             raise ValueError("the slot runner keeps prompt and recent frames with counter noise; use runner=torch")
         self.policy = replace(policy, history=HistoryPolicy.PROMPT_AND_RECENT)
         self.sizes, self.device, self.dtype = sizes, flow.device, flow.dtype

@@ -100,7 +100,7 @@ class SlotVocoder:
         self.network = network or VocoderNetwork(hift, products)
         self.frame_samples = hift.config.frame_samples
         self.overlap = OVERLAP_FRAMES * self.frame_samples
-        self.fade = crossfade_window(policy.crossfade, self.overlap).float().to(pool.mel_tail.device)
+        self.fade = crossfade_window(policy, self.overlap).float().to(pool.mel_tail.device)
         c, linear = hift.config, hift.m_source.l_linear
         self.harmonics, self.rate = hift.m_source.harmonics, c.sampling_rate
         self.merge = ops.SourceMerge(
