@@ -33,14 +33,13 @@ from token2wav_service.models.flow.cfm import EstimatorHistory
 from token2wav_service.models.flow.rotary_dit import RotaryDiT, rotation_table
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
+from token2wav_service.runtime.tensorrt.planned import torch_dtype
 
 M = TypeVar("M", bound=nn.Module)
 
 FLOAT32_PARTS = ("t_embedder", "adaLN_modulation", "time_mlp", "mlp.1", "attn_norm", "norm_out")
 """Modules whose layers stay in float32, by a part of their name: the time's embedding in the DiT and in the other two,
 and what is made of it in the DiT, in the U-Net's resnets and in the rotary DiT."""
-DTYPES = {Precision.FLOAT32: torch.float32, Precision.FLOAT16: torch.float16}
-"""Torch's types of products and caches."""
 _PRODUCTS = (nn.Linear, nn.Conv1d, nn.ConvTranspose1d)
 BEYOND = 8
 """Columns of a table behind the last one that may be asked for: the tracer goes one token beyond."""
@@ -184,7 +183,7 @@ def in_precision(module: M, precision: Precision) -> M:
     copied = copy.deepcopy(module)
     for name, layer in copied.named_modules():
         if isinstance(layer, _PRODUCTS) and not any(f".{part}." in f".{name}." for part in FLOAT32_PARTS):
-            layer.to(DTYPES[precision])
+            layer.to(torch_dtype(precision.value))
     return copied
 
 
@@ -193,7 +192,7 @@ class MixedPrecision(TorchFunctionMode):
 
     def __init__(self, precision: Precision) -> None:
         super().__init__()
-        self.dtype = DTYPES[precision]
+        self.dtype = torch_dtype(precision.value)
         self._rules: Mapping[Any, Callable[..., Tensor]] = {
             functional.linear: _like_weight(functional.linear),
             functional.conv1d: _like_weight(functional.conv1d),

@@ -9,27 +9,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import onnx
 import torch
 from onnx import ModelProto, NodeProto, TensorProto
+from onnx.helper import np_dtype_to_tensor_dtype
 from torch import Generator, Tensor, nn
 from torch.export import Dim
 
 from servicekit.files import write_bytes
 from token2wav_service.errors import ExportError
-from token2wav_service.graphs.spec import DType, GraphSpec, TensorSpec
+from token2wav_service.graphs.spec import BOOL, GraphSpec, TensorSpec
+from token2wav_service.runtime.tensorrt.planned import torch_dtype
 
 OPSET = 18
 """Version of the operator set."""
-_ELEMENT_TYPES = {
-    DType.FLOAT32: TensorProto.FLOAT,
-    DType.FLOAT16: TensorProto.FLOAT16,
-    DType.INT64: TensorProto.INT64,
-    DType.BOOL: TensorProto.BOOL,
-}
 LATEST_FRAME = 15_000
 """Bound of the random positions: 300 s."""
-_FLOATS = {DType.FLOAT32: torch.float32, DType.FLOAT16: torch.float16}
 _EXPORTER_LOGGERS = ("torch.onnx._internal.exporter._registration", "torch.onnx")
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
@@ -59,7 +55,7 @@ def check_interface(model: ModelProto, spec: GraphSpec) -> None:
         ("inputs", spec.inputs, model.graph.input),
         ("outputs", spec.outputs, model.graph.output),
     ):
-        expected = [_shown(each.name, _ELEMENT_TYPES[each.dtype], each.dims) for each in tensors]
+        expected = [_shown(each.name, np_dtype_to_tensor_dtype(np.dtype(each.dtype)), each.dims) for each in tensors]
         kinds = [(value.name, value.type.tensor_type) for value in values]
         got = [_shown(name, kind.elem_type, [dim.dim_value for dim in kind.shape.dim]) for name, kind in kinds]
         if got != expected:
@@ -182,9 +178,9 @@ def _draw(tensor: TensorSpec, sizes: Mapping[str, int], generator: Generator) ->
     shape = tensor.shape(sizes)
     if tensor.name in _SPECIAL:
         return _SPECIAL[tensor.name](shape, sizes, generator)
-    if tensor.dtype is DType.BOOL:
+    if tensor.dtype == BOOL:
         return torch.rand(shape, generator=generator) < 0.5
-    return torch.randn(shape, generator=generator).to(_FLOATS[tensor.dtype])
+    return torch.randn(shape, generator=generator).to(torch_dtype(tensor.dtype))
 
 
 def _longest(sizes: Mapping[str, int]) -> int:

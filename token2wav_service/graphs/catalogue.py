@@ -9,7 +9,7 @@ History columns may stand in any order. A column that a validity input rules out
 
 from __future__ import annotations
 
-from token2wav_service.graphs.spec import AxisRange, DerivedAxis, DType, GraphSpec, Precision, TensorSpec
+from token2wav_service.graphs.spec import BOOL, FLOAT32, INT64, AxisRange, DerivedAxis, GraphSpec, Precision, TensorSpec
 from token2wav_service.models.config import (
     OVERLAPPING_COLUMNS,
     AnyFlowConfig,
@@ -55,17 +55,17 @@ def describe_graphs(
 
 
 def _estimator_chunk(flow: AnyFlowConfig, precision: Precision) -> GraphSpec:
-    kept, cache = flow.estimator.past, precision.dtype
+    kept, cache = flow.estimator.past, precision.value
     groups, channels, columns = kept.tail
     kv, tail = (kept.layers, "rows", kept.heads), (groups, "rows", channels, columns)
     mel = ("rows", flow.output_size, "chunk_frames")
     inputs = (
-        TensorSpec("x", DType.FLOAT32, mel, "noisy mel"),
-        TensorSpec("mu", DType.FLOAT32, mel, "the encoder's mu; zero in unconditional rows"),
-        TensorSpec("speaker", DType.FLOAT32, ("rows", flow.output_size), "the projected speaker vector, or zero"),
-        TensorSpec("cond", DType.FLOAT32, mel, "conditioning mel, or zero"),
-        TensorSpec("time", DType.FLOAT32, ("rows",), "0..1"),
-        TensorSpec("lengths", DType.INT64, ("rows",), "valid frames of the chunk, 1 or more"),
+        TensorSpec("x", FLOAT32, mel, "noisy mel"),
+        TensorSpec("mu", FLOAT32, mel, "the encoder's mu; zero in unconditional rows"),
+        TensorSpec("speaker", FLOAT32, ("rows", flow.output_size), "the projected speaker vector, or zero"),
+        TensorSpec("cond", FLOAT32, mel, "conditioning mel, or zero"),
+        TensorSpec("time", FLOAT32, ("rows",), "0..1"),
+        TensorSpec("lengths", INT64, ("rows",), "valid frames of the chunk, 1 or more"),
         *_block_inputs(flow),
         TensorSpec(
             "prompt_kv",
@@ -73,21 +73,19 @@ def _estimator_chunk(flow: AnyFlowConfig, precision: Precision) -> GraphSpec:
             (kept.layers, "prompt_rows", kept.heads, "prompt_frames", kept.pair),
             "keys then values of the voices' prompts at this time; two rows a voice, conditional and not",
         ),
-        TensorSpec("prompt_valid", DType.BOOL, ("prompt_rows", "prompt_frames"), "true where a prompt frame is"),
-        TensorSpec("prompt_row", DType.INT64, ("rows",), "which of prompt_rows a row attends to"),
+        TensorSpec("prompt_valid", BOOL, ("prompt_rows", "prompt_frames"), "true where a prompt frame is"),
+        TensorSpec("prompt_row", INT64, ("rows",), "which of prompt_rows a row attends to"),
         TensorSpec(
             "window_kv",
             cache,
             (*kv, "window_frames", kept.pair),
             "keys then values of the stream's own earlier frames at this time",
         ),
-        TensorSpec("window_valid", DType.BOOL, ("rows", "window_frames"), "true where an earlier frame is"),
+        TensorSpec("window_valid", BOOL, ("rows", "window_frames"), "true where an earlier frame is"),
         TensorSpec("tail", cache, tail, "columns that the convolutions continue from, at this time"),
     )
     outputs = (
-        TensorSpec(
-            "velocity", DType.FLOAT32, ("rows", flow.estimator.out_channels, "chunk_frames"), "also at padded frames"
-        ),
+        TensorSpec("velocity", FLOAT32, ("rows", flow.estimator.out_channels, "chunk_frames"), "also at padded frames"),
         TensorSpec("chunk_kv", cache, (*kv, "chunk_frames", kept.pair), "keys then values of this chunk"),
         TensorSpec("new_tail", cache, tail, "what the next chunk's convolutions continue from"),
     )
@@ -109,11 +107,11 @@ def _block_inputs(flow: AnyFlowConfig) -> tuple[TensorSpec, ...]:
     if isinstance(flow, FlowConfig):
         return ()
     committed = TensorSpec(
-        "committed", DType.INT64, ("rows",), "frames after which new_tail is taken: to the last complete block, or 0"
+        "committed", INT64, ("rows",), "frames after which new_tail is taken: to the last complete block, or 0"
     )
     first = TensorSpec(
         "first_frames",
-        DType.INT64,
+        INT64,
         ("rows",),
         f"frames before the chunk, prompt included; with the chunk's, {ROTARY_FRAMES} at most",
     )
@@ -125,11 +123,11 @@ def _plain_vocoder(hift: HiFTConfig, precision: Precision) -> GraphSpec:
     dims = ("streams", hift.istft_n_fft + 2, "spectrum_frames")
     rate = hift.frame_samples // hift.istft_hop
     inputs = (
-        TensorSpec("mel", DType.FLOAT32, ("streams", hift.in_channels, "mel_frames"), "padded with anything"),
-        TensorSpec("spectrum", DType.FLOAT32, dims, "the source's STFT: real parts, then imaginary"),
-        TensorSpec("lengths", DType.INT64, ("streams",), "valid mel frames, 1 or more"),
+        TensorSpec("mel", FLOAT32, ("streams", hift.in_channels, "mel_frames"), "padded with anything"),
+        TensorSpec("spectrum", FLOAT32, dims, "the source's STFT: real parts, then imaginary"),
+        TensorSpec("lengths", INT64, ("streams",), "valid mel frames, 1 or more"),
     )
-    outputs = (TensorSpec("spectra", DType.FLOAT32, dims, "log magnitudes, then phases before their sine"),)
+    outputs = (TensorSpec("spectra", FLOAT32, dims, "log magnitudes, then phases before their sine"),)
     derived = {"spectrum_frames": DerivedAxis("mel_frames", rate, 1)}
     return GraphSpec(VOCODER, precision, inputs, outputs, _vocoder_ranges(rate, 0), derived)
 
@@ -142,23 +140,23 @@ def _causal_vocoder(hift: HiFTConfig, precision: Precision) -> GraphSpec:
     inputs = (
         TensorSpec(
             "mel",
-            DType.FLOAT32,
+            FLOAT32,
             ("streams", hift.in_channels, "mel_columns"),
             f"frames to decode and the {ahead} behind them, which come again; zeros behind a stream's end",
         ),
         TensorSpec(
             "spectrum",
-            DType.FLOAT32,
+            FLOAT32,
             ("streams", bins, "spectrum_frames"),
             f"STFT of the source with {half} samples before and behind it: real parts, then imaginary",
         ),
-        TensorSpec("lengths", DType.INT64, ("streams",), "frames to decode, 1 or more"),
-        TensorSpec("is_first", DType.BOOL, ("streams",), "true in a stream's first piece"),
-        TensorSpec("context", DType.FLOAT32, context, "what the piece before left; zeros in a first piece"),
+        TensorSpec("lengths", INT64, ("streams",), "frames to decode, 1 or more"),
+        TensorSpec("is_first", BOOL, ("streams",), "true in a stream's first piece"),
+        TensorSpec("context", FLOAT32, context, "what the piece before left; zeros in a first piece"),
     )
     spectra = TensorSpec(
         "spectra",
-        DType.FLOAT32,
+        FLOAT32,
         ("streams", bins, "spectra_frames"),
         f"log magnitudes, then phases before their sine; {OVERLAPPING_COLUMNS} columns of the piece before come first",
     )
@@ -167,5 +165,5 @@ def _causal_vocoder(hift: HiFTConfig, precision: Precision) -> GraphSpec:
         "spectrum_frames": DerivedAxis("mel_columns", rate, 1 - rate * ahead),
         "spectra_frames": DerivedAxis("mel_columns", rate, 1 - rate * ahead + OVERLAPPING_COLUMNS),
     }
-    outputs = (spectra, TensorSpec("new_context", DType.FLOAT32, context, "for the next piece"))
+    outputs = (spectra, TensorSpec("new_context", FLOAT32, context, "for the next piece"))
     return GraphSpec(VOCODER, precision, inputs, outputs, _vocoder_ranges(rate, ahead), derived)

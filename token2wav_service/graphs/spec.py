@@ -25,25 +25,15 @@ class AxisRange:
         return AxisRange(*(size * factor + offset for size in (self.min, self.opt, self.max)))
 
 
-class DType(str, Enum):
-    """Element types, named as numpy and torch name them."""
-
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    INT64 = "int64"
-    BOOL = "bool"
+FLOAT32, INT64, BOOL = "float32", "int64", "bool"
+"""Element types beside a graph's `Precision`, as numpy and torch name them."""
 
 
 class Precision(str, Enum):
-    """What a graph multiplies in. Norms, softmax, time embedding and residual sums are float32 in both."""
+    """Type of a graph's products and caches. Norms, softmax, time embedding and residual sums are float32 in both."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
-
-    @property
-    def dtype(self) -> DType:
-        """The element type of products and caches."""
-        return DType(self.value)
 
 
 Dim = int | str
@@ -55,7 +45,7 @@ class TensorSpec:
     """One input or output."""
 
     name: str
-    dtype: DType
+    dtype: str
     dims: tuple[Dim, ...]
     meaning: str
 

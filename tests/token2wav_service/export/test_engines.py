@@ -19,7 +19,7 @@ from token2wav_service.checkpoint.family import Family
 from token2wav_service.errors import EngineBuildError, EngineUnfitError
 from token2wav_service.export.directory import ExportDirectory, ExportTask
 from token2wav_service.export.engines import Target, ensure_engine
-from token2wav_service.graphs.spec import AxisRange, DType, GraphSpec, Precision, TensorSpec
+from token2wav_service.graphs.spec import AxisRange, GraphSpec, Precision, TensorSpec
 from token2wav_service.runtime.tensorrt import api
 from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
 from token2wav_service.runtime.tensorrt.manifest import (
@@ -42,8 +42,8 @@ WIDTH = 4
 SPEC = GraphSpec(
     "product",
     Precision.FLOAT32,
-    (TensorSpec("x", DType.FLOAT32, ("rows", WIDTH), ""),),
-    (TensorSpec("y", DType.FLOAT32, ("rows", WIDTH), ""),),
+    (TensorSpec("x", "float32", ("rows", WIDTH), ""),),
+    (TensorSpec("y", "float32", ("rows", WIDTH), ""),),
     {"rows": AxisRange(1, 8, 64)},
 )
 

@@ -18,7 +18,7 @@ from token2wav_service.export.directory import ExportDirectory
 from token2wav_service.export.modules import Models
 from token2wav_service.export.onnx_file import check_interface
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER
-from token2wav_service.graphs.spec import DType, GraphSpec, TensorSpec
+from token2wav_service.graphs.spec import GraphSpec, TensorSpec
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ def test_nodes_are_named_for_their_modules_and_the_file_holds_what_they_need(
 
 
 def test_a_graph_that_is_not_as_described_leaves_no_file(spec: GraphSpec, tmp_path: Path) -> None:
-    halved = dataclasses.replace(spec.outputs[0], dtype=DType.FLOAT16)
+    halved = dataclasses.replace(spec.outputs[0], dtype="float16")
     with pytest.raises(ExportError, match=r"outputs .* FLOAT\[.*, expected .* FLOAT16\["):
         onnx_file.write_graph(Doubled(), dataclasses.replace(spec, outputs=(halved,)), tmp_path / "wrong.onnx")
     assert not list(tmp_path.iterdir())
@@ -88,6 +88,6 @@ def test_a_file_of_another_interface_is_refused(
 ) -> None:
     spec = exported.plan()[1].spec
     model = onnx.load(str(exported.out_dir / f"{VOCODER}.float32.onnx"))
-    wrong = TensorSpec("mel", DType.FLOAT32, dims, "")
+    wrong = TensorSpec("mel", "float32", dims, "")
     with pytest.raises(ExportError, match=re.escape(f"expected {expected}")):
         check_interface(model, dataclasses.replace(spec, inputs=(wrong, *spec.inputs[1:])))

@@ -35,8 +35,8 @@ class ModuleEngine:
 
     def __init__(self, spec: GraphSpec, module: nn.Module) -> None:
         self.spec, self.module, self.journal = spec, module, Journal()
-        given = [EngineTensor(tensor.name, tensor.dtype.value, True) for tensor in spec.inputs]
-        made = [EngineTensor(tensor.name, tensor.dtype.value, False) for tensor in spec.outputs]
+        given = [EngineTensor(tensor.name, tensor.dtype, True) for tensor in spec.inputs]
+        made = [EngineTensor(tensor.name, tensor.dtype, False) for tensor in spec.outputs]
         self.tensors = {tensor.name: tensor for tensor in (*given, *made)}
         self.ranges = spec.shape_ranges()
 

@@ -188,7 +188,7 @@ class PlannedEngine:
     def _allocate(self, tensor: TensorSpec) -> Tensor:
         count = max(math.prod(tensor.shape(self._spec.complete(dict(sizes)))) for sizes in self.sizes)
         # Zeros: what a mask rules out may hold any finite value.
-        return torch.zeros(count, dtype=torch_dtype(tensor.dtype.value), device=self._device)
+        return torch.zeros(count, dtype=torch_dtype(tensor.dtype), device=self._device)
 
     def _tensors(self, sizes: Axes) -> dict[str, Tensor]:
         views, axes = {}, self._spec.complete(dict(sizes))
@@ -199,7 +199,7 @@ class PlannedEngine:
 
 
 def _check_graph(engine: TensorRTEngine, spec: GraphSpec) -> None:
-    expected = {tensor.name: tensor.dtype.value for tensor in (*spec.inputs, *spec.outputs)}
+    expected = {tensor.name: tensor.dtype for tensor in (*spec.inputs, *spec.outputs)}
     got = {tensor.name: tensor.dtype for tensor in engine.tensors.values()}
     if got != expected:
         raise EngineUnfitError(f"the engine has tensors {got}, expected {expected}; export and build it again")
