@@ -342,10 +342,7 @@ class HiFTConfig:
     @property
     def frame_samples(self) -> int:
         """Samples per mel frame (480 for the official sizes)."""
-        samples = self.istft_hop
-        for rate in self.upsample_rates:
-            samples *= rate
-        return samples
+        return self.istft_hop * math.prod(self.upsample_rates)
 
     @property
     def causal_context(self) -> int:

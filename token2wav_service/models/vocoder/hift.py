@@ -5,6 +5,7 @@ It knows nothing of streams; the joins between chunks are in `vocoder_stream.py`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -266,10 +267,8 @@ def _same_conv(channels: int, kernel: int, dilation: int) -> nn.Module:
 
 def source_strides(config: HiFTConfig) -> list[int]:
     """STFT frames per column of each stage: the product of the later stages' rates (15, 3, 1)."""
-    strides = [1]
-    for rate in reversed(config.upsample_rates[1:]):
-        strides.insert(0, strides[0] * rate)
-    return strides
+    rates = config.upsample_rates
+    return [math.prod(rates[stage + 1 :]) for stage in range(len(rates))]
 
 
 def _source_down(spectrum: int, channels: int, stride: int) -> nn.Module:
