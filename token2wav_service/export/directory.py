@@ -19,7 +19,7 @@ from token2wav_service.checkpoint import loader
 from token2wav_service.errors import CheckpointError, ExportError
 from token2wav_service.export import modules
 from token2wav_service.export.onnx_file import OPSET, write_graph
-from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, GRAPHS, VOCODER, describe_graphs
+from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, GRAPHS, VOCODER, describe_graph
 from token2wav_service.graphs.spec import GraphSpec, Precision
 
 PACKAGES = ("cosydit", "torch", "onnx", "onnxscript")
@@ -100,8 +100,8 @@ class ExportDirectory:
         for name in dict.fromkeys(self.options.graphs):
             sources = _hashes(files[name](self.model_dir))
             for precision in wanted[name]:
-                described = describe_graphs(self.config.flow, self.config.hift, precision, precision)
-                tasks.append(self._task(described[name], sources))
+                spec = describe_graph(name, self.config.flow, self.config.hift, precision)
+                tasks.append(self._task(spec, sources))
         return tasks
 
     def run(self, task: ExportTask) -> None:

@@ -36,22 +36,17 @@ VOCODER = "vocoder"
 GRAPHS = (ESTIMATOR_CHUNK, VOCODER)
 
 
-def describe_graphs(
-    flow: AnyFlowConfig,
-    hift: HiFTConfig,
-    precision: Precision,
-    vocoder: Precision = Precision.FLOAT32,
-) -> dict[str, GraphSpec]:
-    """Describe both graphs of a checkpoint, by name.
+def describe_graph(name: str, flow: AnyFlowConfig, hift: HiFTConfig, precision: Precision) -> GraphSpec:
+    """Describe a graph of a checkpoint.
 
     Args:
+        name: one of `GRAPHS`.
         flow, hift: sizes; their types say which family.
-        precision: of the estimator.
-        vocoder: precision of the vocoder's convolutions; its inputs and outputs are float32 in any case.
+        precision: of its products; the vocoder's inputs and outputs are float32 in any case.
     """
-    make_vocoder = _causal_vocoder if hift.is_causal else _plain_vocoder
-    described = (_estimator_chunk(flow, precision), make_vocoder(hift, vocoder))
-    return {graph.name: graph for graph in described}
+    if name == ESTIMATOR_CHUNK:
+        return _estimator_chunk(flow, precision)
+    return _causal_vocoder(hift, precision) if hift.is_causal else _plain_vocoder(hift, precision)
 
 
 def _estimator_chunk(flow: AnyFlowConfig, precision: Precision) -> GraphSpec:

@@ -40,7 +40,7 @@ def models(models_of: Callable[[Family], Models]) -> Models:
 
 
 def spec_of(name: str, precision: Precision, family: Family = Family.STEP_AUDIO2) -> GraphSpec:
-    spec = graphs.describe_graphs(*TINY_SIZES[family], precision, vocoder=precision)[name]
+    spec = graphs.describe_graph(name, *TINY_SIZES[family], precision)
     small = {axis: AxisRange(r.min, min(r.opt, r.min + EXPECTED_MORE), r.max) for axis, r in spec.ranges.items()}
     return replace(spec, ranges=small)
 

@@ -21,7 +21,7 @@ from token2wav_service.config import HistoryPolicy, RunnerKind, SynthesisPolicy,
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.export.compare import ENGINE_MIN_SNR_DB
 from token2wav_service.export.modules import VocoderStack, estimator_module
-from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER, describe_graphs
+from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER, describe_graph
 from token2wav_service.graphs.spec import GraphSpec, Precision
 from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
@@ -69,12 +69,12 @@ class Checkpoint:
         self.flow_files = (family.files.description, "flow.pt")
         for name in (*self.flow_files, "hift.pt"):
             (folder / name).write_text(f"stands for {name}")
-        spec = describe_graphs(self.flow.config, self.hift.config, Precision.FLOAT32)[ESTIMATOR_CHUNK]
+        spec = describe_graph(ESTIMATOR_CHUNK, self.flow.config, self.hift.config, Precision.FLOAT32)
         module = estimator_module(self.flow, Precision.FLOAT32, spec.ranges["chunk_frames"].max)
         self.add(spec, ModuleEngine(spec, module), self.flow_files)
 
     def add_vocoder(self, precision: Precision = Precision.FLOAT32) -> None:
-        spec = describe_graphs(self.flow.config, self.hift.config, Precision.FLOAT32, vocoder=precision)[VOCODER]
+        spec = describe_graph(VOCODER, self.flow.config, self.hift.config, precision)
         files = ("hift.pt",) if isinstance(self.hift, HiFT) else ("hift.pt", self.flow_files[0])
         self.add(spec, ModuleEngine(spec, VocoderStack(self.hift, precision)), files)
 

@@ -29,7 +29,7 @@ from tests.token2wav_service.tensorrt.module_engine import ModuleEngine
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.export.modules import VocoderStack, estimator_module
-from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, ROTARY_FRAMES, VOCODER, describe_graphs
+from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, ROTARY_FRAMES, VOCODER, describe_graph
 from token2wav_service.graphs.spec import AxisRange, GraphSpec, Precision
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.runtime.kernels import ops
@@ -64,18 +64,18 @@ class Engines:
 
     def __init__(self, family: Family, prompts: tuple[int, ...] = (PADDED,)) -> None:
         flow, vocoder = models_of(family)
-        described = describe_graphs(flow.config, vocoder.config, Precision.FLOAT32)
-        spec = described[ESTIMATOR_CHUNK]
+        configs = (flow.config, vocoder.config, Precision.FLOAT32)
+        spec, vocoded = (describe_graph(name, *configs) for name in (ESTIMATOR_CHUNK, VOCODER))
         self.spec: GraphSpec = replace(spec, ranges={**spec.ranges, **RANGES})
         module = estimator_module(flow, Precision.FLOAT32, RANGES["chunk_frames"].max)
         self.estimator = ModuleEngine(self.spec, module)
         sizes = [estimator_axes(streams, STRIDE * BLOCK, PADDED, RECENT) for streams in STREAMS]
         fused = make_solver(flow, POLICY.ode_steps)
         self.solver = TensorRTSolver(self.plan(*sizes), fused, prompts, SIZES.max_prompt_frames)
-        self.vocoder = ModuleEngine(described[VOCODER], VocoderStack(vocoder, Precision.FLOAT32))
+        self.vocoder = ModuleEngine(vocoded, VocoderStack(vocoder, Precision.FLOAT32))
         beside = 2 * vocoder.lookahead if isinstance(vocoder, CausalHiFT) else 8
         columns = [vocoder_axes(streams, STRIDE * BLOCK + beside) for streams in STREAMS]
-        opened: Any = PlannedEngine(self.vocoder, described[VOCODER], columns, CPU)  # type: ignore[arg-type]
+        opened: Any = PlannedEngine(self.vocoder, vocoded, columns, CPU)  # type: ignore[arg-type]
         self.convolutions = (
             TensorRTSpectra(vocoder, opened)
             if isinstance(vocoder, CausalHiFT)

@@ -17,7 +17,7 @@ from servicekit.file_sums import sha256_of_file
 from token2wav_service.checkpoint import loader
 from token2wav_service.config import RunnerKind, Token2WavConfig
 from token2wav_service.errors import EngineUnfitError
-from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER, describe_graphs
+from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER, describe_graph
 from token2wav_service.graphs.spec import GraphSpec, Precision
 from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT, Spectra
@@ -141,7 +141,7 @@ def assemble_parts(
     name = str(parameter.dtype).removeprefix("torch.")
     if name not in {precision.value for precision in Precision}:
         raise EngineUnfitError(f"engines compute in float32 or float16, got dtype={name}")
-    spec = describe_graphs(flow.config, hift.config, Precision(name))[ESTIMATOR_CHUNK]
+    spec = describe_graph(ESTIMATOR_CHUNK, flow.config, hift.config, Precision(name))
     stride = flow.stride
     window, _ = PoolSizes(0, config.synthesis.estimator_recent_frames, 0, max_prompt_frames).rings(flow)
     planned = [
@@ -163,7 +163,7 @@ def _convolutions(
     """Return the vocoder's convolutions in their engine; None if no engine of them fits."""
     config, device = finder.config, next(flow.parameters()).device
     precision = Precision(config.tensorrt_vocoder)
-    spec = describe_graphs(flow.config, hift.config, precision, vocoder=precision)[VOCODER]
+    spec = describe_graph(VOCODER, flow.config, hift.config, precision)
     try:
         engine = finder.open(spec, loader.hift_files(config.model_dir), planned, device)
     except EngineUnfitError as error:
