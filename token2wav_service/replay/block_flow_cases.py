@@ -15,6 +15,7 @@ from token2wav_service.models.config import (
     EncoderConfig,
     RotaryDiTConfig,
     UNetConfig,
+    pick_fields,
 )
 from token2wav_service.models.flow.any_flow import STREAMING, UNMASKED, UNMASKED_ESTIMATOR, AnyFlow, BlockMask
 from token2wav_service.models.flow.flow import CosyVoice2Flow, CosyVoice3Flow
@@ -40,19 +41,11 @@ def load_block_flow(folder: VectorFolder) -> AnyFlow:
 
 
 def _cosyvoice2(values: dict[str, Any], common: dict[str, Any]) -> CosyVoice2Flow:
-    encoder = values["encoder"]
+    encoder, unet = values["encoder"], UNetConfig.from_mapping(values["unet"])
     width = encoder["width"]
-    sizes = EncoderConfig(
-        input_size=width,
-        output_size=width,
-        num_blocks=encoder["num_blocks"],
-        num_up_blocks=encoder["num_up_blocks"],
-        attention_heads=encoder["heads"],
-        linear_units=encoder["linear_units"],
-    )
-    unet = UNetConfig.from_mapping(values["unet"])
-    parts = {"input_size": width, "block_tokens": encoder["chunk"], "encoder": sizes, "estimator": unet}
-    return CosyVoice2Flow(CosyVoice2FlowConfig(**common, **parts))
+    named = {**encoder, "input_size": width, "output_size": width, "attention_heads": encoder["heads"]}
+    parts = {"block_tokens": encoder["chunk"], "encoder": pick_fields(EncoderConfig, named), "estimator": unet}
+    return CosyVoice2Flow(CosyVoice2FlowConfig(**common, input_size=width, **parts))
 
 
 def _cosyvoice3(values: dict[str, Any], common: dict[str, Any]) -> CosyVoice3Flow:
@@ -61,8 +54,8 @@ def _cosyvoice3(values: dict[str, Any], common: dict[str, Any]) -> CosyVoice3Flo
     return CosyVoice3Flow(CosyVoice3FlowConfig(**common, **parts))
 
 
-def replay_block_flow(folder: VectorFolder) -> None:
-    """Everything of a folder that needs no vocoder."""
+def replay_block_flow(folder: VectorFolder) -> dict[str, list[Tensor]]:
+    """Everything of a folder that needs no vocoder; returns the mels [1, 80, F] of each stream's calls."""
     flow = load_block_flow(folder)
     if isinstance(flow, CosyVoice2Flow):
         _encoder(flow, folder.case("encoder"))
@@ -72,11 +65,11 @@ def replay_block_flow(folder: VectorFolder) -> None:
     _estimator(flow, folder.case("estimator"))
     _solver(flow, folder.case("cfm"))
     _noise(flow, folder)
-    for name, plan in folder.json("config.json")["streams"].items():
-        _stream(flow, folder.case(f"stream_{name}"), plan["calls"])
+    streams = folder.json("config.json")["streams"]
+    return {name: _stream(flow, folder.case(f"stream_{name}"), plan["calls"]) for name, plan in streams.items()}
 
 
-def whole_mel(flow: AnyFlow, case: GoldenCase, tokens: int, *, is_final: bool, mask: BlockMask) -> Tensor:
+def _whole_mel(flow: AnyFlow, case: GoldenCase, tokens: int, *, is_final: bool, mask: BlockMask) -> Tensor:
     """Return the generated mel [1, 80, F] of one pass over the prompt and the first `tokens` tokens of a stream."""
     ids = torch.cat([case["prompt_token"], case["token"][:, :tokens]], 1).long()
     count = ids.shape[1] - (0 if is_final else flow.lookahead)
@@ -98,30 +91,32 @@ def _encoder(flow: CosyVoice2Flow, case: GoldenCase) -> None:
     }
     for name, is_masked in STREAMING_PARTS:
         for prefix, (x, lengths, is_last) in inputs.items():
-            if f"{prefix}{name}.out" in case:
-                out, frames = _encode(flow, x, lengths, is_last=is_last, is_masked=is_masked)
-                case.close(f"{prefix}{name}.out", out)
-                if (key := f"{prefix}{name}.mask") in case:
-                    case.equal(key, frames, case[key].sum((1, 2)).tolist())
+            # A shorter row's look-ahead reads its padding, as in the original's batches.
+            last, block = torch.full((len(x),), is_last), flow.block_tokens if is_masked else None
+            out, frames, _ = encoder(x, lengths, last, block=block, upstream_padding_leak=True)
+            case.close(f"{prefix}{name}.out", out)
+            case.equal_lengths(f"{prefix}{name}.mask", frames)
     embedded, (size, width) = encoder.embed(single), single.shape[1:]
     lengths, tail, layer = torch.tensor([size]), torch.zeros(1, width, 2), encoder.pre_lookahead_layer
-    plan = chunk_plan(torch.zeros(1, dtype=torch.long), 0, lengths, size)
     case.close("single.embed.out", embedded)
-    case.close("single.pos_emb", relative_sinusoids(plan, width, torch.float32).flip(0)[None])
+    case.close("single.pos_emb", position_table(size, width))
     for key, ahead in (("single", torch.zeros(1, flow.lookahead, width)), ("context", encoder.embed(case["context"]))):
         case.close(f"{key}.pre_lookahead.out", layer(torch.cat([embedded, ahead], 1), size, lengths, tail)[0])
 
 
-def _encode(
-    flow: CosyVoice2Flow, x: Tensor, lengths: Tensor, *, is_last: bool, is_masked: bool
-) -> tuple[Tensor, list[int]]:
-    """Run the encoder whole; a shorter row's look-ahead reads its padding, as in the original's batches.
+def position_table(size: int, width: int) -> Tensor:
+    """Return [1, 2 size - 1, width], the encodings of an encoder's distances in the original's order."""
+    none = torch.zeros(1, dtype=torch.long)
+    return relative_sinusoids(chunk_plan(none, 0, none + size, size), width, torch.float32).flip(0)[None]
 
-    Returns the hidden frames and how many each row has.
+
+def seen(valid: Tensor, block: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return an estimator's mask [B, 1, 1 or T, T] and the rows' lengths [B] for frames that are `valid` [B, 1, T].
+
+    Frames see all others, or those up to the end of their own `block`.
     """
-    last, block = torch.full((x.shape[0],), is_last), flow.block_tokens if is_masked else None
-    out, frames, _ = flow.encoder(x, lengths, last, block=block, upstream_padding_leak=True)
-    return out, frames.tolist()
+    lengths = valid.sum((1, 2)).long()
+    return chunk_plan(torch.zeros_like(lengths), 0, lengths, valid.shape[2], block).mask, lengths
 
 
 def _lookahead(flow: CosyVoice3Flow, case: GoldenCase) -> None:
@@ -146,29 +141,18 @@ def _block(flow: AnyFlow, is_masked: bool) -> int | None:
 
 
 def _estimator(flow: AnyFlow, case: GoldenCase) -> None:
-    estimator, (rows, _, frames) = flow.decoder.estimator, case["x"].shape
-    none = torch.zeros(rows, dtype=torch.long)
-    probes = _UNET_PROBES if isinstance(estimator, UNet) else _DIT_PROBES
+    estimator: Any = flow.decoder.estimator
+    is_unet = isinstance(estimator, UNet)
     for name, is_masked in STREAMING_PARTS:
-        for key, held in ((f"{name}.out", torch.ones_like(case["mask"])), (f"{name}.masked.out", case["mask"])):
-            lengths = held.sum((1, 2)).long()
-            mask = chunk_plan(none, 0, lengths, frames, _block(flow, is_masked)).mask
-            with probed(estimator, probes) as inner:
-                out, _ = estimator(*case.take("x", "mu", "spks", "cond", "t"), mask, lengths, valid=held[:, 0] > 0)
+        for key, valid in ((f"{name}.out", torch.ones_like(case["mask"])), (f"{name}.masked.out", case["mask"])):
+            inputs = (*case.take("x", "mu", "spks", "cond", "t"), *seen(valid, _block(flow, is_masked)))
+            with probed(estimator, _UNET_PROBES if is_unet else _DIT_PROBES) as inner:
+                out, _ = estimator(*inputs, valid=valid[:, 0] > 0)
             case.close(key, out)
             if key == "offline.out":
-                inner |= _time_probes(estimator, case["t"])
-                for probe in (each for each in case.tensors if each.startswith("inner.")):
-                    case.close(probe, inner[probe.removeprefix("inner.")])
-
-
-def _time_probes(estimator: Any, time: Tensor) -> dict[str, Tensor]:
-    is_unet = isinstance(estimator, UNet)
-    size = estimator.config.in_channels if is_unet else TIME_FEATURES
-    return {
-        "sinusoid": time_features(time, size),
-        "time_emb": (estimator.time_mlp if is_unet else estimator.time_embed)(time),
-    }
+                inner["sinusoid"] = time_features(case["t"], estimator.config.in_channels if is_unet else TIME_FEATURES)
+                inner["time_emb"] = (estimator.time_mlp if is_unet else estimator.time_embed)(case["t"])
+                case.part("inner.", ".inner").close_all(inner)
 
 
 _UNET_STAGES = {"down0": "down_blocks.0", "mid0": "mid_blocks.0", "up0": "up_blocks.0"}
@@ -189,13 +173,10 @@ _DIT_PROBES: dict[str, Probe] = {
 
 
 def _solver(flow: AnyFlow, case: GoldenCase) -> None:
-    rows, _, frames = case["mu"].shape
-    lengths, none = case["mask"].sum((1, 2)).long(), torch.zeros(rows, dtype=torch.long)
     for name, is_masked in STREAMING_PARTS:
-        mask = chunk_plan(none, 0, lengths, frames, _block(flow, is_masked)).mask
-        for steps in case.step_counts(f"{name}."):
-            out, _ = flow.decoder(*case.take("rand_noise", "mu", "spks", "cond"), mask, lengths, steps)
-            case.close(f"{name}.n{steps}.out", out)
+        inputs = (*case.take("rand_noise", "mu", "spks", "cond"), *seen(case["mask"], _block(flow, is_masked)))
+        for steps in case.numbers(f"{name}.n"):
+            case.close(f"{name}.n{steps}.out", flow.decoder(*inputs, steps)[0])
 
 
 def _noise(flow: AnyFlow, folder: VectorFolder) -> None:
@@ -208,25 +189,26 @@ def _noise(flow: AnyFlow, folder: VectorFolder) -> None:
         GoldenCase({}, f"{folder.path.name}/official", folder.report).equal("noise", got, expected)
 
 
-def _stream(flow: AnyFlow, case: GoldenCase, plan: list[dict[str, Any]]) -> None:
+def _stream(flow: AnyFlow, case: GoldenCase, plan: list[dict[str, Any]]) -> list[Tensor]:
     every = case["token"].shape[1]
     wholes = (("offline", True, UNMASKED), ("offline_not_final", False, UNMASKED), ("streaming_whole", True, STREAMING))
     for key, is_final, mask in wholes:
-        case.close(f"{key}.mel", whole_mel(flow, case, every, is_final=is_final, mask=mask))
-    for call in plan:
-        _check_prefix(flow, case, call)
+        case.close(f"{key}.mel", _whole_mel(flow, case, every, is_final=is_final, mask=mask))
+    mels = [_of_prefix(flow, case, call) for call in plan]
     _chunks(flow, case, plan)
+    return mels
 
 
-def _check_prefix(flow: AnyFlow, case: GoldenCase, call: dict[str, Any]) -> None:
-    """Compute a call as the original does: from all tokens so far."""
+def _of_prefix(flow: AnyFlow, case: GoldenCase, call: dict[str, Any]) -> Tensor:
+    """Compute a call's mel as the original does: from all tokens so far."""
     label, given, is_final = f"c{call['call']}", call["tokens_given"], call["finalize"]
     first = flow.stride * call["token_offset"]
-    mel = whole_mel(flow, case, given, is_final=is_final, mask=STREAMING if call["streaming"] else UNMASKED)
-    case.close_if_held(f"{label}.mel_whole_prefix", mel)
+    mel = _whole_mel(flow, case, given, is_final=is_final, mask=STREAMING if call["streaming"] else UNMASKED)
+    case.close(f"{label}.mel_whole_prefix", mel)
     case.close(f"{label}.mel", mel[:, :, first:])
-    if (key := f"{label}.mel_unmasked_estimator") in case:
-        case.close(key, whole_mel(flow, case, given, is_final=is_final, mask=UNMASKED_ESTIMATOR)[:, :, first:])
+    unmasked = _whole_mel(flow, case, given, is_final=is_final, mask=UNMASKED_ESTIMATOR)
+    case.close(f"{label}.mel_unmasked_estimator", unmasked[:, :, first:])
+    return mel[:, :, first:]
 
 
 def _chunks(flow: AnyFlow, case: GoldenCase, plan: list[dict[str, Any]]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,13 +12,11 @@ from torch.nn import functional
 from token2wav_service.checkpoint.loader import build_vocoder
 from token2wav_service.config import SourcePhase
 from token2wav_service.models.config import HiFTConfig
-from token2wav_service.models.flow.any_flow import STREAMING, UNMASKED
 from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
-from token2wav_service.replay.block_flow_cases import load_block_flow, whole_mel
 from token2wav_service.replay.stream_cases import UPSTREAM_POLICY, check_vocoder_caches
 from token2wav_service.replay.vectors import (
     F0_TOLERANCE_HZ,
@@ -37,40 +33,30 @@ def load_family_vocoder(folder: VectorFolder) -> HiFT | CausalHiFT:
     """Build the vocoder of a `cosyvoice2_unet` or `cosyvoice3_dit` folder."""
     config = folder.json("config.json")
     sizes, fixed = config["hift"], config["vocoder_fixed"]
-    names = ("upsample_rates", "upsample_kernel_sizes", "resblock_kernel_sizes", "source_resblock_kernel_sizes")
-    same: dict[str, Any] = {name: tuple(fixed[name]) for name in names}
-    dilations = (tuple(fixed["resblock_dilation_sizes"]),) * len(fixed["resblock_kernel_sizes"])
-    hift = HiFTConfig(
-        base_channels=sizes["base_channels"],
-        f0_cond_channels=sizes["f0_channels"],
-        istft_n_fft=fixed["n_fft"],
-        istft_hop=fixed["hop_len"],
-        resblock_dilation_sizes=dilations,
-        source_resblock_dilation_sizes=dilations,
-        conv_pre_look_right=fixed.get("conv_pre_look_right", 0),
-        **same,
-    )
-    return folder.load(build_vocoder(hift), "hift_weights.safetensors")
+    dilations = [fixed["resblock_dilation_sizes"]] * len(fixed["resblock_kernel_sizes"])
+    named = {
+        **{name: value for name, value in fixed.items() if name not in ("n_fft", "hop_len")},
+        "base_channels": sizes["base_channels"],
+        "f0_predictor": {"cond_channels": sizes["f0_channels"]},
+        "istft_params": fixed,
+        "resblock_dilation_sizes": dilations,
+        "source_resblock_dilation_sizes": dilations,
+    }
+    return folder.load(build_vocoder(HiFTConfig.from_mapping(named)), "hift_weights.safetensors")
 
 
-def replay_family_vocoder(folder: VectorFolder) -> None:
-    """Everything of a folder that needs the vocoder."""
-    hift, flow = load_family_vocoder(folder), load_block_flow(folder)
-    case, noise = folder.case("hift"), folder.tensors("source_noise_block.safetensors")["block"]
+def replay_family_vocoder(folder: VectorFolder, mels: Mapping[str, Sequence[Tensor]]) -> None:
+    """Everything of a folder that needs the vocoder; `mels` [1, 80, F] of the streams' calls are our own."""
+    hift, noise = load_family_vocoder(folder), folder.tensors("source_noise_block.safetensors")["block"]
     if isinstance(hift, CausalHiFT):
-        _causal_alone(hift, case, noise)
+        _causal_alone(hift, folder.case("hift"), noise)
     else:
-        _overlapped_alone(hift, case, noise)
-    for name, plan in folder.json("config.json")["streams"].items():
-        case, mels = folder.case(f"stream_{name}"), []
-        for call in plan["calls"]:
-            mask = STREAMING if call["streaming"] else UNMASKED
-            mel = whole_mel(flow, case, call["tokens_given"], is_final=call["finalize"], mask=mask)
-            mels.append(mel[:, :, flow.stride * call["token_offset"] :])
+        _overlapped_alone(hift, folder.case("hift"), noise)
+    for name, made in mels.items():
         if isinstance(hift, CausalHiFT):
-            _causal_stream(hift, case, mels, noise)
+            _causal_stream(hift, folder.case(f"stream_{name}"), made, noise)
         else:
-            _overlapped_stream(hift, case, mels, noise)
+            _overlapped_stream(hift, folder.case(f"stream_{name}"), made, noise)
 
 
 def _drawn(noise: Tensor, offset: Tensor | int, samples: int) -> Tensor:
@@ -124,7 +110,7 @@ def _overlapped_stream(hift: HiFT, case: GoldenCase, mels: Sequence[Tensor], blo
 def _causal_alone(hift: CausalHiFT, case: GoldenCase, block: Tensor) -> None:
     mel = case["mel"]
     f0, source, wav = _causal_whole(hift, mel, block)
-    prefixes = sorted({int(match[1]) for key in case.tensors if (match := re.match(r"prefix(\d+)\.", key))})
+    prefixes = case.numbers("prefix")
     outputs = (
         ("f0", f0, F0_TOLERANCE_HZ),
         ("source", source[None], SOURCE_TOLERANCE),

@@ -25,13 +25,13 @@ from token2wav_service.features.mel import (
     s3_mel_filters,
     speaker_fbank,
 )
-from token2wav_service.models.causal import chunk_plan, relative_sinusoids
 from token2wav_service.models.config import DiTConfig, EncoderConfig, pick_fields
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, EstimatorHistory, SolverHistory, time_grid
 from token2wav_service.models.flow.dit import DiT, time_features
 from token2wav_service.models.flow.encoder import ConformerEncoder
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.replay import block_flow_cases, block_vocoder_cases, stream_cases
+from token2wav_service.replay.block_flow_cases import position_table, seen
 from token2wav_service.replay.stream_cases import check_ends, load_hift_vectors
 from token2wav_service.replay.vectors import (
     DECODE_TOLERANCE,
@@ -89,8 +89,8 @@ def _stream(folder: VectorFolder, folders: Folders, device: str = "cpu") -> None
 
 
 def _family(folder: VectorFolder, folders: Folders) -> None:
-    block_flow_cases.replay_block_flow(folder)
-    block_vocoder_cases.replay_family_vocoder(folder)
+    mels = block_flow_cases.replay_block_flow(folder)
+    block_vocoder_cases.replay_family_vocoder(folder, mels)
 
 
 def _features(folder: VectorFolder, folders: Folders) -> None:
@@ -107,11 +107,7 @@ def _features(folder: VectorFolder, folders: Folders) -> None:
             "fbank_mean_sub": speaker_fbank(audio_16k),
         }
         for name, got in outputs.items():
-            if name in case:
-                # Some of the vectors have a batch axis of 1.
-                case.close(
-                    name, torch.tensor(got).reshape((1,) * (case[name].dim() - got.ndim) + got.shape), FEATURE_TOLERANCE
-                )
+            case.close(name, torch.tensor(got), FEATURE_TOLERANCE)
 
 
 def _checkpoint(folder: VectorFolder, folders: Folders) -> None:
@@ -155,9 +151,8 @@ def replay_dit(folder: VectorFolder) -> None:
         if "chunk" in case.name:
             _dit_chunks(dit, case)
             continue
-        for key, mask in (("out", case["mask"]), ("out_full_mask", torch.ones_like(case["mask"]))):
-            inputs = case.take("x", "mu", "spks", "cond", "t")
-            case.close_if_held(key, dit(*inputs, mask[:, None].bool(), mask.sum((1, 2)).long())[0])
+        for key, valid in (("out", case["mask"]), ("out_full_mask", torch.ones_like(case["mask"]))):
+            case.close(key, dit(*case.take("x", "mu", "spks", "cond", "t"), *seen(valid))[0])
 
 
 def _dit_chunks(dit: DiT, case: GoldenCase) -> None:
@@ -191,10 +186,8 @@ def _encoder_whole(encoder: ConformerEncoder, case: GoldenCase) -> None:
     last = torch.ones(len(lengths), dtype=torch.bool)
     out, frames, _ = encoder(xs, lengths, last, upstream_padding_leak=True)
     case.close("out", out)
-    case.equal("out_mask", frames.tolist(), case["out_mask"].sum((1, 2)).tolist())
-    none, (size, width) = torch.zeros(1, dtype=torch.long), xs.shape[1:]
-    sinusoids = relative_sinusoids(chunk_plan(none, 0, none + size, size), width, torch.float32)
-    case.close_if_held("pos_emb_T", sinusoids.flip(0)[None])
+    case.equal_lengths("out_mask", frames)
+    case.close("pos_emb_T", position_table(*xs.shape[1:]))
     clean, _, _ = encoder(xs, lengths, last)
     for row, length in enumerate(lengths.tolist()):
         if (key := f"single{row}.out") in case:
@@ -213,8 +206,8 @@ def _encoder_chunks(encoder: ConformerEncoder, case: GoldenCase) -> None:
         kept = {name: torch.cat([kept[name], new], 3) if kept and "kv" in name else new for name, new in own.items()}
         held = torch.full((rows,), kept["token_kv"].shape[3])
         call.close("out", out)
-        call.close_if_held("cnn_cache", torch.cat([kept["lookahead_tail"], kept["upsample_tail"]], 2))
-        call.close_if_held("att_cache", torch.cat([kept["token_kv"].repeat(1, 1, 1, 2, 1), kept["frame_kv"]]))
+        call.close("cnn_cache", torch.cat([kept["lookahead_tail"], kept["upsample_tail"]], 2))
+        call.close("att_cache", torch.cat([kept["token_kv"].repeat(1, 1, 1, 2, 1), kept["frame_kv"]]))
 
 
 def replay_cfm(folder: VectorFolder) -> None:
@@ -224,11 +217,10 @@ def replay_cfm(folder: VectorFolder) -> None:
     weights = (folder.path / config["weights"]).resolve()
     VectorFolder(weights.parent).load(cfm.estimator, weights.name)
     for case in folder.cases("offline*"):
-        mask = case["mask"]
-        for steps in case.step_counts():
+        for steps in case.numbers("n"):
             inputs = case.take(f"n{steps}.z", "mu", "spks", "cond")
-            case.close(f"n{steps}.out", cfm(*inputs, mask[:, None].bool(), mask.sum((1, 2)).long(), steps)[0])
-            case.close_if_held(f"n{steps}.t_span", time_grid(steps))
+            case.close(f"n{steps}.out", cfm(*inputs, *seen(case["mask"]), steps)[0])
+            case.close(f"n{steps}.t_span", time_grid(steps))
     for case in folder.cases("chunk*"):
         _cfm_chunks(cfm, case)
 
@@ -279,11 +271,8 @@ def _decode(hift: HiFT, case: GoldenCase) -> None:
         case.close("wav", hift(case["mel"], case["source"]), DECODE_TOLERANCE)
     spectrum = hift.stft(case["source"].squeeze(1)).chunk(2, 1)
     for key, got in zip(("stft_real", "stft_imag"), spectrum, strict=True):
-        case.close_if_held(key, got, DECODE_TOLERANCE)
-    for key, expected in case.tensors.items():
-        if key.startswith("stage."):
-            # The vectors keep the first batch item, and few channels of long tensors.
-            case.close(key, stages[key.removeprefix("stage.")][:1, : expected.shape[1]], DECODE_TOLERANCE)
+        case.close(key, got, DECODE_TOLERANCE)
+    case.part("stage.", ".stage").close_all(stages, DECODE_TOLERANCE)
 
 
 def _stages(hift: HiFT) -> dict[str, Probe]:

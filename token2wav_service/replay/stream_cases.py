@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -19,7 +19,6 @@ from token2wav_service.models.streaming import FlowInput, VocoderInput
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderState, total_frames
 from token2wav_service.replay.vectors import (
-    FLOW_TOLERANCE,
     INJECTED_TOLERANCE,
     SOURCE_TOLERANCE,
     GoldenCase,
@@ -61,7 +60,7 @@ def replay_flow(folder: VectorFolder) -> None:
     """Whole utterances, the prompt's caches, and every stream's mel, caches and kept frames."""
     flow = load_flow_vectors(folder)
     for case in folder.cases("offline*"):
-        for steps in case.step_counts():
+        for steps in case.numbers("n"):
             _flow_whole(flow, case, steps)
     replay_flow_streams(folder, flow)
 
@@ -69,35 +68,41 @@ def replay_flow(folder: VectorFolder) -> None:
 def replay_flow_streams(folder: VectorFolder, flow: Flow) -> None:
     """The prompt's caches, and every stream's mel, caches and kept frames."""
     streamed, setup = stream_flow(folder, flow), folder.case("setup_cache")
-    speaker = setup["spk"][0]
-    voice = streamed.run_prompt(setup["prompt_token"][0], setup["prompt_mel"][0], speaker)
+    voice = _voice_of(streamed, setup)
     _check_caches(setup.part("cache.", ""), voice)
     labels = folder.json("truncation_labels.json").get("labels", {})
     plans = folder.json("streams.json").get("streams", {})
     for case in folder.cases("stream_*"):
         states, stream = [voice], case.name.removeprefix("stream_")
-        for (start, end, last), call in zip(case["schedule"].tolist(), case.calls(), strict=True):
-            chunk = FlowInput(states[-1], case["token"].flatten()[start:end].long(), speaker, 0, bool(last))
-            (mel,), (state,) = streamed.forward([chunk])
+        for call, mel, state, _ in _chunks(streamed, setup, voice, case):
             states.append(state)
-            call.close("mel", mel[None])
+            call.close("mel", mel)
             _check_caches(call.part("cache_after.", ".cache_after"), state)
         _check_kept(case, flow.stride, states, labels.get(stream), plans.get(stream))
 
 
 def replay_stream(folder: VectorFolder, flow_folder: VectorFolder, hift: HiFT, flow: Flow) -> None:
     """Tokens to audio, chunk by chunk: end to end, and with the golden source injected."""
-    prompt, streamed, vocoder = (
-        folder.case("prompt"),
-        stream_flow(flow_folder, flow),
-        StreamVocoder(hift, UPSTREAM_POLICY),
-    )
-    speaker = prompt["spk"][0]
-    voice = streamed.run_prompt(prompt["prompt_token"][0], prompt["prompt_mel"][0], speaker)
-    prompt.close_if_held("speech_window", vocoder.window, 1e-12)
+    prompt, streamed = folder.case("prompt"), stream_flow(flow_folder, flow)
+    vocoder, voice = StreamVocoder(hift, UPSTREAM_POLICY), _voice_of(streamed, prompt)
+    prompt.close("speech_window", vocoder.window, 1e-12)
     for case in folder.cases("*"):
         if case.name != "prompt":
-            _audio_stream(streamed, vocoder, voice, speaker, case)
+            _audio_stream(vocoder, _chunks(streamed, prompt, voice, case))
+
+
+def _voice_of(flow: StreamFlow, prompt: GoldenCase) -> FlowState:
+    return flow.run_prompt(prompt["prompt_token"][0], prompt["prompt_mel"][0], prompt["spk"][0])
+
+
+def _chunks(
+    flow: StreamFlow, prompt: GoldenCase, state: FlowState, case: GoldenCase
+) -> Iterator[tuple[GoldenCase, Tensor, FlowState, bool]]:
+    """Yield each call's vectors, our mel [80, F] and state after it, and whether it is the last."""
+    for (start, end, last), call in zip(case["schedule"].tolist(), case.calls(), strict=True):
+        chunk = FlowInput(state, case["token"].flatten()[start:end].long(), prompt["spk"][0], 0, bool(last))
+        (mel,), (state,) = flow.forward([chunk])
+        yield call, mel, state, bool(last)
 
 
 def _flow_whole(flow: Flow, case: GoldenCase, steps: int) -> None:
@@ -108,7 +113,7 @@ def _flow_whole(flow: Flow, case: GoldenCase, steps: int) -> None:
     last = torch.ones(len(token), dtype=torch.bool)
     mel, _ = flow(token, lengths, last, embedding, noise, steps, cond=cond, upstream_padding_leak=True)
     case.close(f"n{steps}.feat", mel.float())
-    case.equal(f"n{steps}.feat_len", (flow.stride * lengths).tolist(), case[f"n{steps}.feat_len"].tolist())
+    case.equal_lengths(f"n{steps}.feat_len", flow.stride * lengths)
     for row, length in enumerate(lengths.tolist()):
         if (key := f"single{row}.n{steps}.feat") in case:
             one = slice(row, row + 1)
@@ -136,50 +141,40 @@ def _check_kept(
 
 def _check_caches(case: GoldenCase, state: FlowState) -> None:
     c = state.caches
-    case.close_if_held("conformer_cnn_cache", torch.cat([c["lookahead_tail"], c["upsample_tail"]], 1)[None])
-    if "conformer_att_cache" in case:
-        case.close("conformer_att_cache", torch.cat([c["token_kv"].repeat(1, 1, 2, 1), c["frame_kv"]])[:, None])
+    case.close("conformer_cnn_cache", torch.cat([c["lookahead_tail"], c["upsample_tail"]], 1))
+    case.close("conformer_att_cache", torch.cat([c["token_kv"].repeat(1, 1, 2, 1), c["frame_kv"]]))
     check_ends(case, "estimator_cnn_cache", c["solver_tail"])
     check_ends(case, "estimator_att_cache", c["solver_kv"])
 
 
 def check_ends(case: GoldenCase, key: str, got: Tensor) -> None:
     """Check a cache that a vector holds whole, or (suffix _t0_tlast) at the first and last solver step only."""
-    case.close_if_held(key, got)
-    case.close_if_held(f"{key}_t0_tlast", got[[0, -1]])
+    case.close(key, got)
+    case.close(f"{key}_t0_tlast", got[[0, -1]])
 
 
-def _audio_stream(
-    flow: StreamFlow, vocoder: StreamVocoder, voice: FlowState, speaker: Tensor, case: GoldenCase
-) -> None:
-    state, vocoded, injected, calls = voice, vocoder.initial_state(), vocoder.initial_state(), case.calls()
-    device, has_sources = vocoder.window.device, all("source_out" in call for call in calls)
-    for (start, end, last), call in zip(case["schedule"].tolist(), calls, strict=True):
-        chunk = FlowInput(state, case["token"].flatten()[start:end].long(), speaker, 0, bool(last))
-        (mel,), (state,) = flow.forward([chunk])
-        row = VocoderInput(vocoded, mel, 0, bool(last))
+def _audio_stream(vocoder: StreamVocoder, chunks: Iterator[tuple[GoldenCase, Tensor, FlowState, bool]]) -> None:
+    vocoded, injected, device = vocoder.initial_state(), vocoder.initial_state(), vocoder.window.device
+    for call, mel, _, is_last in chunks:
+        row = VocoderInput(vocoded, mel, 0, is_last)
         silence = torch.zeros(1, total_frames(row) * vocoder.hift.config.frame_samples, vocoder.hift.m_source.harmonics)
         noise = call["noise"] if "noise" in call else silence
         (wav,), (vocoded,), source = vocoder.forward([row], noise=noise.to(device))
-        call.snr("wav", wav[None])
-        if has_sources:
+        call.snr("wav", wav)
+        if "source_out" in call:
             call.snr("source_out", source)
-            row = VocoderInput(injected, mel, 0, bool(last))
+            row = VocoderInput(injected, mel, 0, is_last)
             (wav,), (injected,), _ = vocoder.forward([row], source=call["source_out"].to(device))
-            call.close("wav", wav[None], INJECTED_TOLERANCE, INJECTED)
+            call.close("wav", wav, INJECTED_TOLERANCE, INJECTED)
             check_vocoder_caches(call.part("cache_after.", ".cache_after"), injected)
 
 
 def check_vocoder_caches(case: GoldenCase, state: VocoderState) -> None:
-    """Compare what a vocoder keeps between chunks with the tensors `mel`, `source` and `speech`, if there."""
-    held = {
-        "mel": (state.mel_tail[:, -OVERLAP_FRAMES:], FLOW_TOLERANCE),
-        "source": (state.source_tail, SOURCE_TOLERANCE),
-        "speech": (state.speech_tail, INJECTED_TOLERANCE),
-    }
-    for name, (tensor, tolerance) in held.items():
-        if name in case and tensor is not None:
-            expected = case[name]
-            case.close(
-                name, tensor.reshape(expected.shape) if tensor.numel() == expected.numel() else tensor, tolerance
-            )
+    """Compare what a vocoder keeps between chunks with the tensors `mel`, `source` and `speech`."""
+    case.close("mel", state.mel_tail[:, -OVERLAP_FRAMES:])
+    for name, tail, tolerance in (
+        ("source", state.source_tail, SOURCE_TOLERANCE),
+        ("speech", state.speech_tail, INJECTED_TOLERANCE),
+    ):
+        if tail is not None:
+            case.close(name, tail, tolerance)

@@ -136,7 +136,7 @@ class VectorFolder:
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """Inputs and expected outputs by name; each comparison adds a row to the report."""
+    """Inputs and expected outputs by name; each comparison of an output that they hold adds a row to the report."""
 
     tensors: Tensors
     label: str
@@ -160,26 +160,30 @@ class GoldenCase:
 
     def close(self, key: str, got: Tensor, tolerance: float = FLOW_TOLERANCE, note: str = "") -> None:
         """Compare an output by its largest absolute error; another shape fails."""
-        expected = self.tensors[key]
-        if self._has_shape(key, got, note):
+        if (expected := self._expected(key, got, note)) is not None:
             error = (got.cpu().double() - expected.double()).abs().max().item() if expected.numel() else 0.0
             self._add(key + note, "max abs", error, tolerance, error <= tolerance)
 
-    def close_if_held(self, key: str, got: Tensor, tolerance: float = FLOW_TOLERANCE) -> None:
-        """Compare an output that not every set of vectors holds."""
-        if key in self.tensors:
-            self.close(key, got, tolerance)
+    def close_all(self, got: Mapping[str, Tensor], tolerance: float = FLOW_TOLERANCE) -> None:
+        """Compare every output that is held; in some only the first batch item and the first channels are."""
+        for key, expected in self.tensors.items():
+            self.close(key, got[key][tuple(map(slice, expected.shape[:2]))], tolerance)
 
     def snr(self, key: str, got: Tensor, note: str = "") -> None:
         """Compare an output by its signal-to-noise ratio; another shape fails."""
-        if self._has_shape(key, got, note):
-            ratio_db = snr_db(got, self.tensors[key])
+        if (expected := self._expected(key, got, note)) is not None:
+            ratio_db = snr_db(got, expected)
             self._add(key + note, "SNR dB", ratio_db, WAVE_SNR_DB, ratio_db >= WAVE_SNR_DB)
 
     def equal(self, key: str, got: Sequence[object], expected: Sequence[object]) -> None:
         """Compare element by element, exactly."""
         wrong = sum(a != b for a, b in zip(got, expected, strict=False)) + abs(len(got) - len(expected))
         self._add(key, "mismatches", float(wrong), 0.0, wrong == 0)
+
+    def equal_lengths(self, key: str, lengths: Tensor) -> None:
+        """Compare rows' lengths [B] with those of a mask [B, 1, T], or with given ones [B]."""
+        if (held := self.tensors.get(key)) is not None:
+            self.equal(key, lengths.tolist(), (held.sum((1, 2)) if held.dim() > 1 else held).tolist())
 
     def part(self, prefix: str, label: str) -> GoldenCase:
         """Return what stands under a prefix of the names."""
@@ -188,21 +192,21 @@ class GoldenCase:
 
     def calls(self) -> list[GoldenCase]:
         """Return what stands under c0., c1., ..., in order."""
-        return [self.part(f"c{number}.", f".c{number}") for number in self._numbers("c")]
+        return [self.part(f"c{number}.", f".c{number}") for number in self.numbers("c")]
 
-    def step_counts(self, prefix: str = "") -> list[int]:
-        """Return N of every group of names that begins with `nN.` behind a prefix."""
-        return self._numbers(f"{prefix}n")
-
-    def _numbers(self, prefix: str) -> list[int]:
+    def numbers(self, prefix: str) -> list[int]:
+        """Return N, ascending, of every group of names that begins with a prefix and `N.`, such as n4. and n10."""
         found = (re.match(rf"{re.escape(prefix)}(\d+)\.", key) for key in self.tensors)
         return sorted({int(match[1]) for match in found if match})
 
-    def _has_shape(self, key: str, got: Tensor, note: str) -> bool:
-        expected = self.tensors[key].shape
-        if got.shape != expected:
-            self._add(key + note, f"shape {tuple(got.shape)}, expected {tuple(expected)}", math.nan, math.nan, False)
-        return got.shape == expected
+    def _expected(self, key: str, got: Tensor, note: str) -> Tensor | None:
+        """Return what an output must be, None if it is not held or has another shape; axes of 1 do not count."""
+        expected = self.tensors.get(key)
+        if expected is None or got.squeeze().shape == expected.squeeze().shape:
+            return None if expected is None else expected.reshape(got.shape)
+        shapes = f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
+        self._add(key + note, shapes, math.nan, math.nan, False)
+        return None
 
     def _add(self, key: str, measure: str, error: float, tolerance: float, passed: bool) -> None:
         self.report.rows.append(Row(f"{self.label}.{key}", measure, error, tolerance, passed))

@@ -18,6 +18,8 @@ from token2wav_service.replay.vectors import format_rows
 pytestmark = pytest.mark.slow
 
 GOLDEN = ASSETS / "golden"
+OUTPUTS = 99
+"""Outputs that the vectors hold, in which none may be forgotten."""
 
 
 def test_every_golden_output_is_within_its_tolerance() -> None:
@@ -25,6 +27,7 @@ def test_every_golden_output_is_within_its_tolerance() -> None:
     failed = [row for row in report.rows if not row.passed]
     assert not failed, "\n" + format_rows(failed)
     assert {row.output.split("/")[0] for row in report.rows} == {path.name for path in GOLDEN.iterdir()}
+    assert len(report.rows) == OUTPUTS
 
 
 def test_a_changed_weight_fails_the_replay(tmp_path: Path) -> None:
