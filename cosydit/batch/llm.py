@@ -16,7 +16,6 @@ import aiohttp
 from cosydit.batch.types import Complete
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm.client import KEEPALIVE_EXPIRY_S
 from gateway.llm.wire import PATH, LLMWire
 from gateway.speech.prosody_carry import CarryLimits, ProsodyCarry
 from gateway.speech.request import MAX_SEED, STOP_FINISH
@@ -37,7 +36,7 @@ class WholeAnswerClient:
     """Asks for one answer in one body; made in the event loop that it is used in, and closed by its owner."""
 
     def __init__(self, base_url: str, wire: LLMWire, model: str, timeout_s: float, clock: Clock) -> None:
-        """Open a pool of connections; nothing is sent yet.
+        """Keep where to ask; nothing is sent yet.
 
         Args:
             base_url: scheme, host and port.
@@ -52,7 +51,8 @@ class WholeAnswerClient:
         self._timeout_s = timeout_s
         self._clock = clock
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_EXPIRY_S),
+            # A connection for each answer, which takes seconds: an idle one may be closed as it is used again.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             trust_env=False,
         )
@@ -69,44 +69,26 @@ class WholeAnswerClient:
         """
         ends_at = self._clock.now() + self._timeout_s
         body = {**self._wire.request(utterance, sampling, seed, self._model), "stream": False}
-        while True:
-            status, answer = await self._post(body)
-            if status not in _BUSY or self._clock.now() + RETRY_AFTER_S >= ends_at:
-                break
+        while (answered := await self._post(body))[0] in _BUSY and self._clock.now() + RETRY_AFTER_S < ends_at:
             await asyncio.sleep(RETRY_AFTER_S)
-        self._check_status(status, answer)
-        return self._read(answer)
-
-    async def _post(self, body: dict[str, Any]) -> tuple[int, str]:
-        url = self._base_url + PATH
-        for is_last in (False, True):
-            try:
-                async with self._session.post(url, json=body, allow_redirects=False) as response:
-                    return response.status, await response.text(errors="replace")
-            except (aiohttp.ClientError, asyncio.TimeoutError, ConnectionResetError) as error:
-                # NOTE: most likely a pooled connection that the server closed while it was idle.
-                if is_last or not isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError):
-                    got = (
-                        f"LLM at {self._base_url} gave no answer within {self._timeout_s:.0f} s or was lost ({error!r})"
-                    )
-                    raise errors.LLMUnavailableError(f"{got}; see its log, or correct its URL") from error
-        raise AssertionError("not reached")
-
-    def _check_status(self, status: int, answer: str) -> None:
-        if status == _HTTP_OK:
-            return
+        status, answer = answered
         got = f"LLM at {self._base_url} answered {status}: {answer[:_EXCERPT_CHARACTERS]}"
         if status in _BUSY:
             raise errors.LLMUnavailableError(f"{got}; ask for less at once (--batch-size), or let it take more")
-        raise errors.LLMFailedError(f"{got}; see its log, and check that --backend is what runs there")
-
-    def _read(self, answer: str) -> SpeechTokenDelta:
+        if status != _HTTP_OK:
+            raise errors.LLMFailedError(f"{got}; see its log, and check that --backend is what runs there")
         delta = self._wire.read(answer)
         if delta.finish_reason is None:
-            raise errors.LLMInterruptedError(
-                f"LLM at {self._base_url}: its answer has no finish_reason; try again, and see its log"
-            )
+            raise errors.LLMInterruptedError(f"{got}: it has no finish_reason; try again, and see its log")
         return delta
+
+    async def _post(self, body: dict[str, Any]) -> tuple[int, str]:
+        try:
+            async with self._session.post(self._base_url + PATH, json=body, allow_redirects=False) as response:
+                return response.status, await response.text(errors="replace")
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            got = f"LLM at {self._base_url} gave no answer within {self._timeout_s:.0f} s or was lost ({error!r})"
+            raise errors.LLMUnavailableError(f"{got}; see its log, or correct its URL") from error
 
 
 class SegmentedLM:
