@@ -12,21 +12,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cosydit.batch.ledger import Ledger
-from cosydit.batch.types import (
-    BatchPlan,
-    BatchReport,
-    BatchVoice,
-    Complete,
-    Failure,
-    TokenisedUtterance,
-)
-from cosydit.bench.inputs import read_prompt
+from cosydit.batch.types import BatchPlan, BatchReport, BatchVoice, Complete, Failure, TokenisedUtterance
 from cosydit.bench.types import BenchmarkError, SpeechInput
 from gateway.core import FloatArray, Utterance
 from servicekit.clock import Clock
@@ -43,49 +35,42 @@ VOICES_AT_ONCE = 4
 """Prompts worked on side by side: their feature models take one CPU thread each."""
 _SEED_BYTES = 6
 _TRUNCATED = "length"
-OnRow = Callable[[BatchReport], None]
 
 
 class BatchPipeline:
     """One batch on its way."""
 
-    def __init__(self, llm: Complete, token2wav: EngineStage, ledger: Ledger, plan: BatchPlan, clock: Clock) -> None:
-        """Keep the parts; their owner opens and closes them."""
+    def __init__(
+        self, llm: Complete, token2wav: EngineStage, ledger: Ledger, plan: BatchPlan, report: BatchReport, clock: Clock
+    ) -> None:
+        """Keep the parts, which their owner opens and closes; `report` gets counts, times and failures added."""
         self._llm = llm
         self._token2wav = token2wav
         self._ledger = ledger
         self._plan = plan
+        self._report = report
         self._clock = clock
         self._busy = {stage: BusyTime(clock) for stage in STAGES}
-        self._voices: dict[Path | str, BatchVoice | Exception] = {}
+        self._voices: dict[Path | bytes, BatchVoice | Exception] = {}
         self._window = LengthWindow(plan.utterances_ahead)
         self._began_s = 0.0
 
-    async def run(self, rows: Sequence[SpeechInput], report: BatchReport, on_row: OnRow) -> None:
-        """Speak every row.
-
-        Args:
-            rows: what to speak; none of it is done.
-            report: gets counts, times and failures added.
-            on_row: hears of every row that is settled.
+    async def run(self, rows: Sequence[SpeechInput]) -> None:
+        """Speak every row; none of them is done.
 
         Raises:
             OSError: results can't be written; never raises for a row.
         """
-        began_s = self._clock.now()
+        report, began_s = self._report, self._clock.now()
         await self._make_voices(rows)
         report.voices += sum(isinstance(voice, BatchVoice) for voice in self._voices.values())
         report.voices_s += self._clock.now() - began_s
         await self._warm_up(rows[: self._plan.warm_up])
         self._began_s = self._clock.now()
-        tasks = [
-            asyncio.create_task(self._tokenise_all(iter(rows), report, on_row)),
-            asyncio.create_task(self._speak_all(report, on_row)),
-        ]
+        tasks = [asyncio.create_task(self._tokenise_all(iter(rows))), asyncio.create_task(self._speak_all())]
         try:
             await asyncio.gather(*tasks)
         finally:
-            self._window.close()
             await stop(*tasks)
         report.wall_s += self._now_s()
         for stage, busy in self._busy.items():
@@ -95,21 +80,19 @@ class BatchPipeline:
         """Make every distinct prompt ready; one that can't be used fails for every row that has it."""
         permits = asyncio.Semaphore(VOICES_AT_ONCE)
 
-        async def make(key: Path | str, prompt: Path | bytes) -> None:
+        async def make(prompt: Path | bytes) -> None:
             async with permits:
                 try:
-                    made = await self._token2wav.make_voice(await asyncio.to_thread(read_prompt, prompt))
-                    self._voices[key] = BatchVoice(made.voice_id, made.prompt_speech_tokens, prompt)
+                    self._voices[prompt] = await self._token2wav.make_voice(prompt)
                 except Exception as error:  # the rows' failure, whatever it was
-                    self._voices[key] = error
+                    self._voices[prompt] = error
 
-        prompts = {_key(row.prompt): row.prompt for row in rows if row.prompt is not None}
-        await asyncio.gather(*(make(key, prompt) for key, prompt in prompts.items()))
+        await asyncio.gather(*map(make, dict.fromkeys(row.prompt for row in rows if row.prompt is not None)))
 
     def _voice_of(self, row: SpeechInput) -> BatchVoice:
         if row.prompt is None:
             raise BenchmarkError("the row has no prompt audio; add it, or give --prompt-speech-path for all rows")
-        voice = self._voices[_key(row.prompt)]
+        voice = self._voices[row.prompt]
         if isinstance(voice, Exception):
             raise voice
         return voice
@@ -122,18 +105,17 @@ class BatchPipeline:
             await self._speak(utterances[start : start + self._plan.token2wav_batch_size])
         self._busy = {stage: BusyTime(self._clock) for stage in STAGES}
 
-    async def _tokenise_all(self, rows: Iterator[SpeechInput], report: BatchReport, on_row: OnRow) -> None:
+    async def _tokenise_all(self, rows: Iterator[SpeechInput]) -> None:
         async def work() -> None:
             for row in rows:
                 outcome = await self._tokenise(row)
                 if isinstance(outcome, Failure):
-                    fail(report, outcome)
-                    on_row(report)
+                    self._report.fail(outcome)
                 else:
                     await self._window.put(outcome)
 
         await asyncio.gather(*(work() for _ in range(self._plan.batch_size)))
-        self._window.close()
+        await self._window.close()
 
     async def _tokenise(self, row: SpeechInput) -> TokenisedUtterance | Failure:
         seed = utterance_seed(self._plan.seed, row.utt)
@@ -142,27 +124,26 @@ class BatchPipeline:
             voice = self._voice_of(row)
             stage = "llm"
             utterance = Utterance(row.text, row.prompt_text or "", voice.prompt_tokens if row.prompt_text else ())
-            with self._timed(stage) as (began_s, took_s):
+            with self._timed(stage) as times:
                 answer = await self._llm(utterance, self._plan.sampling, seed)
             if not answer.token_ids:
                 raise BenchmarkError("the LLM ended without a single speech token; try another text, --seed or prompt")
         except Exception as error:  # the row's failure, whatever it was
-            return Failure(row.utt, stage, _described(error))
+            return Failure.of(row.utt, stage, error)
         if answer.finish_reason == _TRUNCATED:
             logger.warning("%s: the bound for the text's length ended the speech, not the LLM", row.utt)
-        return TokenisedUtterance(row, voice, seed, answer.token_ids, answer.finish_reason, began_s, took_s[0])
+        return TokenisedUtterance(row, voice, seed, answer.token_ids, answer.finish_reason, times)
 
-    async def _speak_all(self, report: BatchReport, on_row: OnRow) -> None:
+    async def _speak_all(self) -> None:
         """Speak batch after batch; while one is spoken, the one before it is written."""
         writing: asyncio.Task[None] | None = None
         try:
             while batch := await self._window.take(self._plan.token2wav_batch_size):
-                with self._timed("token2wav") as (began_s, took_s):
+                with self._timed("token2wav") as times:
                     outcomes = await self._speak(batch)
                 if writing is not None:
                     await writing
-                span = {"token2wav_began_s": began_s, "token2wav_s": took_s[0], "token2wav_batch": len(batch)}
-                writing = asyncio.create_task(self._write_all(batch, outcomes, span, report, on_row))
+                writing = asyncio.create_task(self._write_all(batch, outcomes, times))
             if writing is not None:
                 await writing
         finally:
@@ -179,30 +160,24 @@ class BatchPipeline:
         self,
         batch: Sequence[TokenisedUtterance],
         outcomes: Sequence[FloatArray | Exception],
-        span: dict[str, float],
-        report: BatchReport,
-        on_row: OnRow,
+        times: dict[str, float],
     ) -> None:
         async def settle(utterance: TokenisedUtterance, outcome: FloatArray | Exception) -> None:
             if isinstance(outcome, Exception):
-                fail(report, Failure(utterance.input.utt, "token2wav", _described(outcome)))
+                self._report.fail(Failure.of(utterance.input.utt, "token2wav", outcome))
             else:
-                await self._write(utterance, outcome, span, report)
-            on_row(report)
+                await self._write(utterance, outcome, {**utterance.times, **times, "token2wav_batch": len(batch)})
 
         await asyncio.gather(*map(settle, batch, outcomes))
 
-    async def _write(
-        self, utterance: TokenisedUtterance, samples: FloatArray, span: dict[str, float], report: BatchReport
-    ) -> None:
+    async def _write(self, utterance: TokenisedUtterance, samples: FloatArray, times: dict[str, float]) -> None:
         utt, audio_s = utterance.input.utt, len(samples) / SAMPLE_RATE_HZ
         try:
-            with self._timed("write") as (_, write_s):
+            with self._timed("write") as written:
                 name = await asyncio.to_thread(self._ledger.write_audio, utt, samples)
         except Exception as error:
-            fail(report, Failure(utt, "write", _described(error)))
-            return
-        times = {"llm_began_s": utterance.llm_began_s, "llm_s": utterance.llm_s, **span, "write_s": write_s[0]}
+            return self._report.fail(Failure.of(utt, "write", error))
+        times = {**times, "write_s": written["write_s"]}
         result = {
             "utt": utt,
             "audio": name,
@@ -215,23 +190,21 @@ class BatchPipeline:
             "written_s": round(self._now_s(), 6),
         }
         self._ledger.append(result)
-        report.done += 1
-        report.audio_s += audio_s
         took = ", ".join(f"{what} {value:.3f}" for what, value in times.items())
         logger.info("%s: %.2f s of audio; %s", utt, audio_s, took)
+        self._report.add(audio_s)
 
     def _now_s(self) -> float:
         """Return seconds since the first utterance was begun."""
         return self._clock.now() - self._began_s
 
     @contextmanager
-    def _timed(self, stage: str) -> Iterator[tuple[float, list[float]]]:
-        """Count a span to its stage; gives when it began, and a list that holds its seconds afterwards."""
-        took: list[float] = []
-        began_s = self._now_s()
+    def _timed(self, stage: str) -> Iterator[dict[str, float]]:
+        """Count a span to its stage; gives a dictionary that has its `<stage>_began_s` and `<stage>_s` afterwards."""
+        times = {f"{stage}_began_s": self._now_s()}
         with self._busy[stage]:
-            yield began_s, took
-        took.append(self._now_s() - began_s)
+            yield times
+        times[f"{stage}_s"] = self._now_s() - times[f"{stage}_began_s"]
 
 
 class BusyTime:
@@ -263,43 +236,30 @@ class LengthWindow:
         self._room = room
         self._waiting: list[TokenisedUtterance] = []
         self._is_open = True
-        self._changed = asyncio.Event()
-        """Set at the next change, and replaced by a new one then."""
+        self._changed = asyncio.Condition()
 
     async def put(self, utterance: TokenisedUtterance) -> None:
-        """Add one, waiting while there is no room.
+        """Add one, waiting while there is no room."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self._waiting) < self._room)
+            self._waiting.append(utterance)
+            self._changed.notify_all()
 
-        Raises:
-            BenchmarkError: the window is closed.
-        """
-        await self._until(lambda: len(self._waiting) < self._room)
-        if not self._is_open:
-            raise BenchmarkError("the batch has ended")
-        self._waiting.append(utterance)
-        self._note_change()
-
-    def close(self) -> None:
-        """Say that no more will come; whoever waits for room, or for more, waits no longer."""
-        self._is_open = False
-        self._note_change()
+    async def close(self) -> None:
+        """Say that no more will come."""
+        async with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
 
     async def take(self, size: int) -> list[TokenisedUtterance]:
         """Return `size` utterances of like length, fewer once no more will come, none at the end."""
-        await self._until(lambda: len(self._waiting) >= size)
-        taken = take_alike([len(each.token_ids) for each in self._waiting], size)
-        batch = [self._waiting[index] for index in taken]
-        self._waiting = [each for index, each in enumerate(self._waiting) if index not in taken]
-        self._note_change()
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._is_open or len(self._waiting) >= size)
+            taken = take_alike([len(each.token_ids) for each in self._waiting], size)
+            batch = [self._waiting[index] for index in taken]
+            self._waiting = [each for index, each in enumerate(self._waiting) if index not in taken]
+            self._changed.notify_all()
         return batch
-
-    async def _until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until something is so, or the window is closed."""
-        while self._is_open and not is_so():
-            await self._changed.wait()
-
-    def _note_change(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
 
 
 def take_alike(lengths: Sequence[int], size: int) -> dict[int, int]:
@@ -320,17 +280,3 @@ def take_alike(lengths: Sequence[int], size: int) -> dict[int, int]:
 def utterance_seed(seed: int, utt: str) -> int:
     """Return the seed of one utterance: the same whatever is spoken before it."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{utt}".encode()).digest()[:_SEED_BYTES], "big")
-
-
-def fail(report: BatchReport, failure: Failure) -> None:
-    """Add a failure to the report, and to the log."""
-    report.failures.append(failure)
-    logger.error("%s failed in %s: %s", failure.utt, failure.stage, failure.reason)
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _key(prompt: Path | bytes) -> Path | str:
-    return prompt if isinstance(prompt, Path) else hashlib.sha256(prompt).hexdigest()

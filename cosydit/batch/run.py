@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from cosydit.batch.ledger import RESULTS_FILE, Ledger
-from cosydit.batch.pipeline import BatchPipeline, OnRow, fail
+from cosydit.batch.pipeline import BatchPipeline
 from cosydit.batch.services import open_services
 from cosydit.batch.types import BatchPlan, BatchReport, Failure
 from cosydit.bench.report import write_json, write_jsonl
@@ -34,8 +34,7 @@ def run_batch(
         BenchmarkError: another run works there, or a service is not ready.
         ServiceStartError, Token2WavError, LLMServiceError: a service or checkpoint can't start.
     """
-    utts = {row.utt for row in rows if isinstance(row, SpeechInput)}
-    report, out = BatchReport(len(rows)), args.output_dir
+    utts, out = {row.utt for row in rows if isinstance(row, SpeechInput)}, args.output_dir
     pause_s = WATCHED_PAUSE_S if sys.stderr.isatty() else LOGGED_PAUSE_S
     bar = tqdm(total=len(rows), unit="text", dynamic_ncols=True, mininterval=pause_s, maxinterval=pause_s)
 
@@ -43,28 +42,28 @@ def run_batch(
         bar.set_postfix(failed=len(report.failures), audio_s=round(report.audio_s, 1), refresh=False)
         bar.update()
 
+    report = BatchReport(len(rows), on_row)
     with bar, Ledger(out, args.format, utts) as ledger:
-        if todo := still_to_do(rows, ledger, report, on_row):
-            asyncio.run(_speak(args, plan, ledger, todo, report, on_row))
+        if todo := still_to_do(rows, ledger, report):
+            asyncio.run(_speak(args, plan, ledger, todo, report))
         write_jsonl(out / FAILURES_FILE, map(asdict, report.failures))
         write_json(out / SUMMARY_FILE, {**asdict(report), "rtf": report.rtf, "environment": environment})
     return report
 
 
-def still_to_do(rows: Sequence[InputRow], ledger: Ledger, report: BatchReport, on_row: OnRow) -> list[SpeechInput]:
+def still_to_do(rows: Sequence[InputRow], ledger: Ledger, report: BatchReport) -> list[SpeechInput]:
     """Return the rows that can be spoken and are not; the others are settled in the report."""
     todo: list[SpeechInput] = []
     for row in rows:
         try:
             if isinstance(row, BadRow):
                 raise BenchmarkError(row.reason)
-            if not ledger.is_done(row.utt):
+            if ledger.is_done(row.utt):
+                report.skip()
+            else:
                 todo.append(row)
-                continue
-            report.done_before += 1
         except BenchmarkError as error:
-            fail(report, Failure(row.utt, "input", str(error)))
-        on_row(report)
+            report.fail(Failure(row.utt, "input", str(error)))
     return todo
 
 
@@ -85,13 +84,8 @@ def summary_text(report: BatchReport, output_dir: Path) -> str:
 
 
 async def _speak(
-    args: argparse.Namespace,
-    plan: BatchPlan,
-    ledger: Ledger,
-    todo: Sequence[SpeechInput],
-    report: BatchReport,
-    on_row: OnRow,
+    args: argparse.Namespace, plan: BatchPlan, ledger: Ledger, todo: Sequence[SpeechInput], report: BatchReport
 ) -> None:
     clock = SystemClock()
     async with open_services(args, plan, clock) as services:
-        await BatchPipeline(*services, ledger, plan, clock).run(todo, report, on_row)
+        await BatchPipeline(*services, ledger, plan, report, clock).run(todo)

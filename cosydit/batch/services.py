@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 
 from cosydit.batch.llm import SegmentedLM, WholeAnswerClient
-from cosydit.batch.types import BatchPlan, Complete, TokenisedUtterance
+from cosydit.batch.types import BatchPlan, BatchVoice, Complete, TokenisedUtterance
 from cosydit.bench.inputs import read_prompt
 from cosydit.bench.types import BenchmarkError
 from cosydit.stack.host import served_form
 from cosydit.stack.process import read_json, serving_llm
 from cosydit.stack.stack import default_work_dir
-from gateway.core import FloatArray, RegisteredVoice
+from gateway.core import FloatArray
 from gateway.llm.wire import LLMWire
 from gateway.speech.prosody_carry import CarryLimits
 from gateway.text import Normalization, TextOptions, load_text_front_end
@@ -101,14 +101,15 @@ class EngineStage:
         # A thread of its own, so that the next batch does not wait for the files of the one before.
         self._thread = ThreadPoolExecutor(1, "token2wav")
 
-    async def make_voice(self, samples: FloatArray) -> RegisteredVoice:
-        """Compute a prompt's features, or find them in the cache; `samples` [N] mono float32 in +-1 at 16 kHz.
+    async def make_voice(self, prompt: Path | bytes) -> BatchVoice:
+        """Compute a prompt's features, or find them in the cache.
 
         Raises:
-            Token2WavError: the prompt can't be used.
+            OSError, Token2WavError: the prompt can't be read or used.
         """
+        samples = await asyncio.to_thread(read_prompt, prompt)
         features = await asyncio.to_thread(self._engine.voices.register, VoicePrompt(samples))
-        return RegisteredVoice(features.voice_id, tuple(features.prompt_tokens.tolist()))
+        return BatchVoice(features.voice_id, tuple(features.prompt_tokens.tolist()), prompt)
 
     async def speak(self, utterances: Sequence[TokenisedUtterance]) -> list[FloatArray | Exception]:
         """Make the audio of each, [N] float32 in +-1 at 24 kHz, or say why not; in the order given."""

@@ -1,13 +1,16 @@
-"""What travels between the stages of a batch, and how it is worked through. Pure data."""
+"""What travels between the stages of a batch, and how it is worked through."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 from cosydit.bench.types import SpeechInput
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
+
+logger = logging.getLogger(__name__)
 
 Complete = Callable[[Utterance, Sampling, int], Awaitable[SpeechTokenDelta]]
 """Asks for all speech tokens of one text with a seed; raises GatewayError."""
@@ -58,9 +61,8 @@ class TokenisedUtterance:
     token_ids: tuple[int, ...]
     """Speech tokens, 0..6560."""
     finish_reason: str | None
-    llm_began_s: float
-    """Seconds from the beginning of the first utterance."""
-    llm_s: float
+    times: dict[str, float]
+    """`llm_began_s`, in seconds from the beginning of the first utterance, and `llm_s`."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,19 @@ class Failure:
     """Stage that failed: input, voices, llm, token2wav or write."""
     reason: str
 
+    @classmethod
+    def of(cls, utt: str, stage: str, error: BaseException) -> Failure:
+        """Return what an error made of an utterance."""
+        return cls(utt, stage, f"{type(error).__name__}: {error}")
+
 
 @dataclass
 class BatchReport:
     """What became of a batch; filled in while it runs."""
 
     rows: int
+    on_row: InitVar[Callable[[BatchReport], None] | None] = None
+    """Hears of every row that is settled."""
     done_before: int = 0
     done: int = 0
     audio_s: float = 0.0
@@ -91,6 +100,26 @@ class BatchReport:
     stage_busy_s: dict[str, float] = field(default_factory=dict)
     """Stage -> seconds in which it worked on at least one utterance."""
     failures: list[Failure] = field(default_factory=list)
+
+    def __post_init__(self, on_row: Callable[[BatchReport], None] | None) -> None:
+        self._on_row = on_row or (lambda report: None)
+
+    def skip(self) -> None:
+        """Count a row that was done before."""
+        self.done_before += 1
+        self._on_row(self)
+
+    def add(self, audio_s: float) -> None:
+        """Count a row that is done now, with its seconds of audio."""
+        self.done += 1
+        self.audio_s += audio_s
+        self._on_row(self)
+
+    def fail(self, failure: Failure) -> None:
+        """Keep a failure, and log it."""
+        self.failures.append(failure)
+        logger.error("%s failed in %s: %s", failure.utt, failure.stage, failure.reason)
+        self._on_row(self)
 
     @property
     def rtf(self) -> float | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from cosydit.batch.services import EngineStage
-from cosydit.batch.types import TokenisedUtterance
-from gateway.core import FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
+from cosydit.batch.types import BatchVoice, TokenisedUtterance
+from gateway.core import FloatArray, Sampling, SpeechTokenDelta, Utterance
 
 SAMPLES_A_TOKEN = 960
 
@@ -47,9 +48,9 @@ class ScriptedToken2Wav(EngineStage):
         self.voices = 0
         self._step_s = step_s
 
-    async def make_voice(self, samples: FloatArray) -> RegisteredVoice:
+    async def make_voice(self, prompt: Path | bytes) -> BatchVoice:
         self.voices += 1
-        return RegisteredVoice("voice", (1,))
+        return BatchVoice("voice", (1,), prompt)
 
     async def speak(self, utterances: Sequence[TokenisedUtterance]) -> list[FloatArray | Exception]:
         self.batches.append([len(each.token_ids) for each in utterances])

@@ -231,10 +231,9 @@ async def _run(
     rows = [SpeechInput(f"u{index}", text, "says", voice) for index, text in enumerate(texts)]
     llm, token2wav = ScriptedLLM(together), ScriptedToken2Wav()
     settled: list[str] = []
-    report = BatchReport(len(rows))
+    report = BatchReport(len(rows), lambda report: settled.append("row"))
     with Ledger(tmp_path / "out", "wav", {row.utt for row in rows}) as ledger:
-        pipeline = BatchPipeline(llm.complete, token2wav, ledger, plan, SystemClock())
-        await pipeline.run(rows, report, lambda report: settled.append("row"))
+        await BatchPipeline(llm.complete, token2wav, ledger, plan, report, SystemClock()).run(rows)
     return llm, token2wav, report, settled
 
 
@@ -261,10 +260,11 @@ async def test_a_directory_that_can_not_be_written_ends_the_batch(tmp_path: Path
     voice = checkpoint / "voices" / "default.wav"
     rows = [SpeechInput(f"u{index}", "x", "says", voice) for index in range(40)]
     with Ledger(tmp_path / "out", "wav", set()) as ledger:
-        pipeline = BatchPipeline(ScriptedLLM().complete, ScriptedToken2Wav(), ledger, BatchPlan(2, 2), SystemClock())
+        stages, report = (ScriptedLLM().complete, ScriptedToken2Wav()), BatchReport(len(rows))
+        pipeline = BatchPipeline(*stages, ledger, BatchPlan(2, 2), report, SystemClock())
         ledger.append = _no_space  # type: ignore[method-assign]
         with pytest.raises(OSError, match="no space"):
-            await asyncio.wait_for(pipeline.run(rows, BatchReport(len(rows)), lambda report: None), 30)
+            await asyncio.wait_for(pipeline.run(rows), 30)
 
 
 def _no_space(result: object) -> None:

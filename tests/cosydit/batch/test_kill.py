@@ -42,8 +42,8 @@ def speak(output_dir: Path, voice: Path) -> BatchReport:
         sys.stdout.write("go\n")
         sys.stdout.flush()
         plan = BatchPlan(BATCH_SIZE, BATCH_SIZE)
-        pipeline = BatchPipeline(ScriptedLLM().complete, ScriptedToken2Wav(STEP_S), ledger, plan, SystemClock())
-        asyncio.run(pipeline.run(todo, report, lambda report: None))
+        stages = (ScriptedLLM().complete, ScriptedToken2Wav(STEP_S))
+        asyncio.run(BatchPipeline(*stages, ledger, plan, report, SystemClock()).run(todo))
     return report
 
 

@@ -44,8 +44,7 @@ def test_a_batch_is_of_like_length_and_holds_the_oldest(lengths: list[int], take
 async def _run(rows: list[SpeechInput], out: Path, plan: BatchPlan) -> tuple[ScriptedToken2Wav, BatchReport]:
     token2wav, report = ScriptedToken2Wav(), BatchReport(len(rows))
     with Ledger(out, "wav", {row.utt for row in rows}) as ledger:
-        pipeline = BatchPipeline(ScriptedLLM().complete, token2wav, ledger, plan, SystemClock())
-        await pipeline.run(rows, report, lambda report: None)
+        await BatchPipeline(ScriptedLLM().complete, token2wav, ledger, plan, report, SystemClock()).run(rows)
     return token2wav, report
 
 
