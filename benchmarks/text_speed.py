@@ -14,7 +14,6 @@ from pathlib import Path
 from cosydit.bench.inputs import read_samples
 from cosydit.bench.metrics import percentile
 from cosydit.bench.report import aligned_table, describe_environment, write_json
-from cosydit.bench.types import SpeechInput
 from gateway.text import WHOLE_TEXT, TextFrontEnd, TextOptions, load_text_front_end
 
 WRITTEN = {
@@ -41,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=20, help="how often each sentence is read (default %(default)s)")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     args = parser.parse_args(argv)
-    plain = [row.text for row in read_samples() if isinstance(row, SpeechInput)]
+    plain = [row.text for row in read_samples()]
     front_end = load_text_front_end()
     figures = {
         kind: sorted(_costs_s(front_end, kind[:2], sentences, args.rounds))

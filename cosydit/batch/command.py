@@ -170,10 +170,8 @@ def read_rows(args: argparse.Namespace) -> list[InputRow]:
         raise BenchmarkError("--prompt-speech-path and --prompt-text go together; give both or neither")
     if args.prompt_speech_path is not None and not args.prompt_speech_path.is_file():
         raise BenchmarkError(f"--prompt-speech-path {args.prompt_speech_path} does not exist")
-    rows = read_source(args)
-    rows = read_samples() if rows is None else rows
-    number, parts = args.part
-    rows = rows[number - 1 :: parts]
+    given, (number, parts) = read_source(args), args.part
+    rows = [*(read_samples() if given is None else given)][number - 1 :: parts]
     if not rows:
         raise BenchmarkError("the input is empty; give at least one row")
     if args.prompt_speech_path is not None:

@@ -122,7 +122,7 @@ def _check(args: argparse.Namespace) -> None:
         raise BenchmarkError("--use-spk2info-cache sends no reference; leave --reference-audio and --voices-dir out")
 
 
-def _read_inputs(args: argparse.Namespace) -> list[InputRow]:
+def _read_inputs(args: argparse.Namespace) -> Sequence[InputRow]:
     from dataclasses import replace
 
     from cosydit.bench.inputs import find_voice, read_samples, read_source
@@ -131,11 +131,11 @@ def _read_inputs(args: argparse.Namespace) -> list[InputRow]:
     prompt, prompt_text = args.reference_audio, args.reference_text
     if args.voices_dir is not None:
         prompt, prompt_text = find_voice(args.voices_dir, args.voice or "default")
-    rows = read_source(args)
-    if rows is None:
+    rows: Sequence[InputRow] | None = read_source(args)
+    if args.target_text is not None:
+        rows = [SpeechInput("target-text", args.target_text, prompt_text, prompt)]
+    elif rows is None:
         rows = read_samples(prompt, prompt_text)
-        if args.target_text is not None:
-            rows = [SpeechInput("target-text", args.target_text, prompt_text, prompt)]
     if args.use_spk2info_cache or args.door == "http":
         return [replace(row, prompt=None, prompt_text=None) if isinstance(row, SpeechInput) else row for row in rows]
     return rows

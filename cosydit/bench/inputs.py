@@ -30,6 +30,7 @@ _NAMES = {"id": "utt", "target_text": "text", "prompt_audio": "prompt_wav"}
 _KNOWN = {"utt", "text", "voice", "prompt_wav", "prompt_text", *_NAMES}
 _EXPECTED = "expected text, and optionally utt, voice, prompt_wav, prompt_text"
 _STANDARD_INPUT = Path("-")
+MANIFEST = "|"
 _CSV_SUFFIXES = {".csv": ",", ".tsv": "\t"}
 _JSONL_SUFFIXES = (".jsonl", ".ndjson")
 
@@ -43,52 +44,37 @@ def read_source(args: argparse.Namespace) -> list[InputRow] | None:
     Raises:
         BenchmarkError: the list can't be read.
     """
-    if args.input is not None:
-        return read_list(args.input)
-    if args.manifest_path is not None:
-        return read_manifest(args.manifest_path)
-    if args.jsonl_path is not None:
-        return read_jsonl(args.jsonl_path)
-    return None if args.huggingface_dataset is None else read_dataset(args.huggingface_dataset, args.split_name)
+    if args.huggingface_dataset is not None:
+        return read_dataset(args.huggingface_dataset, args.split_name)
+    for path, suffix in ((args.input, None), (args.manifest_path, MANIFEST), (args.jsonl_path, ".jsonl")):
+        if path is not None:
+            return read_list(path, suffix)
+    return None
 
 
-def read_list(path: Path) -> list[InputRow]:
-    """Read a list in whatever form it has: CSV or JSONL by its suffix, lines of a manifest, or one text a line.
+def read_list(path: Path, suffix: str | None = None) -> list[InputRow]:
+    """Read a list of texts; prompt paths are relative to it, and a row without a name is called by its number.
+
+    A table or JSON objects have `text` or `target_text`, and optionally `utt` or `id`, `voice`, `prompt_wav` with
+    `prompt_text`; a manifest has lines of `utt|prompt_text|prompt_wav|text`.
 
     Args:
         path: `-` reads plain lines from standard input.
+        suffix: says which form the list has: .csv, .tsv, .jsonl or `MANIFEST`; None takes the path's own, and of any
+            other file the lines of a manifest, or one text a line.
 
     Raises:
         BenchmarkError: no such file, not UTF-8, or a CSV without a column `text`.
     """
-    suffix = path.suffix.lower()
+    suffix = suffix or path.suffix.lower()
     if suffix in _CSV_SUFFIXES:
         return _rows(_csv_entries(path, _CSV_SUFFIXES[suffix]), path.parent)
-    if suffix in _JSONL_SUFFIXES:
-        return read_jsonl(path)
     lines = _read_text(path).splitlines()
-    if {line.count("|") for line in lines if line.strip()} == {len(MANIFEST_FIELDS) - 1}:
+    if suffix in _JSONL_SUFFIXES:
+        return _rows(_json_entries(path, lines), path.parent)
+    if suffix == MANIFEST or {line.count("|") for line in lines if line.strip()} == {len(MANIFEST_FIELDS) - 1}:
         return _rows(_manifest_entries(path, lines), path.parent)
     return [SpeechInput(f"{number:04d}", line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def read_manifest(path: Path) -> list[InputRow]:
-    """Read lines of `utt|prompt_text|prompt_wav|text`; prompt paths are relative to the manifest.
-
-    Raises:
-        BenchmarkError: no such file, or not UTF-8.
-    """
-    return _rows(_manifest_entries(path, _read_text(path).splitlines()), path.parent)
-
-
-def read_jsonl(path: Path) -> list[InputRow]:
-    """Read one JSON object a line: `text` or `target_text`, and optionally `utt` or `id`, `voice`, `prompt_wav` with
-    `prompt_text`. A row without a name is called by its number.
-
-    Raises:
-        BenchmarkError: no such file, or not UTF-8.
-    """
-    return _rows(_json_entries(path), path.parent)
 
 
 def read_dataset(name: str, split: str) -> list[InputRow]:
@@ -114,7 +100,7 @@ def read_dataset(name: str, split: str) -> list[InputRow]:
     return _rows(_dataset_entries(rows), Path(name).parent if Path(name).is_file() else Path(name))
 
 
-def read_samples(prompt: Path | None = None, prompt_text: str | None = None) -> list[InputRow]:
+def read_samples(prompt: Path | None = None, prompt_text: str | None = None) -> list[SpeechInput]:
     """Return the bundled sentences, all in one voice; without a prompt in the server's own."""
     text = (resources.files("demo_voice") / "samples" / "english.txt").read_text(encoding="utf-8")
     rows = (line.split("|", 1) for line in text.splitlines())
@@ -189,8 +175,8 @@ def _manifest_entries(path: Path, lines: Iterable[str]) -> Iterator[Entry]:
             yield f"{path}:{number}", f"got {len(fields)} fields, expected {'|'.join(MANIFEST_FIELDS)}"
 
 
-def _json_entries(path: Path) -> Iterator[Entry]:
-    for number, line in enumerate(_read_text(path).splitlines(), 1):
+def _json_entries(path: Path, lines: Iterable[str]) -> Iterator[Entry]:
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:

@@ -19,7 +19,7 @@ from cosydit.batch.ledger import Ledger
 from cosydit.batch.llm import SegmentedLM
 from cosydit.batch.pipeline import BatchPipeline, utterance_seed
 from cosydit.batch.types import BatchPlan, BatchReport
-from cosydit.bench.inputs import read_jsonl, require_all_good
+from cosydit.bench.inputs import read_list, require_all_good
 from cosydit.bench.types import SpeechInput
 from cosydit.cli import main as cli
 from cosydit.stack.checkpoint.make_checkpoint import make_random_checkpoint
@@ -125,7 +125,7 @@ def test_made_rows_have_texts_whose_speech_is_about_as_long_as_asked_for(tmp_pat
     out = tmp_path / "list.jsonl"
     paths = ("--llm-model-name-or-path", str(checkpoint / "llm"), "--voices-dir", str(checkpoint / "voices"))
     assert offline_input.main([*paths, "--voices", "2", "--rows", "50", "--seconds", "8", "--out", str(out)]) == 0
-    rows = require_all_good(read_jsonl(out))
+    rows = require_all_good(read_list(out))
     encoder = load_text_encoder(checkpoint / "llm")
     bounds_s = [LengthLimits().max_speech_per_text_token * len(encoder.encode(row.text)) / 25 for row in rows]
     assert (min(bounds_s), max(bounds_s)) == (6.4, 9.6)

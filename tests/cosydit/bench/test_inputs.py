@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from cosydit.bench.inputs import (
+    MANIFEST,
     find_voice,
-    read_jsonl,
     read_list,
-    read_manifest,
     read_samples,
     require_all_good,
     with_voices,
@@ -34,7 +33,7 @@ def _manifest(tmp_path: Path, *lines: str) -> Path:
 
 
 def test_manifest_rows_find_their_prompts_beside_the_manifest(tmp_path: Path, prompt: Path) -> None:
-    rows = read_manifest(_manifest(tmp_path, "a|what it says|voice.wav|hello", "", "b|||no voice of its own"))
+    rows = read_list(_manifest(tmp_path, "a|what it says|voice.wav|hello", "", "b|||no voice of its own"), MANIFEST)
     assert rows == [
         SpeechInput("a", "hello", "what it says", prompt),
         SpeechInput("b", "no voice of its own", None, None),
@@ -55,14 +54,14 @@ def test_manifest_rows_find_their_prompts_beside_the_manifest(tmp_path: Path, pr
 )
 @pytest.mark.usefixtures("prompt")
 def test_a_bad_manifest_row_is_named_and_leaves_the_others(tmp_path: Path, line: str, reason: str) -> None:
-    good, bad, last = read_manifest(_manifest(tmp_path, "good|||hello", line, "last|||bye"))
+    good, bad, last = read_list(_manifest(tmp_path, "good|||hello", line, "last|||bye"), MANIFEST)
     assert isinstance(good, SpeechInput) and isinstance(last, SpeechInput)
     assert isinstance(bad, BadRow) and reason in bad.reason
     assert "twice" in bad.reason or "manifest.txt:2" in bad.reason
 
 
 def test_a_benchmark_refuses_bad_rows_all_at_once(tmp_path: Path) -> None:
-    rows = read_manifest(_manifest(tmp_path, "a|b", "c|||fine", "d|||"))
+    rows = read_list(_manifest(tmp_path, "a|b", "c|||fine", "d|||"), MANIFEST)
     with pytest.raises(BenchmarkError, match=r"(?s)manifest.txt:1.*manifest.txt:3"):
         require_all_good(rows)
     with pytest.raises(BenchmarkError, match="empty"):
@@ -71,10 +70,10 @@ def test_a_benchmark_refuses_bad_rows_all_at_once(tmp_path: Path) -> None:
 
 def test_a_manifest_that_can_not_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match="nowhere"):
-        read_manifest(tmp_path / "nowhere.txt")
+        read_list(tmp_path / "nowhere.txt", MANIFEST)
     (tmp_path / "latin.txt").write_bytes(b"a|||caf\xe9")
     with pytest.raises(BenchmarkError, match="latin"):
-        read_manifest(tmp_path / "latin.txt")
+        read_list(tmp_path / "latin.txt", MANIFEST)
 
 
 def test_jsonl_takes_both_spellings_of_its_fields(tmp_path: Path, prompt: Path) -> None:
@@ -84,7 +83,7 @@ def test_jsonl_takes_both_spellings_of_its_fields(tmp_path: Path, prompt: Path) 
         {"utt": "b", "text": "yo"},
     ]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    assert read_jsonl(path) == [SpeechInput("7", "hi", "says", prompt), SpeechInput("b", "yo", None, None)]
+    assert read_list(path) == [SpeechInput("7", "hi", "says", prompt), SpeechInput("b", "yo", None, None)]
 
 
 @pytest.mark.parametrize(
@@ -94,11 +93,11 @@ def test_a_bad_jsonl_row_is_named(tmp_path: Path, line: str, reason: str) -> Non
     path = tmp_path / "list.jsonl"
     path.write_text(line, encoding="utf-8")
     with pytest.raises(BenchmarkError, match=rf"list.jsonl:1: .*{reason}"):
-        require_all_good(read_jsonl(path))
+        require_all_good(read_list(path))
 
 
 def test_the_bundled_samples_are_ten_different_sentences() -> None:
-    samples = require_all_good(read_samples())
+    samples = read_samples()
     assert len({sample.text for sample in samples}) == len({sample.utt for sample in samples}) == 10
 
 
