@@ -67,7 +67,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--format", choices=("wav", "flac"), default="wav", help=form)
     warm_up = "number of rows spoken and dropped before the clock starts (default 0)"
     add("--warm-up", type=zero_or_more, default=0, help=warm_up)
-    parser.add_argument("--num-workers", "--prefetch", type=_refused, help=argparse.SUPPRESS)
 
 
 def _add_input_options(parser: argparse.ArgumentParser) -> None:
@@ -259,11 +258,6 @@ def _on_gpu(args: argparse.Namespace, host: Machine) -> Iterator[None]:
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
-
-
-def _refused(text: str) -> NoReturn:
-    """Refuse an option of the original runtime."""
-    raise argparse.ArgumentTypeError("means nothing here: stages overlap by themselves; leave it out")
 
 
 def _base_url(text: str) -> str:

@@ -32,7 +32,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_family(make, "step_audio2", "of the models (default %(default)s)")
     voices = "number of further voices, named voice-000 and so on"
     make.add_argument("--numbered-voices", type=_SEED, default=0, metavar="N", help=voices)
-    make.add_argument("--voice-seconds", type=float, default=5.0, help="seconds of each of them (default %(default)s)")
     make.add_argument("--force", action="store_true", help="write over a directory that is not empty")
     make.set_defaults(run=_make_random)
     demo = actions.add_parser(
@@ -85,11 +84,11 @@ def _add_family(parser: argparse.ArgumentParser, default: str | None, meaning: s
 
 
 def _make_random(args: argparse.Namespace) -> int:
-    from cosydit.stack.checkpoint.make_checkpoint import CheckpointSize, NumberedVoices, make_random_checkpoint
+    from cosydit.stack.checkpoint.make_checkpoint import CheckpointSize, make_random_checkpoint
     from token2wav_service.checkpoint.family import Family
 
-    voices, size, family = NumberedVoices(args.numbered_voices, args.voice_seconds), args.size, Family(args.family)
-    make_random_checkpoint(args.directory, args.seed, args.force, CheckpointSize(size), voices, family)
+    size, family = CheckpointSize(args.size), Family(args.family)
+    make_random_checkpoint(args.directory, args.seed, args.force, size, args.numbered_voices, family)
     print(f"wrote {args.directory} ({args.family}, random weights, seed {args.seed}: it speaks noise)")
     return 0
 

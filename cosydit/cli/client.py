@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import wave
 from collections.abc import Callable, Iterator, Sequence
@@ -69,8 +67,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     for door in (http, grpc):
         door.add_argument("--text", required=True, help="text to speak")
         door.add_argument("--out", type=wav_path, required=True, help="WAV file to write (mono, 16 bit, 24 kHz)")
-        play = "play the audio as it comes (aplay or ffplay)"
-        door.add_argument("--play", choices=("yes", "no"), default="no", help=play)
     plain.add_argument("--target-text", dest="text", required=True, help="text to speak")
     plain.add_argument("--output-audio", dest="out", type=wav_path, default="output.wav", help="WAV file to write")
     for door in (http, grpc, plain):
@@ -78,7 +74,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         door.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help=silence)
     http.set_defaults(run=run, speak=_http_speaker)
     grpc.set_defaults(run=run, speak=_triton_speaker)
-    plain.set_defaults(run=run, speak=partial(_triton_speaker, is_http=True), play="no")
+    plain.set_defaults(run=run, speak=partial(_triton_speaker, is_http=True))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
     from cosydit.stack.process import stopped_by_signals
 
     speak = args.speak(args)
-    with stopped_by_signals(lambda: signal.raise_signal(signal.SIGKILL)), _player(args.play == "yes") as play:
-        timing = _write_wav(args.out, speak, play)
+    with stopped_by_signals(lambda: signal.raise_signal(signal.SIGKILL)):
+        timing = _write_wav(args.out, speak)
     figures = f"first audio {timing.ttfa_s * 1000:.0f} ms, audio {timing.audio_s:.2f} s, RTF {timing.rtf:.3f}"
     print(f"{args.out}: {figures}")
     if timing.warning is not None:
@@ -127,14 +123,13 @@ def _load_reference(path: Path) -> FloatArray:
         raise ClientError(f"{path}: {error}") from error
 
 
-def _write_wav(path: Path, speak: Callable[[OnAudio], SpeechTiming], play: OnAudio) -> SpeechTiming:
+def _write_wav(path: Path, speak: Callable[[OnAudio], SpeechTiming]) -> SpeechTiming:
     """Write the audio into a file that appears once it is whole."""
     with written_whole(path) as wav, speech_progress(f"receiving {path}") as progress:
 
         def take(pcm: bytes) -> None:
             wav.writeframesraw(pcm)
             progress(len(pcm) // PCM16_BYTES, None)
-            play(pcm)
 
         return speak(take)
 
@@ -177,28 +172,3 @@ def speech_progress(label: str) -> Iterator[Callable[[int, float | None], None]]
     )
     with bar:
         yield add
-
-
-@contextmanager
-def _player(is_wanted: bool) -> Iterator[OnAudio]:
-    if not is_wanted:
-        yield lambda pcm: None
-        return
-    with subprocess.Popen(_player_command(), stdin=subprocess.PIPE) as player:
-
-        def feed(pcm: bytes) -> None:
-            assert player.stdin is not None
-            player.stdin.write(pcm)
-
-        yield feed
-
-
-def _player_command() -> list[str]:
-    from gateway.client import ClientError
-
-    rate = str(SAMPLE_RATE_HZ)
-    if shutil.which("aplay"):
-        return ["aplay", "-q", "-t", "raw", "-f", "S16_LE", "-c", "1", "-r", rate]
-    if shutil.which("ffplay"):
-        return ["ffplay", "-loglevel", "error", "-nodisp", "-autoexit", "-f", "s16le", "-ar", rate, "-i", "-"]
-    raise ClientError("--play yes needs aplay or ffplay; install alsa-utils or ffmpeg, or leave --play out")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -15,8 +14,9 @@ from servicekit.file_sums import write_sums
 from servicekit.files import writing
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES, make_random_token2wav
-from token2wav_service.checkpoint.make_voices import VOICE_SECONDS, make_numbered_voices, make_voices
+from token2wav_service.checkpoint.make_voices import make_numbered_voices, make_voices
 
+NUMBERED_VOICE_SECONDS = 5.0
 MODEL_CARD = """\
 # A random checkpoint of family {family} and {size} size
 
@@ -37,20 +37,12 @@ class CheckpointSize(str, Enum):
     """Official sizes, for measuring speed: about 2 GB. The LLM's answers always have their greatest length."""
 
 
-@dataclass(frozen=True)
-class NumberedVoices:
-    """Voices beside the two that are always made, for load tests."""
-
-    count: int = 0
-    seconds: float = VOICE_SECONDS
-
-
 def make_random_checkpoint(
     directory: Path,
     seed: int,
     force: bool = False,
     size: CheckpointSize = CheckpointSize.SMALL,
-    voices: NumberedVoices | None = None,
+    numbered_voices: int = 0,
     family: Family = Family.STEP_AUDIO2,
 ) -> None:
     """Write token2wav/, llm/, voices/, their SHA256SUMS, checkpoint.json and README.md.
@@ -61,7 +53,7 @@ def make_random_checkpoint(
         directory: made if missing.
         seed: not negative; equal arguments give equal files.
         size: of both models.
-        voices: more prompt voices; None makes the usual two.
+        numbered_voices: how many prompt voices to make beside the usual two, for load tests.
         family: of both models; Step-Audio2's token2wav goes with CosyVoice2's LLM.
         force: write over files of equal names in a directory that is not empty; others stay.
 
@@ -75,21 +67,21 @@ def make_random_checkpoint(
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
         made = Path(scratch) / "checkpoint"
         with writing(directory):
-            _make(made, seed, size, voices or NumberedVoices(), family)
+            _make(made, seed, size, numbered_voices, family)
         if directory.exists():
             shutil.copytree(made, directory, dirs_exist_ok=True)
         else:
             made.rename(directory)
 
 
-def _make(directory: Path, seed: int, size: CheckpointSize, voices: NumberedVoices, family: Family) -> None:
+def _make(directory: Path, seed: int, size: CheckpointSize, numbered_voices: int, family: Family) -> None:
     is_small = size is CheckpointSize.SMALL
     flow, hift = (SMALL_SIZES if is_small else OFFICIAL_SIZES)[family]
     make_random_token2wav(directory / "token2wav", seed, flow, hift)
     vocabulary = COSYVOICE3 if family is Family.COSYVOICE3 else COSYVOICE2
     make_random_llm(directory / "llm", seed, SMALL_LLM if is_small else OFFICIAL_LLM, vocabulary)
     make_voices(directory / "voices", seed)
-    make_numbered_voices(directory / "voices", seed, voices.count, voices.seconds)
+    make_numbered_voices(directory / "voices", seed, numbered_voices, NUMBERED_VOICE_SECONDS)
     instruct = None if family is Family.STEP_AUDIO2 else "endofprompt"
     phonemes = "cosyvoice3" if family is Family.COSYVOICE3 else None
     declared = {"name": "random weights", "family": family.value, "instruct": instruct, "phonemes": phonemes}

@@ -135,7 +135,6 @@ def test_made_rows_have_texts_whose_speech_is_about_as_long_as_asked_for(tmp_pat
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        pytest.param(["--num-workers", "4"], "means nothing here: stages overlap", id="num-workers"),
         pytest.param(["--backend", "hf"], "invalid choice: 'hf'", id="backend hf"),
         pytest.param(["--part", "3/2"], "expected K/N such as 1/4", id="part 3 of 2"),
         pytest.param(["--batch-size", "0"], "expected a whole number of at least 1", id="batch size 0"),

@@ -49,7 +49,7 @@ def test_an_index_names_every_weight_so_that_no_server_reads_the_speech_head_as_
 @pytest.mark.slow
 def test_the_command_makes_more_voices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "made"
-    command = ["checkpoint", "make-random", str(out), "--numbered-voices", "2", "--voice-seconds", "1"]
+    command = ["checkpoint", "make-random", str(out), "--numbered-voices", "2"]
     assert main(command) == 0
     assert sorted(path.stem for path in (out / "voices").glob("*.wav")) == [
         "default",
