@@ -15,9 +15,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 from urllib.parse import urlsplit
 
+from cosydit.batch.types import BatchPlan, BatchReport
+from cosydit.bench.report import describe_environment
 from cosydit.bench.types import (
     BenchmarkError,
     InputRow,
@@ -27,12 +29,14 @@ from cosydit.bench.types import (
     pair,
     zero_or_more,
 )
+from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
+from cosydit.stack.gpu_presets import OFFLINE_LLM_SHARE
+from cosydit.stack.host import Machine, engine_settings, find_host, gpu_line, preset_of
+from cosydit.stack.mps import mps_running
+from cosydit.stack.stack import EMBEDDED, default_work_dir
+from gateway.core import Sampling
 from servicekit.gpu_host import DEVICE_VARIABLE, DEVICES, default_device
 from servicekit.logs import PlainError
-
-if TYPE_CHECKING:
-    from cosydit.batch.types import BatchPlan, BatchReport
-    from cosydit.stack.host import Machine
 
 EXIT_FAILURES, EXIT_USAGE = 1, 2
 DEFAULT_BATCH_SIZE = 8
@@ -114,8 +118,6 @@ def _add_llm_options(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace, on_report: Callable[[BatchReport], None] | None = None) -> int:
     """Run the batch, and `on_report` behind it; return 0, 1 if any row failed, 2 if it could not run."""
     from cosydit.batch.run import run_batch, summary_text
-    from cosydit.bench.report import describe_environment
-    from cosydit.stack.host import find_host
 
     signal.signal(signal.SIGTERM, _interrupt)  # so that a service started here is stopped
     try:
@@ -143,9 +145,6 @@ def find_checkpoint(args: argparse.Namespace) -> None:
         BenchmarkError: options don't fit together.
         CheckpointMissingError: the checkpoint lacks parts.
     """
-    from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
-    from cosydit.stack.stack import default_work_dir
-
     args.voices_dir = None
     if args.checkpoint is None and args.llm_model_name_or_path is not None and args.token2wav_path is not None:
         if args.voice is not None:
@@ -185,9 +184,6 @@ def make_plan(args: argparse.Namespace, host: Machine) -> BatchPlan:
     Raises:
         BenchmarkError: options don't fit together.
     """
-    from cosydit.batch.types import BatchPlan
-    from gateway.core import Sampling
-
     _check(args)
     _choose_for_host(args, host)
     sampling = Sampling(temperature=args.temperature, top_p=args.top_p, top_k=args.top_k)
@@ -211,10 +207,6 @@ def _check(args: argparse.Namespace) -> None:
 
 def _choose_for_host(args: argparse.Namespace, host: Machine) -> None:
     """Fill in the LLM's backend, and on a GPU the batch's sizes and the settings of what is started here."""
-    from cosydit.stack.gpu_presets import OFFLINE_LLM_SHARE
-    from cosydit.stack.host import engine_settings, preset_of
-    from cosydit.stack.stack import EMBEDDED
-
     is_served = args.llm_url is not None
     if args.backend == "auto":
         chosen = host.choose(args.llm_model_name_or_path, bool(host.gpus) and not is_served)
@@ -235,9 +227,6 @@ def _choose_for_host(args: argparse.Namespace, host: Machine) -> None:
 @contextmanager
 def _on_gpu(args: argparse.Namespace, host: Machine) -> Iterator[None]:
     """Say what was chosen for a GPU, and have MPS while the context lasts if both parts run on it."""
-    from cosydit.stack.host import gpu_line
-    from cosydit.stack.mps import mps_running
-
     if not host.gpus:
         yield
         return

@@ -11,16 +11,18 @@ import asyncio
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cosydit.bench.types import add_source_options, count, zero_or_more
+from cosydit.bench.load import LoadPlan
+from cosydit.bench.report import describe_environment
+from cosydit.bench.types import BenchmarkError, InputRow, SpeechInput, add_source_options, count, zero_or_more
 from servicekit.settings import argument, number
 
 if TYPE_CHECKING:
     from cosydit.bench.speech_bench import BenchSettings
-    from cosydit.bench.types import InputRow
 
 EXIT_FAILURES, EXIT_USAGE = 1, 2
 _GRPC_PORT, _METRICS_PORT, _HTTP_PORT = 8001, 8002, 8080
@@ -75,9 +77,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark; return 0, 1 if any request failed, 2 if it could not run."""
     from cosydit.bench.inputs import require_all_good
-    from cosydit.bench.report import describe_environment
     from cosydit.bench.speech_bench import prepare_jobs, run_bench
-    from cosydit.bench.types import BenchmarkError
 
     arguments = {name: value for name, value in vars(args).items() if name not in ("run", "command")}
     try:
@@ -103,8 +103,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse what can't be combined, before anything is read or sent."""
-    from cosydit.bench.types import BenchmarkError
-
     has_prompts = (
         args.manifest_path or args.jsonl_path or args.huggingface_dataset or args.reference_audio or args.voices_dir
     )
@@ -123,10 +121,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _read_inputs(args: argparse.Namespace) -> Sequence[InputRow]:
-    from dataclasses import replace
-
     from cosydit.bench.inputs import find_voice, read_samples, read_source
-    from cosydit.bench.types import SpeechInput
 
     prompt, prompt_text = args.reference_audio, args.reference_text
     if args.voices_dir is not None:
@@ -148,7 +143,6 @@ def _settings(args: argparse.Namespace, inputs: int) -> BenchSettings:
         BenchmarkError: nobody listens at the door.
     """
     from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, HttpDoor, TritonDoor
-    from cosydit.bench.load import LoadPlan
     from cosydit.bench.speech_bench import BenchSettings
 
     is_http, host = args.door == "http", args.server_addr
@@ -173,8 +167,6 @@ def _settings(args: argparse.Namespace, inputs: int) -> BenchSettings:
 
 def _require_service(name: str, host: str, port: int) -> None:
     """Say at once that nothing is there to be measured."""
-    from cosydit.bench.types import BenchmarkError
-
     try:
         socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from cosydit.bench.report import describe_environment
 from cosydit.bench.types import count, pair
+from cosydit.certify.check import PAGE_FILE, CheckpointCertificate, Plan, Result
+from cosydit.certify.run import all_checks, run_checks, selected
+from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError, resolve_checkpoint
+from cosydit.stack.host import find_host
+from cosydit.stack.process import stopped_by_signals
+from cosydit.stack.stack import default_work_dir
+from llm_service.speech_bounds import load_speech_bounds
+from servicekit.checkpoint_file import CheckpointFileError, find_declaration
 from servicekit.gpu_host import CPU, CUDA, DEVICES, default_device
 from servicekit.settings import argument, number
-
-if TYPE_CHECKING:
-    from cosydit.certify.check import CheckpointCertificate, Plan
 
 PASSED, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
 NO_GPU = "cpu"
@@ -40,11 +45,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Certify; return 0 if all that could run passed, 1 if something failed, 3 if nothing could run, 2 for bad use."""
-    from cosydit.certify.check import PAGE_FILE, Result
-    from cosydit.certify.run import all_checks, run_checks, selected
-    from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
-    from cosydit.stack.process import stopped_by_signals
-
     try:
         plan = make_plan(args)
         checks = selected(all_checks(plan), args.only)
@@ -72,12 +72,6 @@ def make_plan(args: argparse.Namespace) -> Plan:
     Raises:
         CheckpointMissingError: the checkpoint is not there.
     """
-    from cosydit.certify.check import Plan
-    from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
-    from cosydit.stack.host import find_host
-    from cosydit.stack.stack import default_work_dir
-    from llm_service.speech_bounds import load_speech_bounds
-
     work_dir = args.work_dir or default_work_dir()
     checkpoint = resolve_checkpoint(args.checkpoint, work_dir)
     return Plan(
@@ -94,10 +88,6 @@ def make_plan(args: argparse.Namespace) -> Plan:
 
 def _begin(plan: Plan, commit: str | None) -> CheckpointCertificate:
     """Describe the machine, the weights and the plan."""
-    from cosydit.bench.report import describe_environment
-    from cosydit.certify.check import CheckpointCertificate
-    from servicekit.checkpoint_file import CheckpointFileError, find_declaration
-
     environment = describe_environment({}, commit)
     del environment["arguments"]
     names = [line.partition(",")[0] for line in environment["gpus"]] if plan.is_gpu else []

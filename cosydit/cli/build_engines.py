@@ -14,12 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cosydit.cli.export import add_graph_options, export_options, token2wav_dir
+from cosydit.stack.engines import time_chunks
+from token2wav_service.errors import EngineBuildError
+from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER
+from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
+from token2wav_service.runtime.tensorrt.manifest import (
+    ENGINES_FOLDER,
+    TENSORRT_RTX,
+    EngineManifest,
+    GpuHost,
+    Speed,
+    probe_host,
+)
 
 if TYPE_CHECKING:
     from token2wav_service.export.directory import ExportDirectory, ExportTask
     from token2wav_service.export.engines import Certify, Target
-    from token2wav_service.runtime.tensorrt.api import TensorRT
-    from token2wav_service.runtime.tensorrt.manifest import EngineManifest, GpuHost, Speed
 
 ONNX_FOLDER = "onnx"
 
@@ -60,10 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Build what is missing; returns the exit status."""
-    from token2wav_service.runtime.tensorrt.api import load_tensorrt
-    from token2wav_service.runtime.tensorrt.manifest import probe_host
-
-    build_engines(args, Tools(probe_host(), load_tensorrt, _gpu_certifier, _time_on_gpu))
+    build_engines(args, Tools(probe_host(), load_tensorrt, _gpu_certifier, time_chunks))
     return 0
 
 
@@ -84,9 +91,7 @@ def _targets(architectures: Sequence[str] | None, host: GpuHost) -> list[Target]
         EngineBuildError: this machine has no GPU, and none was named.
         EngineUnfitError: no library that is installed has engines for it.
     """
-    from token2wav_service.errors import EngineBuildError
     from token2wav_service.export.engines import Target
-    from token2wav_service.runtime.tensorrt.manifest import TENSORRT_RTX
 
     if architectures:
         return [Target(name, host.library(name, TENSORRT_RTX), None) for name in dict.fromkeys(architectures)]
@@ -100,7 +105,6 @@ def _targets(architectures: Sequence[str] | None, host: GpuHost) -> list[Target]
 def _build_for(args: argparse.Namespace, target: Target, tools: Tools) -> None:
     from token2wav_service.export.directory import ExportDirectory
     from token2wav_service.export.engines import ensure_engine
-    from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER
 
     model_dir = token2wav_dir(args.checkpoint)
     engines_dir = args.engines_dir or model_dir / ENGINES_FOLDER
@@ -129,8 +133,6 @@ def _quality(manifest: EngineManifest) -> str:
 
 def _record_speed(made: Sequence[EngineManifest], model_dir: Path, engines_dir: Path, tools: Tools) -> None:
     """Time what serves, write it beside the engines, and say what `runner=auto` will do."""
-    from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER
-
     precisions = {
         graph: {m.key.precision for m in made if m.key.graph == graph} for graph in (ESTIMATOR_CHUNK, VOCODER)
     }
@@ -148,12 +150,6 @@ def _record_speed(made: Sequence[EngineManifest], model_dir: Path, engines_dir: 
             "takes them" if speed.is_faster else "leaves them alone and takes slots; runner=tensorrt would take them"
         )
         print(f"{estimator}: {speed}; runner=auto with dtype={estimator} {takes}")
-
-
-def _time_on_gpu(model_dir: Path, engines_dir: Path, dtype: str, vocoder: str) -> Speed:
-    from cosydit.stack.engines import time_chunks
-
-    return time_chunks(model_dir, engines_dir, dtype, vocoder)
 
 
 def _gpu_certifier(exports: ExportDirectory, task: ExportTask) -> Certify:

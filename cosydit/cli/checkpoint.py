@@ -9,6 +9,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cosydit.stack.checkpoint.checkpoints import provide_demo_voice
+from servicekit.checkpoint_file import CheckpointDeclaration, find_declaration, write_declaration
 from servicekit.file_sums import SUMS_FILE, write_sums
 from servicekit.settings import argument, whole
 
@@ -94,20 +96,12 @@ def _make_random(args: argparse.Namespace) -> int:
 
 
 def _unpack_demo(args: argparse.Namespace) -> int:
-    from cosydit.stack.checkpoint.checkpoints import provide_demo_voice
-
     provide_demo_voice(args.directory)
     print(f"the demo voice lies in {args.directory}")
     return 0
 
 
 def _declare(args: argparse.Namespace) -> int:
-    from servicekit.checkpoint_file import (
-        CheckpointDeclaration,
-        find_declaration,
-        write_declaration,
-    )
-
     fields = {**find_declaration(args.directory).model_dump(by_alias=True), **_declared_fields(args)}
     declaration = CheckpointDeclaration.model_validate(fields)
     path = write_declaration(args.directory, declaration)

@@ -13,9 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tqdm import tqdm
+
 from cosydit.cli.stack_options import wav_path
+from cosydit.stack.process import stopped_by_signals
+from servicekit.clock import SystemClock
 from servicekit.extras import install_command
 from token2wav_service.contract import DROP_IN_MODEL, SAMPLE_RATE_HZ
+from token2wav_service.errors import InvalidPromptError
 
 if TYPE_CHECKING:
     from typing_extensions import Never
@@ -79,8 +84,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Speak; returns the exit status."""
-    from cosydit.stack.process import stopped_by_signals
-
     speak = args.speak(args)
     with stopped_by_signals(lambda: signal.raise_signal(signal.SIGKILL)):
         timing = _write_wav(args.out, speak)
@@ -93,7 +96,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _http_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]:
     from gateway.client import speak_over_http
-    from servicekit.clock import SystemClock
 
     clock, last = SystemClock(), (args.timeout_s, args.seed, os.environ.get(API_KEY_VARIABLE))
     return lambda on_audio: speak_over_http(args.url, args.text, args.voice, on_audio, clock, *last)
@@ -101,7 +103,6 @@ def _http_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]
 
 def _triton_speaker(args: argparse.Namespace, is_http: bool = False) -> Callable[[OnAudio], SpeechTiming]:
     from gateway.client import speak_over_grpc, speak_over_triton_http
-    from servicekit.clock import SystemClock
 
     speak = speak_over_triton_http if is_http else speak_over_grpc
     voice = (None if args.reference_wav is None else _load_reference(args.reference_wav), args.reference_text)
@@ -113,7 +114,6 @@ def _load_reference(path: Path) -> FloatArray:
     from gateway.client import ClientError
 
     try:
-        from token2wav_service.errors import InvalidPromptError
         from token2wav_service.features.audio import load_prompt_audio
     except ImportError as error:
         raise ClientError(f"reading a reference needs more ({error}): {install_command('token2wav')}") from error
@@ -159,7 +159,6 @@ def speech_progress(label: str) -> Iterator[Callable[[int, float | None], None]]
 
     What is given takes the samples (24 kHz) of more audio, and the share of the text that has come up, where known.
     """
-    from tqdm import tqdm
 
     def add(samples: int, share: float | None) -> None:
         if share is not None:

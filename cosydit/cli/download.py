@@ -6,6 +6,10 @@ import argparse
 import logging
 from pathlib import Path
 
+from cosydit.stack.checkpoint import download
+from cosydit.stack.stack import default_work_dir
+from servicekit.checkpoint_file import CHECKPOINT_FILE, find_declaration, write_declaration
+
 LOCK_FOLDER = Path("deploy")
 
 
@@ -40,18 +44,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _update_lock(family: str, lock_path: Path | None) -> None:
-    from cosydit.stack.checkpoint.download import lock_file_of, official_models, public_hubs, update_lock
-
-    lock_path = lock_path or LOCK_FOLDER / lock_file_of(family)
-    for name, locked in update_lock(lock_path, public_hubs(), official_models(family)).items():
+    lock_path, models = lock_path or LOCK_FOLDER / download.lock_file_of(family), download.official_models(family)
+    for name, locked in download.update_lock(lock_path, download.public_hubs(), models).items():
         print(f"{name:14} {locked.hub.value} {locked.repository} {locked.revision}")
     print(f"wrote {lock_path}")
 
 
 def _download(family: str, directory: Path, committed: Path | None, own: Path | None, is_offline: bool) -> None:
-    from cosydit.stack.checkpoint import download
-    from cosydit.stack.stack import default_work_dir
-
     hubs, models, name = download.public_hubs(), download.official_models(family), download.lock_file_of(family)
     committed, own = committed or LOCK_FOLDER / name, own or default_work_dir() / name
     lock = download.read_lock(download.first_lock(committed, own, hubs, is_offline=is_offline, models=models), models)
@@ -73,8 +72,6 @@ def _ensure_voices(directory: Path) -> None:
 
 def _ensure_declaration(directory: Path) -> None:
     """The official repositories bring no checkpoint.json."""
-    from servicekit.checkpoint_file import CHECKPOINT_FILE, find_declaration, write_declaration
-
     if not (directory / CHECKPOINT_FILE).exists():
         declaration = find_declaration(directory)
         print(f"{write_declaration(directory, declaration)}: {declaration.describe()}")

@@ -12,6 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tqdm import tqdm
+
+from token2wav_service.graphs.catalogue import GRAPHS
+from token2wav_service.graphs.spec import Precision
+
 if TYPE_CHECKING:
     from token2wav_service.export.directory import ExportDirectory, ExportOptions, ExportTask
     from token2wav_service.replay.vectors import Report
@@ -62,8 +67,6 @@ def token2wav_dir(checkpoint: Path) -> Path:
 def export_options(args: argparse.Namespace) -> ExportOptions:
     """Return what `--precision`, `--vocoder-precision` and `--only` ask for."""
     from token2wav_service.export.directory import ExportOptions
-    from token2wav_service.graphs.catalogue import GRAPHS
-    from token2wav_service.graphs.spec import Precision
 
     flow, vocoder = (
         tuple(Precision(name) for name in dict.fromkeys(names)) for names in (args.precision, args.vocoder_precision)
@@ -72,8 +75,6 @@ def export_options(args: argparse.Namespace) -> ExportOptions:
 
 
 def _export(directory: ExportDirectory, tasks: Sequence[ExportTask]) -> None:
-    from tqdm import tqdm
-
     missing = [task for task in tasks if not task.is_done]
     with tqdm(missing, unit="file", disable=not missing) as bar:
         for task in bar:
@@ -83,8 +84,6 @@ def _export(directory: ExportDirectory, tasks: Sequence[ExportTask]) -> None:
 
 
 def _check(directory: ExportDirectory, tasks: Sequence[ExportTask]) -> int:
-    from tqdm import tqdm
-
     from token2wav_service.export.compare import compare_graph
 
     failed = 0

@@ -9,6 +9,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from gateway.access.caller import CallerLimits
+from gateway.access.keys import KeyRing, key_line, new_key, parse_keys, without_key
+from gateway.errors import ConfigError
 from servicekit.files import ONLY_OWNER, write_bytes
 
 _DIGEST_DIGITS = 12
@@ -46,8 +49,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _new(args: argparse.Namespace) -> int:
-    from gateway.access.keys import key_line, new_key
-
     key = new_key()
     line = key_line(args.name, key, args.limit)
     if args.file is not None:
@@ -62,9 +63,6 @@ def _new(args: argparse.Namespace) -> int:
 
 def _append(file: Path, line: str) -> None:
     """Add a line, once it is clear that the whole can be read."""
-    from gateway.access.caller import CallerLimits
-    from gateway.access.keys import check_unique, parse_keys
-
     before = file.read_text(encoding="utf-8") if file.exists() else ""
     added = line + "\n" if before.endswith("\n") or not before else f"\n{line}\n"
     check_unique(parse_keys(before + added, CallerLimits(), str(file)), str(file))
@@ -75,9 +73,6 @@ def _append(file: Path, line: str) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from gateway.access.caller import CallerLimits
-    from gateway.access.keys import parse_keys
-
     none = CallerLimits(unspoken_characters=None)
     keys = parse_keys(args.file.read_text(encoding="utf-8"), none, str(args.file))
     width = max((len(key.name) for key in keys), default=0)
@@ -89,9 +84,6 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _revoke(args: argparse.Namespace) -> int:
-    from gateway.access.keys import without_key
-    from gateway.errors import ConfigError
-
     file = args.file.resolve()
     before = file.read_text(encoding="utf-8")
     after = without_key(before, args.name, str(args.file))

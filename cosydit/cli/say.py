@@ -20,10 +20,13 @@ from cosydit.cli.stack_options import (
     stack_options,
     wav_path,
 )
+from cosydit.stack.host import find_host, for_host, with_served_form
+from cosydit.stack.process import stopped_by_signals
+from cosydit.stack.stack import LocalStack, StackOptions
+from llm_service.config import LLMBackend
 from servicekit.gpu_host import AUTO
 
 if TYPE_CHECKING:
-    from cosydit.stack.stack import StackOptions
     from gateway.config import GatewayConfig
     from gateway.speech.request import SpeechRequest, SpeechResult
 
@@ -47,9 +50,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from cosydit.stack.host import find_host, for_host, with_served_form
-    from cosydit.stack.process import stopped_by_signals
-    from cosydit.stack.stack import LocalStack
     from gateway.speech.request import SpeechRequest
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
@@ -127,7 +127,6 @@ def _share_spoken(text: str, result: SpeechResult) -> float:
 def _gateway_config(options: StackOptions, request: SpeechRequest) -> GatewayConfig:
     from gateway.chunking.policies import ChunkSettings
     from gateway.config import GatewayConfig
-    from llm_service.config import LLMBackend
 
     return GatewayConfig(
         tokenizer_dir=options.checkpoint.llm_dir,

@@ -16,20 +16,21 @@ from cosydit.cli.stack_options import (
     gpu_shared,
     stack_options,
 )
+from cosydit.stack.host import Machine, find_host, for_host, gateway_processes, with_served_form
+from cosydit.stack.process import busy_ports, stopped_by_signals
+from cosydit.stack.run_file import announced
+from cosydit.stack.stack import ALL_ADDRESSES, LOOPBACK, LocalStack, StackOptions, gateway_settings, metrics_urls
+from cosydit.stack.supervisor import RestartPolicy, Supervisor
 from gateway.settings import GATEWAY
 from servicekit.gpu_host import AUTO
 from servicekit.settings import Given, Section
 
 if TYPE_CHECKING:
-    from cosydit.stack.host import Machine
-    from cosydit.stack.stack import StackOptions
     from gateway.config import GatewayConfig
     from gateway.dialects.wyoming.settings import WyomingSettings
 
 logger = logging.getLogger(__name__)
 
-ALL_ADDRESSES = ("", "0.0.0.0", "::")
-LOOPBACK = "127.0.0.1"
 DRAIN_TIMEOUT_S = "0.7"
 """Seconds that streams may go on when `serve` is stopped: whoever stops it waits in front of it."""
 CREATED_VOICES_FOLDER = "created_voices"
@@ -56,11 +57,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from cosydit.stack.host import find_host, for_host, with_served_form
-    from cosydit.stack.process import stopped_by_signals
-    from cosydit.stack.run_file import announced
-    from cosydit.stack.stack import LocalStack, gateway_settings, metrics_urls
-    from cosydit.stack.supervisor import RestartPolicy, Supervisor
     from gateway.config import gateway_config
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
@@ -84,7 +80,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _with_gateway(options: StackOptions, host: Machine) -> StackOptions:
     """Fill in what nobody gave of the gateway's settings."""
-    from cosydit.stack.host import gateway_processes
     from gateway.access.settings import is_loopback
 
     given = options.gateway
@@ -117,7 +112,6 @@ def _where(options: StackOptions, config: GatewayConfig | None) -> list[str]:
 
 def _wyoming_settings() -> Given:
     """Return no port where something else has the usual one: who asked for none is not to be kept from serving."""
-    from cosydit.stack.process import busy_ports
     from gateway.dialects.wyoming.settings import DEFAULT_WYOMING_PORT
 
     if not busy_ports((DEFAULT_WYOMING_PORT,)):

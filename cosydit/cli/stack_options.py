@@ -8,10 +8,14 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
+from cosydit.stack.host import Machine, describe_choice, wants_mps
+from cosydit.stack.mps import MpsUse, mps_running
+from cosydit.stack.stack import REPLICA_PORT_STEP, Ports, StackOptions, default_work_dir
 from gateway.settings import GATEWAY
 from llm_service.config import LLM
+from servicekit.extras import require_modules
 from servicekit.gpu_host import AUTO, DEVICES
 from servicekit.logs import FORMAT_VARIABLE, LogFormat
 from servicekit.settings import (
@@ -29,12 +33,8 @@ from servicekit.settings import (
     read_settings,
 )
 from servicekit.tracing import ENDPOINT_VARIABLE
+from token2wav_service.serving.process.installation import find_installation
 from token2wav_service.serving.settings import TOKEN2WAV
-
-if TYPE_CHECKING:
-    from cosydit.stack.host import Machine
-    from cosydit.stack.mps import MpsUse
-    from cosydit.stack.stack import StackOptions
 
 TOKEN2WAV_MODULES = ("torch", "onnxruntime", "scipy", "soundfile", "yaml")
 LLM_MODULES = ("safetensors",)
@@ -119,9 +119,6 @@ def stack_options(given: Mapping[str, Given], defaults: Mapping[str, str] | None
     Raises:
         CheckpointMissingError: the named checkpoint is not there.
     """
-    from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
-    from cosydit.stack.stack import REPLICA_PORT_STEP, Ports, StackOptions, default_work_dir
-
     head, llm, token2wav = (read_settings(each, given[each.name]) for each in STACK)
     gateway = dict(given.get(GATEWAY.name, {}))
     ports = Ports(llm.port, token2wav.http_port, token2wav.grpc_port, token2wav.metrics_port, llm_grpc=llm.grpc_port)
@@ -151,9 +148,6 @@ def _of_the_service(given: Given) -> dict[str, str]:
 @contextmanager
 def gpu_shared(options: StackOptions, host: Machine) -> Iterator[MpsUse | None]:
     """Have MPS while the context lasts, if services of these options share a GPU; yields None if they don't."""
-    from cosydit.stack.host import wants_mps
-    from cosydit.stack.mps import mps_running
-
     if not wants_mps(options, host):
         yield None
         return
@@ -163,8 +157,6 @@ def gpu_shared(options: StackOptions, host: Machine) -> Iterator[MpsUse | None]:
 
 def choice_lines(options: StackOptions, host: Machine, mps: MpsUse | None) -> list[str]:
     """Return what was chosen for this host, a line each."""
-    from cosydit.stack.host import describe_choice
-
     return [*describe_choice(options, host), *([f"MPS       {mps.note}"] if mps else [])]
 
 
@@ -175,9 +167,6 @@ def check_installed(llm_backend: str = "embedded") -> None:
         ModuleNotFoundError: a module that the services need.
         TritonNotFoundError: there is no Triton server.
     """
-    from servicekit.extras import require_modules
-    from token2wav_service.serving.process.installation import find_installation
-
     require_modules([*TOKEN2WAV_MODULES, *(LLM_MODULES if llm_backend == "embedded" else ())], "demo")
     find_installation()
 

@@ -7,6 +7,14 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from rich.console import Console
+from rich.live import Live
+
+from cosydit.bench.scrape import Watch
+from cosydit.cli.top_view import draw
+from cosydit.stack.run_file import running
+from cosydit.stack.stack import default_work_dir
+from servicekit.clock import SystemClock
 from servicekit.settings import argument, number
 
 DEFAULT_INTERVAL_S = 1.0
@@ -36,13 +44,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Draw until interrupted; returns 0, or 1 if nothing answered a single look."""
-    from rich.console import Console
-    from rich.live import Live
-
-    from cosydit.bench.scrape import Watch
-    from cosydit.cli.top_view import draw
-    from servicekit.clock import SystemClock
-
     urls = _urls(args)
     watch = Watch(urls, args.window_s, SystemClock())
     try:
@@ -61,9 +62,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _urls(args: argparse.Namespace) -> dict[str, list[str]]:
     """Return the pages to read: those named, else of what `cosydit serve` runs here, else at the default ports."""
-    from cosydit.stack.run_file import running
-    from cosydit.stack.stack import default_work_dir
-
     runs = running(args.work_dir or default_work_dir())
     found = {name: [url for run in runs for url in run.get(name, ())] for name in _DEFAULTS}
     return {name: getattr(args, name) or (found[name] if runs else [url]) for name, url in _DEFAULTS.items()}

@@ -220,7 +220,7 @@ def _servers_a_gpu(options: StackOptions) -> int:
 
 
 def _family(token2wav_dir: Path) -> str | None:
-    from token2wav_service.checkpoint.family import find_family
+    from token2wav_service.checkpoint.family import find_family  # which needs an extra
 
     family = find_family(token2wav_dir)
     return family.value if family else None

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from cosydit.bench.report import cpu_model, ram_bytes, version_of
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from cosydit.stack.engines import next_engine_command, report_engines
 from cosydit.stack.mps import PROGRAM, SYSTEM_PIPES
 from cosydit.stack.process import answers_ok, busy_ports
 from cosydit.stack.stack import Ports
@@ -36,6 +37,13 @@ from servicekit.gpu_host import (
     read_gpus,
     run_program,
     serves_user,
+)
+from token2wav_service.errors import EngineUnfitError
+from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER, probe_host
+from token2wav_service.serving.process.installation import (
+    TritonNotFoundError,
+    find_installation,
+    find_shared_libpython,
 )
 
 GIB = 1024**3
@@ -190,12 +198,6 @@ def programs() -> Iterator[Finding]:
 
 def tritonserver(look: Look) -> Iterator[Finding]:
     """There is a Triton server, and the libpython that it embeds."""
-    from token2wav_service.serving.process.installation import (
-        TritonNotFoundError,
-        find_installation,
-        find_shared_libpython,
-    )
-
     for name, find in ((LIBPYTHON, find_shared_libpython), ("tritonserver", lambda: find_installation().binary)):
         try:
             yield Finding("services", name, str(find()))
@@ -226,10 +228,6 @@ def checkpoint(directory: Path, is_named: bool) -> Finding:
 
 def engines(token2wav_dir: Path) -> Iterator[Finding]:
     """TensorRT and its engines; nothing but `runner=tensorrt` needs them."""
-    from cosydit.stack.engines import next_engine_command, report_engines
-    from token2wav_service.errors import EngineUnfitError
-    from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER, probe_host
-
     topic, host = "TensorRT (engines were built on a CPU, and never run where this is developed)", probe_host()
     found = ", ".join(host.libraries) or "not installed; only runner=tensorrt needs it"
     yield Finding(topic, "version", found, State.OK if host.libraries else State.NOTE)

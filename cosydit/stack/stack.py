@@ -31,6 +31,7 @@ from cosydit.stack.run_file import Metrics
 from servicekit.gpu_host import CPU
 from servicekit.settings import Given, as_options
 from token2wav_service.contract import TOKEN2WAV_MODEL
+from token2wav_service.serving.assemble import assemble
 from token2wav_service.serving.process.health import ask_model
 
 logger = logging.getLogger(__name__)
@@ -258,8 +259,6 @@ class LocalStack:
 
 def assemble_repository(options: StackOptions) -> None:
     """Write the Triton model repository for these options."""
-    from token2wav_service.serving.assemble import assemble
-
     settings = {
         "model_dir": str(options.checkpoint.token2wav_dir),
         "llm_tokenizer_dir": str(options.checkpoint.llm_dir),

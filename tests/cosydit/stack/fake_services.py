@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cosydit.cli import say
+from cosydit.cli import say, stack_options
 from cosydit.cli.main import main
 from cosydit.stack import stack
-from cosydit.stack.checkpoint import checkpoints
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.process import ServiceSpec
 
 SERVICE = """
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     stack.llm_spec, triton_spec, stack.gateway_spec = specs(args.work_dir, args.ending_s)
     stack.triton_specs = lambda options: [triton_spec(options)]
     stack.assemble_repository = lambda options: None
-    checkpoints.resolve_checkpoint = lambda *ignored: checkpoints.CheckpointLayout.under(args.work_dir)
+    stack_options.resolve_checkpoint = lambda *ignored: CheckpointLayout.under(args.work_dir)
     say._speak = speak_for_long  # type: ignore[assignment]
     say._check_voice = lambda *ignored: None
     names = ["--llm-port", "--triton-http-port", "--triton-grpc-port", "--triton-metrics-port", "--llm-grpc-port"]
