@@ -19,7 +19,8 @@ from typing import Any
 from servicekit.logs import PlainError
 
 DEFAULT_HEADROOM = 0.3
-DEFAULT_UNDERRUN_RATIO = 0.01
+MOST_UNDERRUNS = 0.01
+"""Share of utterances that may run dry when playback begins at the first sample."""
 _ROUNDING = 1e-9
 """Tolerance of a number of units: floating point may add so much to a whole one."""
 DEFAULT_FAMILY = "step_audio2"
@@ -86,7 +87,10 @@ class Demand:
     """Bound of the time to first audio's 95th percentile in milliseconds."""
     headroom: float = DEFAULT_HEADROOM
     """Share of the GPUs' capacity that stays free, for bursts and lost replicas."""
-    underrun_ratio: float = DEFAULT_UNDERRUN_RATIO
+
+    def units(self, capacity: float) -> int:
+        """Return how many of something that serves so many listeners are needed, headroom left free."""
+        return math.ceil(self.listeners / (capacity * (1 - self.headroom)) - _ROUNDING)
 
 
 @dataclass(frozen=True)
@@ -104,22 +108,15 @@ class Proposal:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("plan", help="say how many GPUs a number of listeners needs")
-    parser.add_argument(
-        "--listeners", type=int, required=True, help="number of listeners who hear speech at the same time"
-    )
-    parser.add_argument(
-        "--p95-ms", type=float, required=True, help="milliseconds to first audio that 95 %% of requests must stay below"
-    )
-    parser.add_argument("--gpu", default="h200", help=f"kind of GPU: {', '.join(known_gpus())} (default %(default)s)")
-    parser.add_argument(
-        "--family", choices=FAMILIES, default=DEFAULT_FAMILY, help="family of the checkpoint (default %(default)s)"
-    )
-    parser.add_argument(
-        "--headroom",
-        type=float,
-        default=DEFAULT_HEADROOM,
-        help="share of the capacity that stays free for bursts and lost replicas (default %(default)s)",
-    )
+    add = parser.add_argument
+    add("--listeners", type=int, required=True, help="number of listeners who hear speech at the same time")
+    bound = "milliseconds to first audio that 95 %% of requests must stay below"
+    add("--p95-ms", type=float, required=True, help=bound)
+    add("--gpu", default="h200", help=f"kind of GPU: {', '.join(known_gpus())} (default %(default)s)")
+    family = "family of the checkpoint (default %(default)s)"
+    add("--family", choices=FAMILIES, default=DEFAULT_FAMILY, help=family)
+    free = "share of the capacity that stays free for bursts and lost replicas (default %(default)s)"
+    add("--headroom", type=float, default=DEFAULT_HEADROOM, help=free)
     parser.set_defaults(run=run)
 
 
@@ -127,8 +124,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan; returns the exit status."""
     demand = Demand(args.listeners, args.p95_ms, args.headroom)
     curves = read_curves(args.gpu, args.family)
-    proposals = propose(curves, demand)
-    print("\n".join(describe(curves, demand, proposals)))
+    print("\n".join(describe(curves, demand, propose(curves, demand))))
     return 0
 
 
@@ -140,11 +136,11 @@ def describe(curves: Curves, demand: Demand, proposals: list[Proposal]) -> list[
     ]
     for proposal in proposals:
         lines += ["", *_proposal(proposal, kind)]
-    gateways = gateway_processes(curves, demand)
+    each = curves.listeners_a_gateway
     return [
         *lines,
         "",
-        f"gateway: {gateways} processes, a core each; one serves {curves.listeners_a_gateway} listeners",
+        f"gateway: {demand.units(each)} processes, a core each; one serves {each} listeners",
         f"headroom: {100 * demand.headroom:.0f} % of every capacity stays free (--headroom)",
         f"measured as well: {curves.token2wav_alone}",
         "extrapolated: so many times the GPUs serve so many times the listeners",
@@ -201,9 +197,9 @@ def propose(curves: Curves, demand: Demand) -> list[Proposal]:
     _check(demand)
     proposals = []
     for arrangement in curves.arrangements:
-        capacity, is_end = most_listeners(arrangement.points, demand.p95_ms, demand.underrun_ratio)
+        capacity, is_end = most_listeners(arrangement.points, demand.p95_ms)
         if capacity > 0:
-            proposals.append(Proposal(arrangement, capacity, is_end, _units(demand, capacity)))
+            proposals.append(Proposal(arrangement, capacity, is_end, demand.units(capacity)))
     if not proposals:
         least_ms = min(point.ttfa_p95_ms for each in curves.arrangements for point in each.points)
         got = f"got a p95 of {demand.p95_ms:g} ms, but at its lightest load one {curves.gpu} took {least_ms:.0f} ms"
@@ -211,12 +207,7 @@ def propose(curves: Curves, demand: Demand) -> list[Proposal]:
     return sorted(proposals, key=lambda proposal: proposal.units * proposal.arrangement.gpus)
 
 
-def gateway_processes(curves: Curves, demand: Demand) -> int:
-    """Return how many gateway processes a demand needs."""
-    return _units(demand, curves.listeners_a_gateway)
-
-
-def most_listeners(points: Sequence[CapacityPoint], p95_ms: float, underrun_ratio: float) -> tuple[float, bool]:
+def most_listeners(points: Sequence[CapacityPoint], p95_ms: float) -> tuple[float, bool]:
     """Return the most listeners within both bounds, linear between the points, and whether that is the last point.
 
     The points are in ascending order. A load that is not held ends them, whatever its waiting time. 0 if not even the
@@ -224,7 +215,7 @@ def most_listeners(points: Sequence[CapacityPoint], p95_ms: float, underrun_rati
     """
     best, before = 0.0, None
     for point in points:
-        if not point.is_held or point.underrun_ratio > underrun_ratio:
+        if not point.is_held or point.underrun_ratio > MOST_UNDERRUNS:
             return best, False
         if point.ttfa_p95_ms > p95_ms:
             if before is not None and point.ttfa_p95_ms > before.ttfa_p95_ms:
@@ -233,12 +224,6 @@ def most_listeners(points: Sequence[CapacityPoint], p95_ms: float, underrun_rati
             return best, False
         best, before = point.listeners, point
     return best, True
-
-
-def _units(demand: Demand, capacity: float) -> int:
-    """Return how many of something that serves so many listeners a demand needs, headroom left free."""
-    usable = capacity * (1 - demand.headroom)
-    return math.ceil(demand.listeners / usable - _ROUNDING)
 
 
 def _check(demand: Demand) -> None:
@@ -251,11 +236,11 @@ def _check(demand: Demand) -> None:
 
 
 def _curves(content: dict[str, Any]) -> Curves:
-    arrangements = []
-    for each in content["arrangements"]:
-        points = tuple(CapacityPoint(*(point[name] for name in _POINT)) for point in each["points"])
-        source = each["source"]
-        arrangements.append(
-            Arrangement(each["llm_gpus"], each["token2wav_gpus"], source["kind"], source["text"], points)
-        )
-    return Curves(content["gpu"], content["token2wav_alone"], tuple(arrangements), content["listeners_a_gateway"])
+    arrangements = tuple(map(_arrangement, content["arrangements"]))
+    return Curves(content["gpu"], content["token2wav_alone"], arrangements, content["listeners_a_gateway"])
+
+
+def _arrangement(content: dict[str, Any]) -> Arrangement:
+    points = tuple(CapacityPoint(*(point[name] for name in _POINT)) for point in content["points"])
+    source = content["source"]
+    return Arrangement(content["llm_gpus"], content["token2wav_gpus"], source["kind"], source["text"], points)

@@ -15,7 +15,6 @@ from cosydit.cli.plan import (
     Curves,
     Demand,
     PlanError,
-    gateway_processes,
     known_gpus,
     most_listeners,
     points_file,
@@ -41,18 +40,18 @@ CURVES = Curves("none", "many", (SHARED, APART), 100)
     ],
 )
 def test_the_most_listeners_under_a_bound(p95_ms: float, expected: tuple[float, bool]) -> None:
-    assert most_listeners(POINTS, p95_ms, 0.01) == expected
+    assert most_listeners(POINTS, p95_ms) == expected
 
 
 def test_a_load_whose_listeners_hear_gaps_is_not_held() -> None:
     points = (*POINTS[:2], CapacityPoint(300, 130, 0.2))
-    assert most_listeners(points, 500, 0.01) == (200, False)
+    assert most_listeners(points, 500) == (200, False)
 
 
 @pytest.mark.parametrize("p95_ms", [130, 500])
 def test_a_load_that_is_not_held_ends_the_curve_whatever_its_waiting_time(p95_ms: float) -> None:
     points = (*POINTS[:2], CapacityPoint(300, 130, 0.0, is_held=False), CapacityPoint(400, 125, 0.0))
-    assert most_listeners(points, p95_ms, 0.01) == (200, False)
+    assert most_listeners(points, p95_ms) == (200, False)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def test_a_load_that_is_not_held_ends_the_curve_whatever_its_waiting_time(p95_ms
 def test_exactly_what_is_free_needs_no_more(listeners: int, units: int) -> None:
     held = Curves("none", "many", (Arrangement(1, 1, "", "", (CapacityPoint(350, 100, 0.0),)),), 350)
     (proposal,) = propose(held, Demand(listeners, 100))
-    assert (proposal.units, gateway_processes(held, Demand(listeners, 100))) == (units, units)
+    assert (proposal.units, Demand(listeners, 100).units(held.listeners_a_gateway)) == (units, units)
 
 
 def test_gpus_are_counted_with_headroom_and_the_fewest_come_first() -> None:
