@@ -151,7 +151,7 @@ def _digest_of(directory: Path) -> str | None:
 
 
 def unpack(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> None:
-    """Write token2wav/, llm/, voices/ and their SHA256SUMS; nothing appears before everything is made.
+    """Write token2wav/, llm/, voices/ and their SHA256SUMS, piece by piece; see `provide`.
 
     Args:
         directory: made; must not be there yet.
@@ -165,22 +165,17 @@ def unpack(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> Non
     missing = [name for name in BUNDLE_FILES if not (bundle / name).is_file()]
     if missing:
         raise BundleError(f"{bundle} lacks {missing}; check the files out again")
-    if directory.exists():
-        raise FileExistsError(f"{directory} is there already; remove it to unpack again")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
-        made = Path(scratch) / "checkpoint"
-        sizes = BundleSizes.from_json((bundle / SIZES_FILE).read_text("utf-8"))
-        _unpack_token2wav(made / "token2wav", bundle, sizes)
-        text_tokenizer: dict[str, Any] = json.loads((bundle / TEXT_TOKENIZER_FILE).read_text("utf-8"))
-        write_llm(made / "llm", sizes.llm, read_packed(bundle / LLM_FILE), text_tokenizer)
-        write_speech_bounds(made / "llm", sizes.bounds)
-        write_aligner(made / "llm", read_packed(bundle / ALIGNER_WEIGHTS))
-        shutil.copytree(voices, made / "voices")
-        for name in (CHECKPOINT_FILE, SIZES_FILE):
-            shutil.copyfile(bundle / name, made / name)
-        write_sums(made)
-        made.rename(directory)
+    directory.mkdir(parents=True)
+    sizes = BundleSizes.from_json((bundle / SIZES_FILE).read_text("utf-8"))
+    _unpack_token2wav(directory / "token2wav", bundle, sizes)
+    text_tokenizer: dict[str, Any] = json.loads((bundle / TEXT_TOKENIZER_FILE).read_text("utf-8"))
+    write_llm(directory / "llm", sizes.llm, read_packed(bundle / LLM_FILE), text_tokenizer)
+    write_speech_bounds(directory / "llm", sizes.bounds)
+    write_aligner(directory / "llm", read_packed(bundle / ALIGNER_WEIGHTS))
+    shutil.copytree(voices, directory / "voices")
+    for name in (CHECKPOINT_FILE, SIZES_FILE):
+        shutil.copyfile(bundle / name, directory / name)
+    write_sums(directory)
 
 
 def _unpack_token2wav(directory: Path, bundle: Path, sizes: BundleSizes) -> None:

@@ -172,14 +172,14 @@ def test_a_damaged_bundle_says_which_file(trained: Workspace, tmp_path: Path) ->
     for damaged in (b"nonsense", flow[: len(flow) // 2], lzma.compress(b"nonsense")):
         (tmp_path / FLOW_FILE).write_bytes(damaged)
         with pytest.raises(BundleError, match=r"flow\.safetensors\.xz"):
-            unpack(tmp_path / "out" / "demo", tmp_path)
+            provide(tmp_path / "out" / "demo", tmp_path)
     assert list((tmp_path / "out").iterdir()) == []
     (tmp_path / "bundle.json").write_text(json.dumps({"flow": 1}), encoding="utf-8")
     with pytest.raises(BundleError, match=r"bundle\.json"):
-        unpack(tmp_path / "out" / "demo", tmp_path)
+        provide(tmp_path / "out" / "demo", tmp_path)
     (tmp_path / LLM_FILE).unlink()
     with pytest.raises(BundleError, match="lacks"):
-        unpack(tmp_path / "out" / "demo", tmp_path)
+        provide(tmp_path / "out" / "demo", tmp_path)
 
 
 def test_a_stage_without_what_it_needs_says_what_to_run_first(workspace: Workspace, tmp_path: Path) -> None:
