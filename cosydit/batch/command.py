@@ -45,14 +45,12 @@ _BY_MEMORY = f"default {DEFAULT_BATCH_SIZE}, on a GPU by its memory"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
     parser = subparsers.add_parser("batch", help="speak a whole list of texts into files; resumes where it stopped")
     add_options(parser)
     parser.set_defaults(run=run)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add every option."""
     _add_input_options(parser)
     _add_llm_options(parser.add_argument_group("LLM service"))
     group = parser.add_argument_group("token2wav")

@@ -67,7 +67,6 @@ class Ledger:
         return self
 
     def __exit__(self, *details: object) -> None:
-        """Give the directory free."""
         if self._results is not None:
             os.close(self._results)
         if self._lock is not None:

@@ -98,7 +98,6 @@ class BatchPipeline:
         return voice
 
     async def _warm_up(self, rows: Sequence[SpeechInput]) -> None:
-        """Speak rows and drop them."""
         outcomes = await asyncio.gather(*map(self._tokenise, rows))
         utterances = [each for each in outcomes if isinstance(each, TokenisedUtterance)]
         for start in range(0, len(utterances), self._plan.token2wav_batch_size):
@@ -211,7 +210,6 @@ class BusyTime:
     """Sums the time in which at least one of many overlapping spans was open; a context manager per span."""
 
     def __init__(self, clock: Clock) -> None:
-        """Begin at 0 s."""
         self._clock = clock
         self._open = 0
         self._since_s = 0.0

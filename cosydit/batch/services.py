@@ -116,7 +116,6 @@ class EngineStage:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._speak, utterances)
 
     async def close(self) -> None:
-        """End the thread."""
         self._thread.shutdown()
 
     def _speak(self, utterances: Sequence[TokenisedUtterance]) -> list[FloatArray | Exception]:

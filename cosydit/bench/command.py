@@ -31,7 +31,6 @@ _POSITIVE = argument(number(is_open=True))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add every option of the benchmark."""
     add = parser.add_argument_group("where").add_argument
     add("--door", choices=("triton", "http"), default="triton", help="protocol to use (default %(default)s)")
     add("--server-addr", default="127.0.0.1", help="host of the services (default %(default)s)")
@@ -68,7 +67,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
     parser = subparsers.add_parser("bench", help="benchmark running services: first audio, RTF, underruns")
     add_options(parser)
     parser.set_defaults(run=run)
@@ -94,7 +92,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
     name = "python -m benchmarks.streaming_grpc"
     parser = argparse.ArgumentParser(prog=name, description=__doc__, allow_abbrev=False)
     add_options(parser)

@@ -141,7 +141,6 @@ class HttpDoor:
 
 
 async def _whole_samples(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Pass pieces on in whole samples, however the network cut them."""
     rest = b""
     async for piece in pieces:
         pcm = rest + piece

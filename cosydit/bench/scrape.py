@@ -209,7 +209,6 @@ class Watch:
         return {kind: list(readings) for kind, readings in pending.items()}
 
     def close(self) -> None:
-        """End its threads."""
         self._threads.shutdown()
 
 

@@ -144,7 +144,6 @@ class CheckContext:
     """The plan, and what was opened for the checks of one group; a context manager that closes it."""
 
     def __init__(self, plan: Plan) -> None:
-        """Open nothing yet."""
         self.plan = plan
         self.checkpoint = CheckpointLayout.under(plan.checkpoint_dir)
         self.log_dir = plan.out_dir / "logs"

@@ -24,7 +24,6 @@ NO_GPU = "cpu"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
     parser = subparsers.add_parser("certify", help="check this host and a checkpoint whole, and write a certificate")
     add = parser.add_argument
     add("--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (default: demo)")
@@ -87,7 +86,6 @@ def make_plan(args: argparse.Namespace) -> Plan:
 
 
 def _begin(plan: Plan, commit: str | None) -> CheckpointCertificate:
-    """Describe the machine, the weights and the plan."""
     environment = describe_environment({}, commit)
     del environment["arguments"]
     names = [line.partition(",")[0] for line in environment["gpus"]] if plan.is_gpu else []

@@ -90,7 +90,6 @@ def check_speech_tokens(context: CheckContext, found: Findings) -> None:
 
 
 def _config(context: CheckContext, **fields: str) -> Token2WavConfig:
-    """Return the engine's settings: the plan's, some replaced."""
     directory, given, host = context.checkpoint.token2wav_dir, context.plan.settings, find_host(context.plan.device)
     chosen = engine_settings(preset_of(host), directory, given) if host.gpus else {}
     known = set(Token2WavConfig.__dataclass_fields__)
@@ -99,7 +98,6 @@ def _config(context: CheckContext, **fields: str) -> Token2WavConfig:
 
 
 def _engine(context: CheckContext) -> Token2WavEngine:
-    """Return the engine as it serves, built by the first check that asks."""
     return context.shared("token2wav", lambda: _opened(_config(context)))
 
 
@@ -115,7 +113,6 @@ def _opened(config: Token2WavConfig) -> Iterator[Token2WavEngine]:
 
 
 def _prompt(context: CheckContext, seconds: float | None = None) -> VoicePrompt:
-    """Return the default voice, repeated or cut to a length."""
     samples = load_prompt_audio((context.checkpoint.voices_dir / f"{VOICE}.wav").read_bytes())
     return VoicePrompt(samples if seconds is None else np.resize(samples, int(seconds * PROMPT_SAMPLE_RATE_HZ)))
 

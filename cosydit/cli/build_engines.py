@@ -48,7 +48,6 @@ class Tools:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
     parser = subparsers.add_parser(
         "build-engines",
         help="build TensorRT engines of a checkpoint, for this GPU or ahead for another",
@@ -69,7 +68,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build what is missing; returns the exit status."""
     build_engines(args, Tools(probe_host(), load_tensorrt, _gpu_certifier, time_chunks))
     return 0
 

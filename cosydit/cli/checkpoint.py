@@ -21,7 +21,6 @@ _SEED = argument(whole(0))
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `checkpoint make-random`, `unpack-demo`, `declare`, `seal` and `verify`, and `import-voices`."""
     parser = subparsers.add_parser(
         "checkpoint", help="make a random checkpoint, unpack the demo voice, verify one, ..."
     )
@@ -110,7 +109,6 @@ def _declare(args: argparse.Namespace) -> int:
 
 
 def _declared_fields(args: argparse.Namespace) -> dict[str, object]:
-    """Return what was said on the command line."""
     fields: dict[str, object] = {}
     if args.languages is not None:
         fields["languages"] = None if args.languages == "any" else args.languages.split(",")

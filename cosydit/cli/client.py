@@ -83,7 +83,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Speak; returns the exit status."""
     speak = args.speak(args)
     with stopped_by_signals(lambda: signal.raise_signal(signal.SIGKILL)):
         timing = _write_wav(args.out, speak)
@@ -124,7 +123,6 @@ def _load_reference(path: Path) -> FloatArray:
 
 
 def _write_wav(path: Path, speak: Callable[[OnAudio], SpeechTiming]) -> SpeechTiming:
-    """Write the audio into a file that appears once it is whole."""
     with written_whole(path) as wav, speech_progress(f"receiving {path}") as progress:
 
         def take(pcm: bytes) -> None:

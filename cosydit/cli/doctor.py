@@ -20,7 +20,6 @@ RUN_SCRIPT = "bash run_stepaudio2_dit_token2wav.sh"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
     parser = subparsers.add_parser("doctor", help="say what this machine has, what is missing, and what to do next")
     parser.add_argument("--checkpoint", type=Path, help="directory of the checkpoint (default: the demo voice)")
     parser.add_argument(

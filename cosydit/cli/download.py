@@ -14,7 +14,6 @@ LOCK_FOLDER = Path("deploy")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
     parser = subparsers.add_parser("download", help="fetch the official checkpoint at pinned revisions")
     parser.add_argument("directory", type=Path, nargs="?", help="checkpoint directory to fill")
     families = ("step_audio2", "cosyvoice2", "cosyvoice3")

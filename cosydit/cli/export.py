@@ -25,7 +25,6 @@ PRECISIONS = ("float32", "float16")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `export` and `replay`."""
     parser = subparsers.add_parser("export", help="write a checkpoint's models as ONNX files and compare them")
     add_graph_options(parser, "float32")
     parser.add_argument("--out", type=Path, required=True, help="directory to write; files there that fit are kept")

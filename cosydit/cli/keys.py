@@ -19,7 +19,6 @@ _DIGEST_DIGITS = 12
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `keys`."""
     parser = subparsers.add_parser("keys", help="make, list and revoke API keys of the gateway's callers")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     new = actions.add_parser("new", help="make a key, store its digest and show the key once")

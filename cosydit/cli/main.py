@@ -35,11 +35,13 @@ SUBCOMMANDS = (
     "cosydit.cli.plan",
     "cosydit.cli.top",
 )
-"""Modules with `add_parser`, in the order of the help. Loading one imports no heavy package; running one may."""
+"""Modules with `add_parser`, in the order of the help; it names the function that runs and returns the exit status.
+
+Loading one imports no heavy package; running one may.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
     try:
         return _run(argv)
     except KeyboardInterrupt:

@@ -106,7 +106,6 @@ class Proposal:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
     parser = subparsers.add_parser("plan", help="say how many GPUs a number of listeners needs")
     add = parser.add_argument
     add("--listeners", type=int, required=True, help="number of listeners who hear speech at the same time")
@@ -121,7 +120,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan; returns the exit status."""
     demand = Demand(args.listeners, args.p95_ms, args.headroom)
     curves = read_curves(args.gpu, args.family)
     print("\n".join(describe(curves, demand, propose(curves, demand))))

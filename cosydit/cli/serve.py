@@ -95,7 +95,6 @@ def _with_gateway(options: StackOptions, host: Machine) -> StackOptions:
 
 
 def _where(options: StackOptions, config: GatewayConfig | None) -> list[str]:
-    """Return what a caller needs to know, a line each."""
     lines = [f"logs      {options.log_dir}", "watch     cosydit top"]
     if config is None:
         return lines

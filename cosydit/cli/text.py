@@ -14,7 +14,6 @@ _CUTS = ("whole", "live", "interleaved")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `text`."""
     parser = subparsers.add_parser("text", help="show how a text is cut and read, and which rule changed what")
     parser.add_argument("text", help="the text, or - to read it from standard input")
     parser.add_argument(
@@ -34,7 +33,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print; returns the exit status."""
     from gateway.text import INTERLEAVED_TEXT, LIVE_TEXT, WHOLE_TEXT, TextOptions
 
     text = sys.stdin.read() if args.text == "-" else args.text

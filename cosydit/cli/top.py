@@ -27,7 +27,6 @@ _DEFAULTS = {
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
     parser = subparsers.add_parser("top", help="watch running services in the terminal")
     for name, url in _DEFAULTS.items():
         text = f"metrics of a {name} process; may be repeated (default: of a running `cosydit serve`, else {url})"

@@ -111,11 +111,9 @@ class _Watched:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it failed to become ready too often in a row."""
         return self._failed_starts >= self._policy.max_failed_starts
 
     def look(self) -> None:
-        """Take the next step that is due."""
         if self._state is _State.RUNNING:
             self._look_at_running()
         elif self._state is _State.WAITING:

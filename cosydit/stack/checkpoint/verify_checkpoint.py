@@ -149,6 +149,5 @@ def _check_voice(directory: Path, name: str) -> None:
 
 
 def _probe() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """Half a second of seeded noise."""
     samples = int(_PROBE_SECONDS * PROMPT_SAMPLE_RATE_HZ)
     return (0.1 * np.random.default_rng(0).standard_normal(samples)).astype(np.float32)
