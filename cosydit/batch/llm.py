@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -28,7 +29,6 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0
 """Seconds between two tries at a service that says that it is full."""
 _EXCERPT_CHARACTERS = 300
-_HTTP_OK = 200
 _BUSY = (429, 503)
 
 
@@ -75,7 +75,7 @@ class WholeAnswerClient:
         got = f"LLM at {self._base_url} answered {status}: {answer[:_EXCERPT_CHARACTERS]}"
         if status in _BUSY:
             raise errors.LLMUnavailableError(f"{got}; ask for less at once (--batch-size), or let it take more")
-        if status != _HTTP_OK:
+        if status != HTTPStatus.OK:
             raise errors.LLMFailedError(f"{got}; see its log, and check that --backend is what runs there")
         delta = self._wire.read(answer)
         if delta.finish_reason is None:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import aiohttp
 import grpc
@@ -20,7 +21,6 @@ from gateway.client import UNLIMITED, drop_in_answers, drop_in_tensors
 from gateway.core import FloatArray
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
-_HTTP_OK = 200
 _PCM16_SCALE = 32768.0
 PIECES_OF_A_CHUNK_S = 0.005
 """Longest pause in seconds within one chunk of the gateway, which HTTP cuts into pieces."""
@@ -116,7 +116,7 @@ class HttpDoor:
         url, headers = f"{self._url}/v1/audio/speech", {"x-request-id": request_id}
         try:
             async with self._http().post(url, json=body, headers=headers) as response:
-                if response.status != _HTTP_OK:
+                if response.status != HTTPStatus.OK:
                     text = await response.text(errors="replace")
                     raise BenchmarkError(f"the gateway answered {response.status}: {text}")
                 async for pcm in _whole_samples(response.content.iter_any()):

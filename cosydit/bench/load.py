@@ -65,13 +65,7 @@ class LoadGenerator(Generic[JobT]):
         self._speaker = speaker
         self._name_of = name_of
         self._clock = clock
-        self._began_s = clock.now()
-
-    async def warm_up(self, jobs: Sequence[JobT], plan: LoadPlan) -> list[RequestRecord]:
-        """Send the plan's warm-up in a closed loop."""
-        records: list[RequestRecord] = []
-        await self._closed_loop(list(islice(cycle(jobs), plan.warm_up)), plan.num_tasks, records.append, True)
-        return records
+        self._began_s = 0.0
 
     async def run(self, jobs: Sequence[JobT], plan: LoadPlan, on_end: Keep) -> LoadResult:
         """Send the plan's requests; `on_end` hears of each as it ends. Never raises for a failed request."""
@@ -89,12 +83,12 @@ class LoadGenerator(Generic[JobT]):
             await self._open_loop(chosen, plan.requests_per_s, plan.seed, keep)
         return LoadResult(records, [], self._clock.now() - self._began_s)
 
-    async def _closed_loop(self, jobs: Sequence[JobT], num_tasks: int, keep: Keep, is_warm_up: bool = False) -> None:
+    async def _closed_loop(self, jobs: Sequence[JobT], num_tasks: int, keep: Keep) -> None:
         waiting = iter(jobs)
 
         async def call() -> None:
             for job in waiting:
-                keep(await self._measure(job, is_warm_up))
+                keep(await self._measure(job))
 
         await asyncio.gather(*(call() for _ in range(min(num_tasks, len(jobs)))))
 
@@ -102,7 +96,7 @@ class LoadGenerator(Generic[JobT]):
         draw, calls, due_s = random.Random(seed), [], self._began_s
 
         async def call(job: JobT, due_s: float) -> None:
-            keep(await self._measure(job, due_s=due_s))
+            keep(await self._measure(job, due_s))
 
         for job in jobs:
             # NOTE: no sleep where it is due already: each would let all that is under way run first, and make it later.
@@ -112,10 +106,10 @@ class LoadGenerator(Generic[JobT]):
             due_s += draw.expovariate(requests_per_s)
         await asyncio.gather(*calls)
 
-    async def _measure(self, job: JobT, is_warm_up: bool = False, due_s: float | None = None) -> RequestRecord:
+    async def _measure(self, job: JobT, due_s: float | None = None) -> RequestRecord:
         # NOTE: a request of an open loop is timed from when it was due, so that a slow sender hides nothing.
         sent_s = self._clock.now() if due_s is None else due_s
-        record = RequestRecord(str(uuid.uuid4()), self._name_of(job), sent_s - self._began_s, is_warm_up)
+        record = RequestRecord(str(uuid.uuid4()), self._name_of(job), sent_s - self._began_s)
         record.dispatch_s = 0.0 if due_s is None else self._clock.now() - due_s
         try:
             async with aclosing(self._speaker.speak(job, record.request_id)) as pieces:

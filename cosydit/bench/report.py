@@ -20,6 +20,7 @@ from typing import Any
 from cosydit.bench.metrics import PERCENTILES, Distribution, Summary
 from cosydit.bench.types import LoadResult, RequestRecord
 from servicekit import files
+from servicekit.gpu_host import run_program
 
 RESULTS_FILE = "results.json"
 SAMPLES_FILE = "samples.jsonl"
@@ -56,10 +57,12 @@ def write_json(path: Path, content: object) -> None:
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
+def write_records(path: Path, result: LoadResult) -> None:
     """Write the raw samples of each request as one JSON object a line, times in seconds."""
     derived = ("ttfa_s", "second_chunk_s", "audio_s", "rtf")
-    write_jsonl(path, ({**asdict(each), **{name: getattr(each, name) for name in derived}} for each in records))
+    samples = [{**asdict(r), **{name: getattr(r, name) for name in derived}} for r in result.warm_up + result.records]
+    warm_up = len(result.warm_up)
+    write_jsonl(path, ({**each, "is_warm_up": number < warm_up} for number, each in enumerate(samples)))
 
 
 def write_jsonl(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
@@ -120,7 +123,6 @@ PACKAGES = (
     *("cosydit", "torch", "numpy", "onnxruntime", "onnxruntime-gpu", "transformers", "tritonclient"),
     *("nvidia-pytriton", "grpcio", "aiohttp", "httpx", "soundfile", "vllm", "tensorrt-llm"),
 )
-_COMMAND_TIMEOUT_S = 10.0
 
 
 def describe_environment(arguments: Mapping[str, object], commit: str | None = None) -> dict[str, Any]:
@@ -130,9 +132,9 @@ def describe_environment(arguments: Mapping[str, object], commit: str | None = N
         arguments: of the command.
         commit: of the code that runs, unchanged, where there is no repository; None: as git says.
     """
-    gpus = _output("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+    gpus = output_of("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
     git = ("git", "-C", str(Path(__file__).parent))
-    status = _output(*git, "status", "--porcelain", "--untracked-files=no")
+    status = output_of(*git, "status", "--porcelain", "--untracked-files=no")
     return {
         "date_utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": sys.version.split()[0],
@@ -143,7 +145,7 @@ def describe_environment(arguments: Mapping[str, object], commit: str | None = N
         "memory_mib": ram_bytes() // 1024**2,
         "gpus": gpus.splitlines() if gpus else [],
         "packages": {name: version for name in PACKAGES if (version := version_of(name)) is not None},
-        "git_commit": commit or _output(*git, "rev-parse", "HEAD"),
+        "git_commit": commit or output_of(*git, "rev-parse", "HEAD"),
         "git_is_modified": False if commit else None if status is None else bool(status),
         "arguments": {name: _plain(value) for name, value in sorted(arguments.items())},
     }
@@ -170,13 +172,12 @@ def ram_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _output(*command: str) -> str | None:
+def output_of(*command: str) -> str | None:
     """Return what a command prints; None if it is missing or fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=True)
+        return run_program(command).strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
 
 
 def _plain(value: object) -> object:

@@ -97,13 +97,13 @@ async def run_bench(
     hear = (lambda request_id, samples: pieces[request_id].append(samples)) if settings.is_audio_kept else None
     async with aclosing(settings.open_door(hear)) as door:
         load = LoadGenerator(door, lambda job: job.utt, SystemClock(), settings.same_chunk_s)
-        warm_up = await load.warm_up(jobs, settings.plan)
+        warm_up = await load.run(jobs, LoadPlan(settings.plan.num_tasks, settings.plan.warm_up), lambda record: None)
         pieces.clear()
         before = await asyncio.to_thread(read_settled, settings.metrics_url)
         with tqdm(total=settings.plan.requests, unit="request") as bar:
             ran = await load.run(jobs, settings.plan, advance)
         servers = difference(before, await asyncio.to_thread(read_settled, settings.metrics_url))
-    result = LoadResult(ran.records, warm_up, ran.wall_s)
+    result = LoadResult(ran.records, warm_up.records, ran.wall_s)
     _write_audio(settings.log_dir / AUDIO_DIR, pieces, result.records)
     return BenchOutcome(_write(settings, result, servers, environment), result)
 
@@ -114,7 +114,7 @@ def _write(settings: BenchSettings, result: LoadResult, servers: dict[str, Any],
     report = {"title": settings.title, "summary": summary_json(summary), "servers": servers, "environment": environment}
     report["warm_up"] = {"requests": len(result.warm_up), "failures": sum(not r.is_ok for r in result.warm_up)}
     write_json(settings.log_dir / RESULTS_FILE, report)
-    write_records(settings.log_dir / SAMPLES_FILE, [*result.warm_up, *result.records])
+    write_records(settings.log_dir / SAMPLES_FILE, result)
     write_text(settings.log_dir / TABLE_FILE, table)
     return table
 

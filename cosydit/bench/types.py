@@ -63,7 +63,6 @@ class RequestRecord:
     utt: str
     sent_s: float
     """Seconds from the start of the run; in an open loop the time when the request was due."""
-    is_warm_up: bool = False
     arrivals: list[AudioArrival] = field(default_factory=list)
     total_s: float = 0.0
     """Seconds from sending the request to its end."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from cosydit.bench.report import cpu_model, ram_bytes, version_of
+from cosydit.bench.report import cpu_model, output_of, ram_bytes, version_of
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.engines import next_engine_command, report_engines
 from cosydit.stack.mps import PROGRAM, SYSTEM_PIPES
@@ -34,7 +34,6 @@ from servicekit.gpu_host import (
     MPS_VARIABLE,
     missing_for_kernels,
     read_gpus,
-    run_program,
     serves_user,
 )
 from token2wav_service.errors import EngineUnfitError
@@ -363,7 +362,7 @@ def docker(look: Look) -> Iterator[Finding]:
     if shutil.which("docker") is None:
         yield Finding("Docker", "docker", "not installed; nothing but Compose needs it", State.NOTE)
         return
-    told = _output("docker", "info", "--format", "{{json .Runtimes}}")
+    told = output_of("docker", "info", "--format", "{{json .Runtimes}}")
     if told is None:
         text = "does not answer; is its daemon running, and are we in its group?"
         yield Finding("Docker", "docker", text, State.NOTE)
@@ -396,13 +395,6 @@ PROBES: dict[str, Callable[[Look], Iterator[Finding]]] = {
 """The checks of a host by name: what `cosydit certify` begins with, and `cosydit doctor --gpu` ends with."""
 
 
-def _output(*command: str) -> str | None:
-    try:
-        return run_program(command)
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
 def _python(program: str) -> str:
     """Return what a program prints in a Python of its own, else the end of its error."""
     command = [sys.executable, "-c", program]
@@ -418,7 +410,7 @@ def _python(program: str) -> str:
 def _is_answered(control: Path) -> bool:
     """Tell whether a daemon reads the pipe; it may live in another container, out of our sight."""
     if not stat.S_ISFIFO(control.stat().st_mode):
-        return _output("sh", "-c", f"echo get_server_list | timeout 5 {PROGRAM}") is not None
+        return output_of("sh", "-c", f"echo get_server_list | timeout 5 {PROGRAM}") is not None
     try:
         os.close(os.open(control, os.O_WRONLY | os.O_NONBLOCK))
     except PermissionError:

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
+from cosydit.bench.report import write_json
 from servicekit.extras import install_command, own_command
 from servicekit.file_sums import write_sums
-from servicekit.files import write_text
 from servicekit.logs import PlainError
 
 logger = logging.getLogger(__name__)
@@ -185,8 +185,7 @@ def update_lock(lock_path: Path, hubs: Hubs, models: Sequence[ModelSource] = OFF
         DownloadError: no hub answers for a part; the lock file is left as it was.
     """
     lock = {source.name: _newest(source, hubs) for source in models}
-    lock_path.parent.mkdir(parents=True, exist_ok=True)
-    _write_json(lock_path, {"models": {name: asdict(entry) for name, entry in lock.items()}})
+    write_json(lock_path, {"models": {name: asdict(entry) for name, entry in lock.items()}})
     return lock
 
 
@@ -273,7 +272,7 @@ def download_models(
         except HubError as err:
             raise DownloadError(f"could not fetch {source.name} from {where}: {err}; run it again to resume") from err
         record[source.name] = locked.revision
-        _write_json(directory / RECORD_NAME, record)
+        write_json(directory / RECORD_NAME, record)
     if needed:
         write_sums(directory)
     return [source.name for source in needed]
@@ -311,8 +310,3 @@ def _read_record(directory: Path) -> dict[str, str]:
 
 def _lock_command() -> str:
     return own_command("download --update-lock")
-
-
-def _write_json(path: Path, content: object) -> None:
-    """Readers see the old file or the new, never half of one."""
-    write_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")

@@ -89,10 +89,3 @@ async def test_pieces_that_come_at_one_go_are_one_chunk_at_the_time_of_the_first
     load = LoadGenerator(ScriptedSpeaker(), str, StepClock(1.0), same_chunk_s=2.5)
     result = await load.run(["a"], LoadPlan(), lambda record: None)
     assert [(arrival.at_s, arrival.audio_s) for arrival in result.records[0].arrivals] == [(1.0, 0.75)]
-
-
-async def test_the_warm_up_is_marked_and_kept_apart() -> None:
-    load = LoadGenerator(ScriptedSpeaker(), str, SystemClock())
-    warm_up = await load.warm_up(["a"], LoadPlan(warm_up=2))
-    result = await load.run(["a"], LoadPlan(requests=1), lambda record: None)
-    assert [record.is_warm_up for record in (*warm_up, *result.records)] == [True, True, False]

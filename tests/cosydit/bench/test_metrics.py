@@ -12,7 +12,7 @@ from cosydit.bench.types import AudioArrival, LoadResult, RequestRecord
 
 
 def _record(*arrivals: tuple[float, float], total_s: float = 2.0, error: str | None = None) -> RequestRecord:
-    return RequestRecord("id", "utt", 0.0, False, [AudioArrival(*pair) for pair in arrivals], total_s, error)
+    return RequestRecord("id", "utt", 0.0, [AudioArrival(*pair) for pair in arrivals], total_s, error)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.floats(0, 100))
