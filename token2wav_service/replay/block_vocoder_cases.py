@@ -98,12 +98,12 @@ def _overlapped_stream(hift: HiFT, case: GoldenCase, mels: Sequence[Tensor], blo
         offset = call["source_noise_offset"] if has_noise else 0
         noise = _drawn(block, offset, seen.shape[2] * hift.config.frame_samples) * has_noise
         source = _source_from(hift, call["f0"], noise)
-        if given.source_tail is not None:
-            source[0, 0, : len(given.source_tail)] = given.source_tail
+        if (tail := given.source_tail) is not None:
+            source[0, 0, : len(tail)] = tail
         (got,), (given,), _ = vocoder.forward([VocoderInput(given, mel[0], 0, is_last)], source=source)
-        call.close("wav", got[None], INJECTED_TOLERANCE, " (f0 given)")
+        call.close("wav", got, INJECTED_TOLERANCE, " (f0 given)")
         (got,), (own,), _ = vocoder.forward([VocoderInput(own, mel[0], 0, is_last)], noise=noise)
-        call.snr("wav", got[None])
+        call.snr("wav", got)
         check_vocoder_caches(call.part("cache_", ".cache"), given)
 
 
@@ -111,16 +111,11 @@ def _causal_alone(hift: CausalHiFT, case: GoldenCase, block: Tensor) -> None:
     mel = case["mel"]
     f0, source, wav = _causal_whole(hift, mel, block)
     prefixes = case.numbers("prefix")
-    outputs = (
-        ("f0", f0, F0_TOLERANCE_HZ),
-        ("source", source[None], SOURCE_TOLERANCE),
-        ("wav", wav, INJECTED_TOLERANCE),
-    )
-    for key, got, tolerance in outputs:
+    tolerances = (F0_TOLERANCE_HZ, SOURCE_TOLERANCE, INJECTED_TOLERANCE)
+    for key, got, tolerance in zip(("f0", "source", "wav"), (f0, source, wav), tolerances, strict=True):
         case.close(key, got, tolerance)
-        for frames in prefixes:
+        for name in (f"prefix{frames}.{key}" for frames in prefixes):
             # What the original makes of a prefix is the beginning of the whole.
-            name = f"prefix{frames}.{key}"
             case.close(name, got[..., : case[name].shape[-1]], tolerance)
     total = mel.shape[2]
     inner = {frames for prefix in prefixes for frames in (prefix, prefix + 1) if frames < total}  # also pieces of 1
@@ -168,7 +163,7 @@ def _causal_stream(hift: CausalHiFT, case: GoldenCase, mels: Sequence[Tensor], b
     case.close("accumulated_mel", torch.cat([*mels], 2))
     f0, source, whole = _causal_whole(hift, case["accumulated_mel"], block)
     case.close("f0", f0, F0_TOLERANCE_HZ)
-    case.close("source", source[None], SOURCE_TOLERANCE)
+    case.close("source", source, SOURCE_TOLERANCE)
     incremental = torch.cat(_in_pieces(hift, [call["mel"] for call in calls], block))[None]
     own = torch.cat(_in_pieces(hift, mels, block))[None]
     for call in calls:

@@ -66,13 +66,13 @@ def replay_directory(directory: Path, device: str | None = None) -> Report:
     folders = {folder.kind: folder for folder in found if folder.kind in _KINDS}
     if not folders:
         raise CheckpointError(f"{directory} holds no golden folder; expected names such as a_dit or d_flow")
-    if device is not None:
-        flow = stream_cases.load_flow_vectors(_neighbour(folders, "flow")).to(device)
-        stream_cases.replay_flow_streams(folders["flow"], flow)
-        _stream(_neighbour(folders, "stream"), folders, device)
+    if device is None:
+        for kind, folder in folders.items():
+            _KINDS[kind](folder, folders)
         return report
-    for kind, folder in folders.items():
-        _KINDS[kind](folder, folders)
+    flow = stream_cases.load_flow_vectors(_neighbour(folders, "flow")).to(device)
+    stream_cases.replay_flow_streams(folders["flow"], flow)
+    _stream(_neighbour(folders, "stream"), folders, device)
     return report
 
 
@@ -127,11 +127,11 @@ def _checkpoint(folder: VectorFolder, folders: Folders) -> None:
 
 
 _KINDS: dict[str, Callable[[VectorFolder, Folders], None]] = {
-    "dit": lambda folder, _: replay_dit(folder),
-    "encoder": lambda folder, _: replay_encoder(folder),
-    "cfm": lambda folder, _: replay_cfm(folder),
+    "dit": lambda folder, _: _dit(folder),
+    "encoder": lambda folder, _: _encoder(folder),
+    "cfm": lambda folder, _: _cfm(folder),
     "flow": lambda folder, _: stream_cases.replay_flow(folder),
-    "hift": lambda folder, _: replay_hift(folder),
+    "hift": lambda folder, _: _hift(folder),
     "stream": _stream,
     "features": _features,
     "checkpoint": _checkpoint,
@@ -141,8 +141,7 @@ _KINDS: dict[str, Callable[[VectorFolder, Folders], None]] = {
 """What replays a kind of folder; it is given the folders beside it, too."""
 
 
-def replay_dit(folder: VectorFolder) -> None:
-    """Whole-utterance and chunk form of the estimator, and its time embedding."""
+def _dit(folder: VectorFolder) -> None:
     dit = folder.load(DiT(pick_fields(DiTConfig, folder.json("config.json"))))
     for case in folder.cases("timestep*"):
         case.close("sinusoid", time_features(case["t"]))
@@ -172,8 +171,7 @@ def _all_seen(rows: int, held: int, frames: int) -> tuple[Tensor, Tensor]:
     return torch.ones(rows, 1, 1, held + frames, dtype=torch.bool), torch.full((rows,), frames)
 
 
-def replay_encoder(folder: VectorFolder) -> None:
-    """Whole-utterance and chunk form of the conformer."""
+def _encoder(folder: VectorFolder) -> None:
     encoder = folder.load(ConformerEncoder(pick_fields(EncoderConfig, folder.json("config.json"))))
     for case in folder.cases("offline*"):
         _encoder_whole(encoder, case)
@@ -210,8 +208,7 @@ def _encoder_chunks(encoder: ConformerEncoder, case: GoldenCase) -> None:
         call.close("att_cache", torch.cat([kept["token_kv"].repeat(1, 1, 1, 2, 1), kept["frame_kv"]]))
 
 
-def replay_cfm(folder: VectorFolder) -> None:
-    """The solver, whole and in chunks."""
+def _cfm(folder: VectorFolder) -> None:
     config = folder.json("config.json")
     cfm = ConditionalFlowMatching(DiT(pick_fields(DiTConfig, config["estimator"])), config["inference_cfg_rate"])
     weights = (folder.path / config["weights"]).resolve()
@@ -242,8 +239,7 @@ def _cfm_chunks(cfm: ConditionalFlowMatching[DiT], case: GoldenCase) -> None:
         check_ends(call, "att_cache", history.kv.flatten(2, 3))
 
 
-def replay_hift(folder: VectorFolder) -> None:
-    """Source, decoding with given sources, and the whole vocoder."""
+def _hift(folder: VectorFolder) -> None:
     hift = load_hift_vectors(folder)
     module = hift.m_source
     for case in folder.cases("source*"):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,12 +71,18 @@ def replay_flow_streams(folder: VectorFolder, flow: Flow) -> None:
     labels = folder.json("truncation_labels.json").get("labels", {})
     plans = folder.json("streams.json").get("streams", {})
     for case in folder.cases("stream_*"):
-        states, stream = [voice], case.name.removeprefix("stream_")
-        for call, mel, state, _ in _chunks(streamed, setup, voice, case):
-            states.append(state)
+        before, stream = voice, case.name.removeprefix("stream_")
+        for number, (call, mel, state, _) in enumerate(_chunks(streamed, setup, voice, case)):
             call.close("mel", mel)
             _check_caches(call.part("cache_after.", ".cache_after"), state)
-        _check_kept(case, flow.stride, states, labels.get(stream), plans.get(stream))
+            if stream in labels:
+                kept = (state.labels - flow.stride * state.prompt_tokens).tolist()
+                case.equal(f"c{number}.kept_frames", kept, labels[stream][number])
+            if stream in plans:
+                made = flow.stride * (state.end_token - before.end_token)
+                expected = [plans[stream][number][key] for key in ("noise_offset", "mel_frames", "att_len_after")]
+                case.equal(f"c{number}.schedule", [len(before.labels), made, len(state.labels)], expected)
+            before = state
 
 
 def replay_stream(folder: VectorFolder, flow_folder: VectorFolder, hift: HiFT, flow: Flow) -> None:
@@ -119,24 +123,6 @@ def _flow_whole(flow: Flow, case: GoldenCase, steps: int) -> None:
             one = slice(row, row + 1)
             inputs = (token[one, :length], lengths[one], last[:1], embedding[one], noise[one], steps)
             case.close(key, flow(*inputs, cond=cond[one, :, : 2 * length])[0])
-
-
-def _check_kept(
-    case: GoldenCase,
-    stride: int,
-    states: Sequence[FlowState],
-    kept: list[list[int]] | None,
-    plan: list[dict[str, Any]] | None,
-) -> None:
-    """Check which frames stay after each chunk, and from which noise column each chunk starts."""
-    for number, (before, state) in enumerate(pairwise(states)):
-        if kept is not None:
-            case.equal(f"c{number}.kept_frames", (state.labels - stride * state.prompt_tokens).tolist(), kept[number])
-        if plan is not None:
-            made = stride * (state.end_token - before.end_token)
-            got = [len(before.labels), made, len(state.labels)]
-            expected = [plan[number][key] for key in ("noise_offset", "mel_frames", "att_len_after")]
-            case.equal(f"c{number}.schedule", got, expected)
 
 
 def _check_caches(case: GoldenCase, state: FlowState) -> None:
