@@ -47,7 +47,7 @@ def check_golden(context: CheckContext, found: Findings) -> None:
     """Golden vectors of the original, through the modules on the device, in float32: `cosydit replay`."""
     if not GOLDEN.is_dir():
         raise NotRunError("the golden vectors lie in the repository's tests/assets/golden")
-    rows = _replayed_on_gpu(context) if context.plan.is_gpu else replay_directory(GOLDEN).rows
+    rows = _replayed_on_gpu(context) if context.plan.is_gpu else replay_directory(GOLDEN)
     largest = GPU_TOLERANCE if context.plan.is_gpu else 0.0
     failed = [f"{row.output} {row.error:.3g}" for row in rows if not row.passed and not row.error <= largest]
     found.tell("outputs compared", len(rows), least=1)
@@ -58,7 +58,7 @@ def check_golden(context: CheckContext, found: Findings) -> None:
 def _replayed_on_gpu(context: CheckContext) -> list[Row]:
     """Return the mels and waves of the streams, computed without TF32."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        rows = replay_directory(GOLDEN, context.plan.device).rows
+        rows = replay_directory(GOLDEN, context.plan.device)
     return [row for row in rows if row.output.endswith((".mel", ".wav (source injected)"))]
 
 

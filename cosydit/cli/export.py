@@ -19,7 +19,7 @@ from token2wav_service.graphs.spec import Precision
 
 if TYPE_CHECKING:
     from token2wav_service.export.directory import ExportDirectory, ExportOptions, ExportTask
-    from token2wav_service.replay.vectors import Report
+    from token2wav_service.replay.vectors import Row
 
 PRECISIONS = ("float32", "float16")
 
@@ -101,19 +101,18 @@ def _check(directory: ExportDirectory, tasks: Sequence[ExportTask]) -> int:
 def _replay(args: argparse.Namespace) -> int:
     """Print every output's error; return 0, or 1 if one is out of tolerance."""
     from token2wav_service.replay.run import replay_directory
-    from token2wav_service.replay.vectors import format_rows
+    from token2wav_service.replay.vectors import count_by_folder, format_rows
 
-    report = replay_directory(args.directory)
-    _replay_schedules(args.directory / "schedules.json", report)
-    rows = [row for row in report.rows if not (args.failed_only and row.passed)]
-    print(format_rows(rows))
-    print(report.by_folder())
-    failed = sum(not row.passed for row in report.rows)
-    print(f"{len(report.rows)} outputs, {failed} out of tolerance")
-    return 0 if report.passed else 1
+    rows = replay_directory(args.directory)
+    _replay_schedules(args.directory / "schedules.json", rows)
+    failed = [row for row in rows if not row.passed]
+    print(format_rows(failed if args.failed_only else rows))
+    print(count_by_folder(rows))
+    print(f"{len(rows)} outputs, {len(failed)} out of tolerance")
+    return 1 if failed else 0
 
 
-def _replay_schedules(path: Path, report: Report) -> None:
+def _replay_schedules(path: Path, rows: list[Row]) -> None:
     """Check the chunks that the gateway's chunk policies cut against recorded ones, where there are any."""
     from gateway.chunking.chunker import Chunker
     from gateway.chunking.policies import ExponentialChunks, FixedChunks
@@ -121,7 +120,7 @@ def _replay_schedules(path: Path, report: Report) -> None:
 
     if not path.is_file():
         return
-    case = GoldenCase({}, "schedules/tables", report)
+    case = GoldenCase({}, "schedules/tables", rows)
     for name, expected in json.loads(path.read_text("utf-8"))["tables"].items():
         strategy, _, total = name.partition(":")
         chunker = Chunker(FixedChunks() if strategy == "equal" else ExponentialChunks(max_hop_tokens=None))

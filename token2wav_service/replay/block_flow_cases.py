@@ -130,7 +130,7 @@ def _lookahead(flow: CosyVoice3Flow, case: GoldenCase) -> None:
 def _rotary(flow: CosyVoice3Flow, case: GoldenCase) -> None:
     freqs = case["freqs"]
     table = rotation_table(None, freqs.shape[1], flow.config.estimator.head_dim, like=freqs)
-    expected = GoldenCase({"cos": freqs.cos(), "sin": freqs.sin()}, case.label, case.report)
+    expected = GoldenCase({"cos": freqs.cos(), "sin": freqs.sin()}, case.label, case.rows)
     for name, got in zip(("cos", "sin"), table.unbind(-1), strict=True):
         expected.close(name, got.repeat_interleave(2, dim=2))
 
@@ -186,7 +186,7 @@ def _noise(flow: AnyFlow, folder: VectorFolder) -> None:
         noise = frozen_normal(print_["shape"][1], flow.noise_frames)
         got = [list(noise.shape), noise[0, :8].tolist(), noise[1, :4].tolist(), noise[-1, -4:].tolist()]
         expected = [print_["shape"][1:], print_["first8"], print_["row1_first4"], print_["last4"]]
-        GoldenCase({}, f"{folder.path.name}/official", folder.report).equal("noise", got, expected)
+        GoldenCase({}, f"{folder.path.name}/official", folder.rows).equal("noise", got, expected)
 
 
 def _stream(flow: AnyFlow, case: GoldenCase, plan: list[dict[str, Any]]) -> list[Tensor]:

@@ -40,7 +40,7 @@ from token2wav_service.replay.vectors import (
     SOURCE_TOLERANCE,
     GoldenCase,
     Probe,
-    Report,
+    Row,
     VectorFolder,
     made,
     probed,
@@ -51,7 +51,7 @@ Folders = dict[str, VectorFolder]
 
 
 @torch.inference_mode()
-def replay_directory(directory: Path, device: str | None = None) -> Report:
+def replay_directory(directory: Path, device: str | None = None) -> list[Row]:
     """Replay every golden folder (`<letter>_<kind>`) below `directory`.
 
     Args:
@@ -61,19 +61,19 @@ def replay_directory(directory: Path, device: str | None = None) -> Report:
     Raises:
         CheckpointError: there is none, or a folder lacks a file or a neighbour that its kind needs.
     """
-    report = Report()
-    found = (VectorFolder(path, report) for path in sorted(directory.glob("*")) if path.is_dir())
+    rows: list[Row] = []
+    found = (VectorFolder(path, rows) for path in sorted(directory.glob("*")) if path.is_dir())
     folders = {folder.kind: folder for folder in found if folder.kind in _KINDS}
     if not folders:
         raise CheckpointError(f"{directory} holds no golden folder; expected names such as a_dit or d_flow")
     if device is None:
         for kind, folder in folders.items():
             _KINDS[kind](folder, folders)
-        return report
+        return rows
     flow = stream_cases.load_flow_vectors(_neighbour(folders, "flow")).to(device)
     stream_cases.replay_flow_streams(folders["flow"], flow)
     _stream(_neighbour(folders, "stream"), folders, device)
-    return report
+    return rows
 
 
 def _neighbour(folders: Folders, kind: str) -> VectorFolder:
@@ -116,7 +116,7 @@ def _checkpoint(folder: VectorFolder, folders: Folders) -> None:
 
     model_dir = folder.path / "token2wav"
     sizes = [sum(p.numel() for p in module.parameters()) for module in (load_flow(model_dir), load_vocoder(model_dir))]
-    loads = GoldenCase({}, f"{folder.path.name}/loads", folder.report)
+    loads = GoldenCase({}, f"{folder.path.name}/loads", folder.rows)
     loads.equal("strictly", [size > 0 for size in sizes], [True, True])
     if "features" in folders:
         fbank = folders["features"].tensors("features.safetensors")["fbank_mean_sub"]

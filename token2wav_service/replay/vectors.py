@@ -51,33 +51,22 @@ class Row:
     passed: bool
 
 
-@dataclass
-class Report:
-    """The rows of a replay."""
-
-    rows: list[Row] = field(default_factory=list)
-
-    @property
-    def passed(self) -> bool:
-        """True when there is at least one row and all passed."""
-        return bool(self.rows) and all(row.passed for row in self.rows)
-
-    def by_folder(self) -> str:
-        """Return how many outputs of each golden folder are within their tolerance, a line a folder."""
-        folders: dict[str, list[bool]] = {}
-        for row in self.rows:
-            folders.setdefault(row.output.split("/")[0], []).append(row.passed)
-        return "\n".join(f"{name}: {sum(passed)} of {len(passed)} within tolerance" for name, passed in folders.items())
-
-
 def format_rows(rows: Sequence[Row]) -> str:
-    """Return the rows as a table."""
+    """Return the rows as a table, a line each."""
     width = max((len(row.output) for row in rows), default=6)
     lines = [f"{'output':{width}}  {'measure':12}{'error':>12}{'tolerance':>12}"]
     for row in rows:
         verdict = "" if row.passed else "  FAILED"
         lines.append(f"{row.output:{width}}  {row.measure:12}{row.error:12.3g}{row.tolerance:12.3g}{verdict}")
     return "\n".join(lines)
+
+
+def count_by_folder(rows: Sequence[Row]) -> str:
+    """Return how many outputs of each golden folder are within their tolerance, a line a folder."""
+    folders: dict[str, list[bool]] = {}
+    for row in rows:
+        folders.setdefault(row.output.split("/")[0], []).append(row.passed)
+    return "\n".join(f"{name}: {sum(passed)} of {len(passed)} within tolerance" for name, passed in folders.items())
 
 
 def snr_db(got: Tensor, expected: Tensor) -> float:
@@ -92,10 +81,10 @@ def snr_db(got: Tensor, expected: Tensor) -> float:
 
 @dataclass(frozen=True)
 class VectorFolder:
-    """One folder of a golden set, e.g. `a_dit`, and the report that its outputs go to."""
+    """One folder of a golden set, e.g. `a_dit`, and the rows that its outputs go to."""
 
     path: Path
-    report: Report = field(default_factory=Report)
+    rows: list[Row] = field(default_factory=list)
 
     @property
     def kind(self) -> str:
@@ -126,7 +115,7 @@ class VectorFolder:
 
     def case(self, name: str) -> GoldenCase:
         """Read the vectors of one file, named without its suffix."""
-        return GoldenCase(self.tensors(f"{name}.safetensors"), f"{self.path.name}/{name}", self.report)
+        return GoldenCase(self.tensors(f"{name}.safetensors"), f"{self.path.name}/{name}", self.rows)
 
     def cases(self, pattern: str) -> Iterator[GoldenCase]:
         """Yield the vectors of the files whose names match, in their order; a compressed one as if it were not."""
@@ -136,12 +125,12 @@ class VectorFolder:
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """Inputs and expected outputs by name; each comparison of an output that they hold adds a row to the report."""
+    """Inputs and expected outputs by name; each comparison of an output that they hold adds a row."""
 
     tensors: Tensors
     label: str
-    """What the report calls it: `folder/file`, and the call."""
-    report: Report
+    """Beginning of the rows' names: `folder/file`, and the call."""
+    rows: list[Row]
 
     def __getitem__(self, key: str) -> Tensor:
         return self.tensors[key]
@@ -188,7 +177,7 @@ class GoldenCase:
     def part(self, prefix: str, label: str) -> GoldenCase:
         """Return what stands under a prefix of the names."""
         held = {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
-        return GoldenCase(held, f"{self.label}{label}", self.report)
+        return GoldenCase(held, f"{self.label}{label}", self.rows)
 
     def calls(self) -> list[GoldenCase]:
         """Return what stands under c0., c1., ..., in order."""
@@ -209,7 +198,7 @@ class GoldenCase:
         return None
 
     def _add(self, key: str, measure: str, error: float, tolerance: float, passed: bool) -> None:
-        self.report.rows.append(Row(f"{self.label}.{key}", measure, error, tolerance, passed))
+        self.rows.append(Row(f"{self.label}.{key}", measure, error, tolerance, passed))
 
 
 @contextmanager
