@@ -37,10 +37,7 @@ class Ledger:
     def __init__(self, directory: Path, audio_format: str, utts: Collection[str]) -> None:
         """Keep the names; nothing is touched before the context is entered.
 
-        Args:
-            directory: where audio and results go.
-            audio_format: a key of `FORMATS`.
-            utts: the batch's utterances; other files in the directory are left alone.
+        `audio_format` is a key of `FORMATS`; files of other utterances than `utts` are left alone.
         """
         self._directory = directory
         self._utts = utts

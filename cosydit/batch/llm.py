@@ -36,15 +36,7 @@ class WholeAnswerClient:
     """Asks for one answer in one body; made in the event loop that it is used in, and closed by its owner."""
 
     def __init__(self, base_url: str, wire: LLMWire, model: str, timeout_s: float, clock: Clock) -> None:
-        """Keep where to ask; nothing is sent yet.
-
-        Args:
-            base_url: scheme, host and port.
-            wire: writes requests and reads answers for one backend.
-            model: the name to ask for.
-            timeout_s: longest wait for one answer, queueing in the service included.
-            clock: for that wait.
-        """
+        """Keep where to ask; an answer may take `timeout_s`, queueing in the service included."""
         self._base_url = base_url.rstrip("/")
         self._wire = wire
         self._model = model

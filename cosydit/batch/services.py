@@ -43,12 +43,7 @@ LLM_TIMEOUT_S = 600.0
 async def open_services(
     args: argparse.Namespace, plan: BatchPlan, clock: Clock
 ) -> AsyncIterator[tuple[Complete, EngineStage]]:
-    """Open both services, and close them on leaving.
-
-    Args:
-        args: as `cosydit.batch.command` has completed them.
-        plan: how many utterances each works on at once.
-        clock: for what waits.
+    """Open both services as `cosydit.batch.command` has completed the options, and close them on leaving.
 
     Raises:
         BenchmarkError: the LLM service does not answer.

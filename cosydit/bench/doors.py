@@ -51,14 +51,9 @@ class TritonDoor:
     def __init__(
         self, url: str, timeout_s: float, model: str, is_whole: bool, on_samples: OnSamples | None = None
     ) -> None:
-        """Connect lazily.
+        """Connect lazily to `url`, host:port of Triton's gRPC service, which may be silent for `timeout_s`.
 
-        Args:
-            url: host:port of Triton's gRPC service.
-            timeout_s: longest silence of the server.
-            model: name of the drop-in model.
-            is_whole: the model was assembled with DECOUPLED_MODE=False: one whole waveform comes, not chunk by chunk.
-            on_samples: hears the audio.
+        `is_whole`: the drop-in was assembled with DECOUPLED_MODE=False, and one whole waveform comes.
         """
         self._url = url
         self._timeout_s = timeout_s
@@ -88,12 +83,7 @@ class HttpDoor:
     """The gateway's POST /v1/audio/speech, streaming PCM in a voice that the gateway knows by name."""
 
     def __init__(self, url: str, timeout_s: float, voice: str, on_samples: OnSamples | None = None) -> None:
-        """Connect to nothing yet; see `TritonDoor`.
-
-        Args:
-            url: http://host:port of the gateway.
-            voice: name of the voice of requests that have none.
-        """
+        """Connect to nothing yet; `url` is the gateway's, and `voice` is that of requests that name none."""
         self._url = url
         self._timeout_s = timeout_s
         self._voice = voice

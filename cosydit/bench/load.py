@@ -53,13 +53,9 @@ class LoadGenerator(Generic[JobT]):
     def __init__(
         self, speaker: DoorUnderTest[JobT], name_of: Callable[[JobT], str], clock: Clock, same_chunk_s: float = 0.0
     ) -> None:
-        """Keep the parts.
+        """Keep the parts; `name_of` gives a job's utterance name.
 
-        Args:
-            speaker: the door under test.
-            name_of: gives a job's utterance name.
-            clock: measures everything.
-            same_chunk_s: a piece of audio that comes sooner than this after the one before belongs to its chunk.
+        A piece of audio that comes sooner than `same_chunk_s` after the one before belongs to its chunk.
         """
         self._same_chunk_s = same_chunk_s
         self._speaker = speaker

@@ -62,13 +62,9 @@ class Supervisor:
         clock: Clock | None = None,
         is_ready: Callable[[str], bool] = answers_ok,
     ) -> None:
-        """Take over services that are ready.
+        """Take over services that are ready; those of one kind can stand in for each other.
 
-        Args:
-            kinds: services by what they do; those of one kind can stand in for each other.
-            policy: when a service is started again.
-            clock: tells the time.
-            is_ready: asks a URL once whether its service can work.
+        `is_ready` asks a URL once whether its service can work.
         """
         policy, clock = policy or RestartPolicy(), clock or SystemClock()
         self._kinds = {
