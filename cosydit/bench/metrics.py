@@ -100,11 +100,9 @@ def distribution(values: Iterable[float | None]) -> Distribution | None:
 
 
 def playback_underrun(arrivals: Sequence[AudioArrival], buffer_s: float) -> Underrun:
-    """Play the audio as it came; a piece that comes late leaves a gap, after which playback goes on at once.
+    """Play the audio as it came, from `buffer_s` after the first piece on.
 
-    Args:
-        arrivals: in order.
-        buffer_s: playback starts so long after the first piece.
+    A piece that comes late leaves a gap, after which playback goes on at once.
     """
     if not arrivals:
         return Underrun(0, 0.0)

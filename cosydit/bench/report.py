@@ -128,9 +128,7 @@ PACKAGES = (
 def describe_environment(arguments: Mapping[str, object], commit: str | None = None) -> dict[str, Any]:
     """Return machine, packages, commit and arguments, ready for JSON. What can't be found is None or left out.
 
-    Args:
-        arguments: of the command.
-        commit: of the code that runs, unchanged, where there is no repository; None: as git says.
+    A `commit` is that of the code, unchanged, where there is no repository; without one git is asked.
     """
     gpus = output_of("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
     git = ("git", "-C", str(Path(__file__).parent))

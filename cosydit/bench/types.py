@@ -129,9 +129,7 @@ def pair(text: str) -> tuple[str, str]:
 def add_source_options(group: argparse._ArgumentGroup, with_text: bool = False) -> None:
     """Add the options that name a list of texts, which `cosydit.bench.inputs.read_source` reads.
 
-    Args:
-        group: gets them.
-        with_text: whether one text, --target-text, may stand in place of a list; the caller reads it.
+    `with_text`: one text, --target-text, may stand in place of a list; the caller reads it.
     """
     source = group.add_mutually_exclusive_group()
     texts = "list of texts: CSV, JSONL, or one text a line; - is standard input"

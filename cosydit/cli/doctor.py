@@ -48,11 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(ports: Ports, checkpoint: Path | None, work_dir: Path) -> list[Finding]:
-    """Return what can be found at once, in the order of the report.
-
-    Args:
-        checkpoint: directory to look at; None looks at the one that is used when none is named.
-    """
+    """Return what can be found at once, in the order of the report."""
     directory = checkpoint or default_directory(work_dir)
     look = Look(CPU, directory)
     findings = [*host.machine(work_dir), *host.shared_memory(look), *host.gpus(look)]

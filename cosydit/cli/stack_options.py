@@ -110,11 +110,9 @@ def all_given(args: argparse.Namespace, *more: Section) -> dict[str, Given]:
 
 
 def stack_options(given: Mapping[str, Given], defaults: Mapping[str, str] | None = None) -> StackOptions:
-    """Make a stack of what was given; unpacks the demo voice when no checkpoint is named.
+    """Make a stack of what was given, by section; unpacks the demo voice when no checkpoint is named.
 
-    Args:
-        given: by section.
-        defaults: settings of the model repository, where nothing else was given.
+    `defaults` are settings of the model repository, where nothing else was given.
 
     Raises:
         CheckpointMissingError: the named checkpoint is not there.

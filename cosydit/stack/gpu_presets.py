@@ -75,11 +75,9 @@ class GpuPreset:
         return f"{self.name.removesuffix('gb')} GB"
 
     def token2wav_settings(self, servers: int = 1, family: str | None = None) -> dict[str, str]:
-        """Return settings of the model repository, for one of so many servers on the GPU.
+        """Return settings of the model repository, for one of so many token2wav servers on the GPU.
 
-        Args:
-            servers: of token2wav on the GPU.
-            family: of the checkpoint; one that is not in `BLOCK_STREAM_BYTES` has Step-Audio2's settings.
+        A family that is not in `BLOCK_STREAM_BYTES` has Step-Audio2's settings.
         """
         streams, cache_bytes = self.max_streams, self.voice_cache_bytes
         if family in BLOCK_STREAM_BYTES:

@@ -72,10 +72,7 @@ def find_host(device: str) -> Machine:
 def for_host(options: StackOptions, host: Machine, one_stream: bool = False) -> StackOptions:
     """Choose the settings that the user did not give: the LLM's backend, and on a GPU those of both services.
 
-    Args:
-        options: as given.
-        host: see `find_host`.
-        one_stream: the services will have one caller.
+    `one_stream`: the services will have one caller.
     """
     llm_on_gpu = bool(host.gpus) and options.llm.get("device") in (None, CUDA)
     backend = options.llm_backend
@@ -103,13 +100,9 @@ def preset_of(host: Machine) -> GpuPreset:
 
 
 def llm_settings(preset: GpuPreset, backend: str, shared: bool, one_stream: bool = False) -> dict[str, str]:
-    """Return settings of the LLM service on a GPU.
+    """Return settings of the LLM service on a GPU, on which token2wav runs too if it is `shared`.
 
-    Args:
-        preset: of the GPU.
-        backend: embedded, vllm or trtllm.
-        shared: whether token2wav runs on the same GPU.
-        one_stream: whether there will be one caller.
+    `one_stream`: there will be one caller.
     """
     if not shared:
         slots, share = ALONE.get(backend, (None, None))
@@ -129,13 +122,9 @@ def llm_settings(preset: GpuPreset, backend: str, shared: bool, one_stream: bool
 def token2wav_settings(
     preset: GpuPreset, token2wav_dir: Path, given: Mapping[str, str], servers: int = 1
 ) -> dict[str, str]:
-    """Return settings of the model repository on a GPU; none if the user sent token2wav to the CPU.
+    """Return settings of the model repository on a GPU with so many token2wav servers.
 
-    Args:
-        preset: of the GPU.
-        token2wav_dir: of the checkpoint, whose family decides how many streams fit.
-        given: by the user.
-        servers: of token2wav on the GPU.
+    None if the user sent token2wav to the CPU; the checkpoint's family decides how many streams fit.
     """
     if not given.get("device", CUDA).startswith(CUDA):
         return {}

@@ -100,10 +100,7 @@ def start_mps(log_dir: Path) -> MpsUse:
 def stop_mps(use: MpsUse, is_client: bool = False) -> None:
     """Stop the daemon that `start_mps` started; leaves others alone.
 
-    Args:
-        use: what `start_mps` returned.
-        is_client: whether this process itself uses the GPU: the daemon ends when its last client has, so it is only
-            asked to.
+    It ends when its last client has: a process that is one (`is_client`) only asks it to.
     """
     if not use.is_ours or use.pipes is None:
         return

@@ -210,17 +210,10 @@ class ServiceProcess:
 
 @contextmanager
 def serving_llm(backend: str, model_dir: Path, log_path: Path, timeout_s: float, **options: str) -> Iterator[str]:
-    """Have an LLM service of one's own on a free port while the context lasts; give its URL.
-
-    Args:
-        backend: embedded, vllm or trtllm.
-        model_dir: what is served.
-        log_path: where it logs.
-        timeout_s: seconds that it may take to become ready.
-        options: its further settings, by name.
+    """Have an LLM service of one's own on a free port while the context lasts, with further settings; give its URL.
 
     Raises:
-        ServiceStartError: it did not become ready.
+        ServiceStartError: it did not become ready within `timeout_s`.
     """
     port = free_ports(1)[0]
     given = {"backend": backend, "model_dir": str(model_dir), "port": str(port), **options}
@@ -330,11 +323,9 @@ def stopped_by_signals(kill: Callable[[], None]) -> Iterator[None]:
 
 
 def cpu_threads(token2wav_servers: int = 1, cores: int | None = None) -> tuple[int, int]:
-    """Return the threads of the LLM, half of the cores, and of each token2wav server; everybody has at least one.
+    """Return the threads of the LLM, half of the cores, and of each token2wav server, which share the other half.
 
-    Args:
-        token2wav_servers: how many share the other half.
-        cores: None counts those that this process may use.
+    Everybody has at least one. Without `cores` those are counted that this process may use.
     """
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
     llm = max(1, cores // 2)

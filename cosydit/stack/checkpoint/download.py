@@ -194,11 +194,6 @@ def first_lock(
 ) -> Path:
     """Return the lock file to download by: the committed one, else our own, which is written at first use.
 
-    Args:
-        committed: wins where it is there.
-        own: in the working directory; names what the hubs had when it was written.
-        is_offline: touch no network.
-
     Raises:
         DownloadError: neither is there, and no hub answers or none may be asked.
     """
@@ -244,10 +239,6 @@ def download_models(
     models: Sequence[ModelSource] = OFFICIAL_MODELS,
 ) -> list[str]:
     """Make every part complete at its locked commit, and list the sums of its weights; what already is stays untouched.
-
-    Args:
-        directory: the checkpoint directory, made if missing.
-        is_offline: touch no network.
 
     Returns:
         Names of the parts that were fetched now.

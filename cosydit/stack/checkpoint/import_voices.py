@@ -33,14 +33,11 @@ class ImportReport:
 def import_voices(
     path: Path, out: Path, model_dir: Path, tokenizer_dir: Path | None = None, consent: str = ""
 ) -> list[ImportReport]:
-    """Write a file for every voice that can be used; the features are taken as they are.
+    """Write a file for every voice of a spk2info.pt that can be used; the features are taken as they are.
 
     Args:
-        path: spk2info.pt.
         out: the gateway's directory of created voices.
         model_dir: the token2wav checkpoint whose feature models made the voices.
-        tokenizer_dir: the LLM's tokenizer.
-        consent: note kept with every voice.
 
     Raises:
         CheckpointError: the file or the checkpoint can't be read.
