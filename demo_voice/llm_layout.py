@@ -43,8 +43,6 @@ def write_llm(
     """Write weights, configuration and tokenizer into `directory` (made if missing).
 
     Args:
-        directory: the LLM directory of a checkpoint.
-        shape: the decoder's sizes.
         tensors: the tables and the head under the names above, the decoder's weights under Qwen2's own.
         text_tokenizer: a byte-level BPE as the `tokenizers` library saves it, without special tokens.
     """

@@ -151,12 +151,7 @@ def _digest_of(directory: Path) -> str | None:
 
 
 def unpack(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> None:
-    """Write token2wav/, llm/, voices/ and their SHA256SUMS, piece by piece; see `provide`.
-
-    Args:
-        directory: made; must not be there yet.
-        bundle: the packed weights.
-        voices: `<name>.wav`, `<name>.txt` and `<name>.json`.
+    """Write token2wav/, llm/, voices/ and their SHA256SUMS, piece by piece, into a new directory; see `provide`.
 
     Raises:
         BundleError: a file of the bundle is missing or damaged.

@@ -85,14 +85,9 @@ class Ledger:
         return self.audio_path(utt).exists()
 
     def write_audio(self, utt: str, samples: FloatArray) -> str:
-        """Write an utterance's audio: from here on it is done. Several threads may write at once.
+        """Write an utterance's samples, [N] float32 in +-1 at 24 kHz, as 16-bit PCM; returns the file's name.
 
-        Args:
-            utt: its name.
-            samples: [N] float32 in +-1 at 24 kHz; written as 16-bit PCM.
-
-        Returns:
-            The file's name.
+        From here on it is done. Several threads may write at once.
         """
         path = self.audio_path(utt)
         partial = path.with_name(f".{path.name}{_PARTIAL}")

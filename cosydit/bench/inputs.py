@@ -84,7 +84,6 @@ def read_dataset(name: str, split: str) -> list[InputRow]:
         name: of a dataset on the hub, a local directory (as `load_dataset` or `save_to_disk` have it), or a local file
             whose suffix says what it is: parquet, arrow, json, jsonl or csv. A prompt_audio that is a path is relative
             to that file or directory.
-        split: which of its parts.
 
     Raises:
         BenchmarkError: `datasets` is not installed, the dataset can't be loaded, or it has other fields.

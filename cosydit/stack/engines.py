@@ -86,9 +86,7 @@ def main() -> int:
 def time_chunks(model_dir: Path, engines_dir: Path, dtype: str, vocoder: str) -> Speed:
     """Time one chunk of several streams with a checkpoint's engines and with the fused kernels, on this GPU.
 
-    Args:
-        dtype: the estimator's precision, which is the service's dtype.
-        vocoder: the precision of the vocoder's engine.
+    `dtype` is the estimator's precision and the service's, `vocoder` that of the vocoder's engine.
 
     Raises:
         EngineUnfitError: the engines do not run.

@@ -50,10 +50,7 @@ class Machine:
 
 
 def find_host(device: str) -> Machine:
-    """Look at this host.
-
-    Args:
-        device: auto, cpu or cuda.
+    """Look at this host for a device: auto, cpu or cuda.
 
     Raises:
         ValueError: the device is none of these, or cuda where the driver lists no GPU.

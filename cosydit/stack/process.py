@@ -295,10 +295,7 @@ def stopped_by_signals(kill: Callable[[], None]) -> Iterator[None]:
     """Have the first of `STOP_SIGNALS` raise KeyboardInterrupt, and each one after it call `kill`.
 
     A signal that the command was started to ignore, as by nohup, stays ignored. Signals reach the main thread: in any
-    other one nothing changes.
-
-    Args:
-        kill: called between any two instructions; it must not wait.
+    other one nothing changes. `kill` is called between any two instructions and must not wait.
     """
     is_stopping = False
 

@@ -54,9 +54,7 @@ Folders = dict[str, VectorFolder]
 def replay_directory(directory: Path, device: str | None = None) -> list[Row]:
     """Replay every golden folder (`<letter>_<kind>`) below `directory`.
 
-    Args:
-        directory: holds the folders.
-        device: replay the streams of `*_flow` and `*_stream` alone, on this device.
+    On a device only the streams of `*_flow` and `*_stream`.
 
     Raises:
         CheckpointError: there is none, or a folder lacks a file or a neighbour that its kind needs.

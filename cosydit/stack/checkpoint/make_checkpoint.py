@@ -47,15 +47,13 @@ def make_random_checkpoint(
 ) -> None:
     """Write token2wav/, llm/, voices/, their SHA256SUMS, checkpoint.json and README.md.
 
-    Nothing appears before everything is made.
+    Nothing appears before everything is made; equal arguments give equal files.
 
     Args:
-        directory: made if missing.
-        seed: not negative; equal arguments give equal files.
-        size: of both models.
+        seed: not negative.
+        force: write over files of equal names in a directory that is not empty; others stay.
         numbered_voices: how many prompt voices to make beside the usual two, for load tests.
         family: of both models; Step-Audio2's token2wav goes with CosyVoice2's LLM.
-        force: write over files of equal names in a directory that is not empty; others stay.
 
     Raises:
         FileExistsError: the directory holds something and `force` is not set.
