@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 from urllib.parse import urlsplit
 
 from cosydit.batch.types import BatchPlan, BatchReport
@@ -33,6 +31,7 @@ from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
 from cosydit.stack.gpu_presets import OFFLINE_LLM_SHARE
 from cosydit.stack.host import Machine, engine_settings, find_host, gpu_line, preset_of
 from cosydit.stack.mps import mps_running
+from cosydit.stack.process import stopped_by_signals
 from cosydit.stack.stack import EMBEDDED, default_work_dir
 from gateway.core import Sampling
 from servicekit.gpu_host import DEVICE_VARIABLE, DEVICES, default_device
@@ -117,13 +116,12 @@ def run(args: argparse.Namespace, on_report: Callable[[BatchReport], None] | Non
     """Run the batch, and `on_report` behind it; return 0, 1 if any row failed, 2 if it could not run."""
     from cosydit.batch.run import run_batch, summary_text
 
-    signal.signal(signal.SIGTERM, _interrupt)  # so that a service started here is stopped
     try:
         find_checkpoint(args)
         rows, host = read_rows(args), find_host(args.device)
         plan = make_plan(args, host)
         chosen = {name: value for name, value in vars(args).items() if name not in ("run", "command")}
-        with _on_gpu(args, host):
+        with stopped_by_signals(lambda: signal.raise_signal(signal.SIGKILL)), _on_gpu(args, host):
             report = run_batch(args, plan, rows, describe_environment(chosen))
         print(summary_text(report, args.output_dir))
         if on_report is not None:
@@ -241,10 +239,6 @@ def _on_gpu(args: argparse.Namespace, host: Machine) -> Iterator[None]:
             lines.append(f"MPS       {stack.enter_context(mps_running(args.output_dir, is_client=True)).note}")
         print("\n".join(lines), flush=True)
         yield
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _base_url(text: str) -> str:
