@@ -10,6 +10,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,15 +56,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "it compares them with float32 and times them. Builds were run on a CPU; no engine was ever run.",
     )
     add_graph_options(parser, "float16")
-    parser.add_argument(
-        "--for",
-        dest="architectures",
-        nargs="+",
-        metavar="SM",
-        help="GPUs to build for on any machine, such as sm89, with TensorRT for RTX (default: this machine's GPU)",
-    )
-    parser.add_argument("--onnx-dir", type=Path, help="directory of the exported graphs (default: onnx in token2wav/)")
-    parser.add_argument("--engines-dir", type=Path, help="directory for the engines (default: engines in token2wav/)")
+    add = parser.add_argument
+    gpus = "GPUs to build for on any machine, such as sm89, with TensorRT for RTX (default: this machine's GPU)"
+    add("--for", dest="architectures", nargs="+", metavar="SM", help=gpus)
+    add("--onnx-dir", type=Path, help="directory of the exported graphs (default: onnx in token2wav/)")
+    add("--engines-dir", type=Path, help="directory for the engines (default: engines in token2wav/)")
     parser.set_defaults(run=run)
 
 
@@ -110,14 +107,12 @@ def _build_for(args: argparse.Namespace, target: Target, tools: Tools) -> None:
     made: list[EngineManifest] = []
     for task in exports.plan():
         started_s, certify = time.monotonic(), tools.certify_of(exports, task)
-        manifest, is_new = ensure_engine(
-            task, exports, target, engines_dir, lambda: tools.load(target.library), certify
-        )
+        load = partial(tools.load, target.library)
+        manifest, is_new = ensure_engine(task, exports, target, engines_dir, load, certify)
         made.append(manifest)
         took = f"done in {time.monotonic() - started_s:.0f} s" if is_new else "was there already"
-        print(
-            f"{manifest.engine_path(engines_dir)}: {took}, {manifest.engine_bytes / 1e6:.1f} MB, {_quality(manifest)}"
-        )
+        size = f"{manifest.engine_bytes / 1e6:.1f} MB"
+        print(f"{manifest.engine_path(engines_dir)}: {took}, {size}, {_quality(manifest)}")
     if target.gpu_name is None:
         print(f"built ahead for {target.architecture}: runner=auto takes them once `cosydit build-engines` ran there")
     else:
@@ -137,16 +132,13 @@ def _record_speed(made: Sequence[EngineManifest], model_dir: Path, engines_dir: 
     vocoder = min(precisions[VOCODER], default="float32")
     for estimator in sorted(precisions[ESTIMATOR_CHUNK]):
         served = [m for m in made if m.key.precision == (vocoder if m.key.graph == VOCODER else estimator)]
-        if all(manifest.speed is not None for manifest in served):
-            speed = served[0].speed
-        else:
+        speed = served[0].speed if all(manifest.speed for manifest in served) else None
+        if speed is None:
             speed = tools.time_chunks(model_dir, engines_dir, estimator, vocoder)
             for manifest in served:
                 replace(manifest, speed=speed).write(engines_dir)
-        assert speed is not None
-        takes = (
-            "takes them" if speed.is_faster else "leaves them alone and takes slots; runner=tensorrt would take them"
-        )
+        leaves = "leaves them alone and takes slots; runner=tensorrt would take them"
+        takes = "takes them" if speed.is_faster else leaves
         print(f"{estimator}: {speed}; runner=auto with dtype={estimator} {takes}")
 
 

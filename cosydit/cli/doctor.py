@@ -21,17 +21,14 @@ RUN_SCRIPT = "bash run_stepaudio2_dit_token2wav.sh"
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("doctor", help="say what this machine has, what is missing, and what to do next")
-    parser.add_argument("--checkpoint", type=Path, help="directory of the checkpoint (default: the demo voice)")
-    parser.add_argument(
-        "--work-dir", type=Path, help="directory for logs and the model repository (default: ~/.cache/cosydit)"
-    )
+    add = parser.add_argument
+    add("--checkpoint", type=Path, help="directory of the checkpoint (default: the demo voice)")
+    add("--work-dir", type=Path, help="directory for logs and the model repository (default: ~/.cache/cosydit)")
     for port in fields(Ports):
-        option = f"--{port.name.replace('_', '-')}-port"
-        parser.add_argument(
-            option, dest=port.name, type=int, default=port.default, help="port to check (default %(default)s)"
-        )
+        option, check = f"--{port.name.replace('_', '-')}-port", "port to check (default %(default)s)"
+        add(option, dest=port.name, type=int, default=port.default, help=check)
     gpu = "also test the GPU, for about a minute: driver, kernels' compiler, imports, memory, MPS"
-    parser.add_argument("--gpu", action="store_true", help=gpu)
+    add("--gpu", action="store_true", help=gpu)
     parser.set_defaults(run=run)
 
 

@@ -23,19 +23,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     new = actions.add_parser("new", help="make a key, store its digest and show the key once")
     new.add_argument("name", help="name of the key's owner, shown in logs")
-    new.add_argument(
-        "--file",
-        type=Path,
-        default=None,
-        help="the gateway's --keys-file, to which the line is added; left out, the line is only shown",
-    )
-    new.add_argument(
-        "--limit",
-        action="append",
-        default=[],
-        metavar="LIMIT=VALUE",
-        help="limit: streams=, audio_s_per_hour=, audio_s_per_day= or unspoken_characters=; may be repeated",
-    )
+    file = "the gateway's --keys-file, to which the line is added; left out, the line is only shown"
+    new.add_argument("--file", type=Path, help=file)
+    limit = "limit: streams=, audio_s_per_hour=, audio_s_per_day= or unspoken_characters=; may be repeated"
+    new.add_argument("--limit", action="append", default=[], metavar="LIMIT=VALUE", help=limit)
     new.set_defaults(run=_new)
     listing = actions.add_parser("list", help="list the names and limits of a file's keys")
     revoke = actions.add_parser(
@@ -53,9 +44,7 @@ def _new(args: argparse.Namespace) -> int:
     if args.file is not None:
         _append(args.file, line)
     print(key)
-    kept = (
-        f"its digest was added to {args.file}" if args.file is not None else f"add this line to the keys file: {line}"
-    )
+    kept = f"its digest was added to {args.file}" if args.file else f"add this line to the keys file: {line}"
     print(f"This is the only time the key is shown; {kept}", file=sys.stderr)
     return 0
 

@@ -15,20 +15,12 @@ _CUTS = ("whole", "live", "interleaved")
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("text", help="show how a text is cut and read, and which rule changed what")
-    parser.add_argument("text", help="the text, or - to read it from standard input")
-    parser.add_argument(
-        "--language", default=None, help="BCP 47 tag or English name of its language; else it is guessed"
-    )
-    parser.add_argument(
-        "--cuts",
-        choices=_CUTS,
-        default=_CUTS[0],
-        help="as a whole text is cut, one that is still being written, or one that the LLM takes while it speaks "
-        "(default %(default)s)",
-    )
-    parser.add_argument(
-        "--checkpoint", type=Path, default=None, help="directory of a checkpoint, whose languages and tags then count"
-    )
+    add = parser.add_argument
+    add("text", help="the text, or - to read it from standard input")
+    add("--language", help="BCP 47 tag or English name of its language; else it is guessed")
+    cuts = "as a whole text is cut, one that is still being written, or one that the LLM takes while it speaks"
+    add("--cuts", choices=_CUTS, default=_CUTS[0], help=f"{cuts} (default %(default)s)")
+    add("--checkpoint", type=Path, help="directory of a checkpoint, whose languages and tags then count")
     parser.set_defaults(run=run)
 
 
