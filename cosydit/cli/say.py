@@ -11,18 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cosydit.cli.client import speech_progress, written_whole
-from cosydit.cli.stack_options import (
-    add_stack_options,
-    all_given,
-    check_installed,
-    choice_lines,
-    gpu_shared,
-    stack_options,
-    wav_path,
-)
-from cosydit.stack.host import find_host, for_host, with_served_form
-from cosydit.stack.process import stopped_by_signals
-from cosydit.stack.stack import LocalStack, StackOptions
+from cosydit.cli.stack_options import add_stack_options, all_given, running, stack_options, wav_path
+from cosydit.stack.host import find_host, for_host
+from cosydit.stack.stack import EMBEDDED, StackOptions
 from llm_service.config import LLMBackend
 from servicekit.gpu_host import AUTO
 
@@ -58,13 +49,8 @@ def run(args: argparse.Namespace) -> int:
     given = all_given(args)
     host = find_host(str(given[""].get("device", AUTO)))
     options = _for_one(for_host(stack_options(given, FEW_STREAMS), host, one_stream=True))
-    check_installed(options.llm_backend)
     _check_voice(args.voice, options.checkpoint.voices_dir)
-    options = with_served_form(options)
-    stack = LocalStack(options)
-    with stopped_by_signals(stack.kill), gpu_shared(options, host) as mps, stack:
-        for line in [*stack.describe(), *choice_lines(options, host, mps)]:
-            print(line, flush=True)
+    with running(options, host):
         result = asyncio.run(_speak(options, request, args.out))
     _print_result(result, args.out)
     from gateway.speech.speech_job import warnings_of
@@ -76,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _for_one(options: StackOptions) -> StackOptions:
     """Have an LLM on the CPU compute one row at a time, unless the user says otherwise."""
-    if options.llm_backend != "embedded" or "device" in options.llm:
+    if options.llm_backend != EMBEDDED or "device" in options.llm:
         return options
     return dataclasses.replace(options, llm={**ONE_STREAM, **options.llm})
 

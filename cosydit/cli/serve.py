@@ -8,18 +8,11 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from cosydit.cli.stack_options import (
-    add_stack_options,
-    all_given,
-    check_installed,
-    choice_lines,
-    gpu_shared,
-    stack_options,
-)
-from cosydit.stack.host import Machine, find_host, for_host, gateway_processes, with_served_form
-from cosydit.stack.process import busy_ports, stopped_by_signals
+from cosydit.cli.stack_options import add_stack_options, all_given, running, stack_options
+from cosydit.stack.host import Machine, find_host, for_host, gateway_processes
+from cosydit.stack.process import busy_ports
 from cosydit.stack.run_file import announced
-from cosydit.stack.stack import ALL_ADDRESSES, LOOPBACK, LocalStack, StackOptions, gateway_settings, metrics_urls
+from cosydit.stack.stack import ALL_ADDRESSES, LOOPBACK, StackOptions, gateway_settings, metrics_urls
 from cosydit.stack.supervisor import RestartPolicy, Supervisor
 from gateway.settings import GATEWAY
 from servicekit.gpu_host import AUTO
@@ -64,17 +57,9 @@ def run(args: argparse.Namespace) -> int:
     host = find_host(str(given[""].get("device", AUTO)))
     options = _with_gateway(for_host(stack_options(given), host), host)
     config = None if args.no_gateway else gateway_config(gateway_settings(options), os.environ)
-    check_installed(options.llm_backend)
-    options = with_served_form(options)
-    stack = LocalStack(options, with_gateway=not args.no_gateway)
-    with (
-        stopped_by_signals(stack.kill),
-        gpu_shared(options, host) as mps,
-        stack,
-        announced(options.work_dir, metrics_urls(options, with_gateway=not args.no_gateway)),
-    ):
-        chosen = choice_lines(options, host, mps)
-        print("\n".join([*stack.describe(), *chosen, *_where(options, config)]), flush=True)
+    urls = metrics_urls(options, with_gateway=not args.no_gateway)
+    with running(options, host, with_gateway=not args.no_gateway) as stack, announced(options.work_dir, urls):
+        print("\n".join(_where(options, config)), flush=True)
         return Supervisor(stack.kinds, RestartPolicy(ready_timeout_s=options.ready_timeout_s)).watch()
 
 

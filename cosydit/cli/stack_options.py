@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
-from cosydit.stack.host import Machine, describe_choice, wants_mps
+from cosydit.stack.host import Machine, describe_choice, wants_mps, with_served_form
 from cosydit.stack.mps import MpsUse, mps_running
-from cosydit.stack.stack import REPLICA_PORT_STEP, Ports, StackOptions, default_work_dir
+from cosydit.stack.process import stopped_by_signals
+from cosydit.stack.stack import EMBEDDED, REPLICA_PORT_STEP, LocalStack, Ports, StackOptions, default_work_dir
 from gateway.settings import GATEWAY
 from llm_service.config import LLM
 from servicekit.extras import require_modules
@@ -144,6 +145,23 @@ def _of_the_service(given: Given) -> dict[str, str]:
 
 
 @contextmanager
+def running(options: StackOptions, host: Machine, *, with_gateway: bool = False) -> Iterator[LocalStack]:
+    """Have the services while the context lasts, and say what was chosen and started, a line each.
+
+    Raises:
+        ModuleNotFoundError, TritonNotFoundError: something that they need is not installed.
+        ServiceStartError: one did not become ready.
+    """
+    require_modules([*TOKEN2WAV_MODULES, *(LLM_MODULES if options.llm_backend == EMBEDDED else ())], "demo")
+    find_installation()
+    options = with_served_form(options)
+    stack = LocalStack(options, with_gateway)
+    with stopped_by_signals(stack.kill), gpu_shared(options, host) as mps, stack:
+        print("\n".join([*stack.describe(), *choice_lines(options, host, mps)]), flush=True)
+        yield stack
+
+
+@contextmanager
 def gpu_shared(options: StackOptions, host: Machine) -> Iterator[MpsUse | None]:
     """Have MPS while the context lasts, if services of these options share a GPU; yields None if they don't."""
     if not wants_mps(options, host):
@@ -156,17 +174,6 @@ def gpu_shared(options: StackOptions, host: Machine) -> Iterator[MpsUse | None]:
 def choice_lines(options: StackOptions, host: Machine, mps: MpsUse | None) -> list[str]:
     """Return what was chosen for this host, a line each."""
     return [*describe_choice(options, host), *([f"MPS       {mps.note}"] if mps else [])]
-
-
-def check_installed(llm_backend: str = "embedded") -> None:
-    """Say what is missing before anything starts.
-
-    Raises:
-        ModuleNotFoundError: a module that the services need.
-        TritonNotFoundError: there is no Triton server.
-    """
-    require_modules([*TOKEN2WAV_MODULES, *(LLM_MODULES if llm_backend == "embedded" else ())], "demo")
-    find_installation()
 
 
 _OTHER_FORMATS = (".aac", ".flac", ".m4a", ".mp3", ".ogg", ".opus", ".pcm", ".raw", ".webm")

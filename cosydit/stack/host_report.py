@@ -326,11 +326,8 @@ def memory(look: Look) -> Iterator[Finding]:
     weights = sum(path.stat().st_size for path in files if path.is_file()) / GIB
     free, name, least = ram_bytes() / GIB, "RAM", MIN_RAM_GIB
     if look.is_gpu:
-        free, name, least = (
-            max((gpu.free_mib for gpu in read_gpus()), default=0) / 1024,
-            "free GPU memory",
-            MIN_FREE_GIB,
-        )
+        free_mib = max((gpu.free_mib for gpu in read_gpus()), default=0)
+        free, name, least = free_mib / 1024, "free GPU memory", MIN_FREE_GIB
     text = f"{free - weights:.1f} GiB of {name} beyond {weights:.1f} GiB of weights"
     is_good = free - weights >= least
     advice = "" if is_good else f"; expected at least {least:g}"
