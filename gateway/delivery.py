@@ -6,19 +6,17 @@
 
 Some clients can't be seen to interrupt: they go on receiving and throw away what comes. What was sent beyond what was
 played is then lost work, so the run-ahead is bounded. Keeps count, so that whoever cancels can be told how far the
-speech had come. `TurnEncoder` encodes it in the format that the caller asked for. Knows nothing of wires.
+speech had come. Knows nothing of wires.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
-from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from gateway.audio import AsyncEncoder, AudioFormat, OutputFormat, open_encoder
-from gateway.core import AudioChunk, FloatArray
+from gateway.core import AudioChunk
 from gateway.speech.request import SpeechResult
 from gateway.speech.session import SessionAudio
 from gateway.speech.text_clock import TextClock
@@ -138,37 +136,3 @@ def frames_of(audio: SessionAudio, began_samples: int) -> Iterator[SessionAudio]
         ended = len(left) if is_last else next((i for i, each in enumerate(left) if each.end_s > end_s), len(left))
         yield SessionAudio(samples, tuple(left[:ended]), audio.is_turn_end and is_last)
         del left[:ended]
-
-
-_HEADERLESS = (AudioFormat.PCM, AudioFormat.MULAW, AudioFormat.ALAW)
-"""Formats without a header: the audio of several turns can be joined whatever encoder made each."""
-
-
-class TurnEncoder(AsyncEncoder):
-    """One answer's encoder; leaving its context frees it.
-
-    A turn without header is encoded to its last sample at once. In other formats the answer is one file, of which a
-    codec may hold some hundredths of a second back until the next turn or the end.
-    """
-
-    def __init__(self, output: OutputFormat, executor: Executor, speed: float = 1.0) -> None:
-        """Open the encoder.
-
-        Args:
-            speed: 0.25 to 4; above 1 is faster.
-
-        Raises:
-            UnsupportedOptionError: the server lacks the codec, or the speed is out of range.
-        """
-        super().__init__(open_encoder(output, speed), executor)
-        self.output = output
-        self._speed = speed
-
-    async def end_turn(self, samples: FloatArray) -> bytes:
-        """Take the last [N] samples of a turn and return the bytes that are ready."""
-        data = await self.encode(samples)
-        if self.output.audio_format not in _HEADERLESS:
-            return data
-        rest = await self.finish()
-        self._encoder = open_encoder(self.output, self._speed)
-        return data + rest

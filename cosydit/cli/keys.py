@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gateway.access.caller import CallerLimits
-from gateway.access.keys import KeyRing, key_line, new_key, parse_keys, without_key
+from gateway.access.keys import check_unique, key_line, new_key, parse_keys, without_key
 from gateway.errors import ConfigError
 from servicekit.files import ONLY_OWNER, write_bytes
 

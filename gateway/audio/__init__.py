@@ -1,6 +1,6 @@
 """From the pipeline's samples to the bytes that a caller asked for: formats, sample rates, speed; incremental."""
 
-from gateway.audio.encoder import AsyncEncoder, AudioEncoder, encode_whole, load_codecs, open_encoder
+from gateway.audio.encoder import AsyncEncoder, AudioEncoder, encode_whole, load_codecs
 from gateway.audio.formats import (
     DEFAULT_ELEVENLABS_FORMAT,
     AudioFormat,
@@ -18,7 +18,6 @@ __all__ = [
     "OutputFormat",
     "encode_whole",
     "load_codecs",
-    "open_encoder",
     "parse_elevenlabs_format",
     "parse_openai_format",
     "parse_riva_format",

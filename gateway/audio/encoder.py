@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -78,12 +78,27 @@ class AudioEncoder:
     The bytes of all calls, joined, are the same however the samples are cut.
     """
 
-    def __init__(self, stages: Sequence[SampleStage], codec: Codec, *, is_light: bool) -> None:
-        """Take over the stages, in their order, and the codec; use `open_encoder`."""
-        self._stages = stages
-        self._codec = codec
+    def __init__(self, output: OutputFormat, speed: float = NORMAL_SPEED) -> None:
+        """Start an answer.
+
+        Args:
+            output: what the caller asked for.
+            speed: 0.25 to 4; above 1 is faster. The answer is round(samples / speed) long at 24 kHz.
+
+        Raises:
+            UnsupportedOptionError: the speed is out of range, or the `audio` extra is needed and not installed.
+        """
+        self.output, self.speed = output, speed
+        self._stages: list[SampleStage] = []
+        if speed != NORMAL_SPEED:
+            if not MIN_SPEED <= speed <= MAX_SPEED:
+                raise UnsupportedOptionError(f"got speed {speed}, expected {MIN_SPEED} to {MAX_SPEED}", param="speed")
+            self._stages.append(_tempo_changer(speed))
+        if output.codec_rate_hz != SAMPLE_RATE_HZ:
+            self._stages.append(Resampler(output.codec_rate_hz))
+        self._codec = _codec(output)
         self._is_open = True
-        self.is_light = is_light
+        self.is_light = speed == NORMAL_SPEED and isinstance(self._codec, StatelessCodec)
         """Whether encoding takes so little time that it may run on an event loop."""
 
     def __enter__(self) -> AudioEncoder:
@@ -123,33 +138,12 @@ class AudioEncoder:
     def close(self) -> None:
         """Free the codec, finished or not; may be called again."""
         self._is_open = False
-        self._stages = ()
+        self._stages = []
         self._codec.close()
 
     def _check_open(self) -> None:
         if not self._is_open:
             raise ValueError("this encoder is finished or closed; open another one for another answer")
-
-
-def open_encoder(output: OutputFormat, speed: float = NORMAL_SPEED) -> AudioEncoder:
-    """Start an answer.
-
-    Args:
-        output: what the caller asked for.
-        speed: 0.25 to 4; above 1 is faster. The answer is round(samples / speed) long at 24 kHz.
-
-    Raises:
-        UnsupportedOptionError: the speed is out of range, or the `audio` extra is needed and not installed.
-    """
-    stages: list[SampleStage] = []
-    if speed != NORMAL_SPEED:
-        _check_speed(speed)
-        stages.append(_tempo_changer(speed))
-    if output.codec_rate_hz != SAMPLE_RATE_HZ:
-        stages.append(Resampler(output.codec_rate_hz))
-    codec = _codec(output)
-    is_light = speed == NORMAL_SPEED and isinstance(codec, StatelessCodec)
-    return AudioEncoder(stages, codec, is_light=is_light)
 
 
 def encode_whole(samples: FloatArray, output: OutputFormat, speed: float = NORMAL_SPEED) -> bytes:
@@ -158,12 +152,12 @@ def encode_whole(samples: FloatArray, output: OutputFormat, speed: float = NORMA
     Args:
         samples: [N] float32 in +-1 at 24 kHz.
         output: what the caller asked for.
-        speed: see `open_encoder`.
+        speed: see `AudioEncoder`.
 
     Raises:
-        UnsupportedOptionError: see `open_encoder`.
+        UnsupportedOptionError: see `AudioEncoder`.
     """
-    with open_encoder(output, speed) as encoder:
+    with AudioEncoder(output, speed) as encoder:
         data = encoder.encode(samples) + encoder.finish()
     return with_true_wav_sizes(data) if output.audio_format is AudioFormat.WAV else data
 
@@ -180,11 +174,6 @@ def load_codecs() -> frozenset[AudioFormat]:
         logger.warning("%s (%s)", missing, error)
         return _PLAIN_FORMATS
     return _PLAIN_FORMATS | CODEC_SETTINGS.keys()
-
-
-def _check_speed(speed: float) -> None:
-    if not MIN_SPEED <= speed <= MAX_SPEED:
-        raise UnsupportedOptionError(f"got speed {speed}, expected {MIN_SPEED} to {MAX_SPEED}", param="speed")
 
 
 def _codec(output: OutputFormat) -> Codec:
@@ -252,6 +241,11 @@ class AsyncEncoder:
         self._work_in_hand: Future[bytes] | None = None
 
     @property
+    def output(self) -> OutputFormat:
+        """What the caller asked for."""
+        return self._encoder.output
+
+    @property
     def is_light(self) -> bool:
         """See `AudioEncoder`."""
         return self._encoder.is_light
@@ -265,6 +259,19 @@ class AsyncEncoder:
     async def encode(self, samples: FloatArray) -> bytes:
         """See `AudioEncoder.encode`."""
         return await self._worked(self._encoder.encode, samples)
+
+    async def end_turn(self, samples: FloatArray) -> bytes:
+        """Take the last [N] samples of a turn and return the bytes that are ready.
+
+        A turn without header is encoded to its last sample at once. In other formats the answer is one file, of which a
+        codec may hold some hundredths of a second back until the next turn or the end.
+        """
+        data = await self.encode(samples)
+        if self.output.audio_format not in _PLAIN_FORMATS - {AudioFormat.WAV}:
+            return data
+        rest = await self.finish()
+        self._encoder = AudioEncoder(self.output, self._encoder.speed)
+        return data + rest
 
     async def finish(self) -> bytes:
         """See `AudioEncoder.finish`."""

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
-from gateway.audio import AudioFormat, open_encoder, parse_openai_format
+from gateway.audio import AudioEncoder, AudioFormat, parse_openai_format
 from gateway.audio.formats import OPENAI_FORMATS
 from gateway.dialects.endpoints import Door, Endpoint
 from gateway.dialects.openai.errors import ErrorBody
@@ -96,7 +96,7 @@ def _formats() -> list[str]:
     names = [name for name, audio_format in OPENAI_FORMATS.items() if name == audio_format.value]
     for name in sorted(names, key=lambda name: name != AudioFormat.WAV.value):
         with suppress(UnsupportedOptionError):
-            open_encoder(parse_openai_format(name)).close()
+            AudioEncoder(parse_openai_format(name)).close()
             found.append(name)
     return found
 

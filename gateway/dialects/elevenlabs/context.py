@@ -16,7 +16,8 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from gateway.delivery import Delivery, Pacer, TurnEncoder
+from gateway.audio import AsyncEncoder, AudioEncoder
+from gateway.delivery import Delivery, Pacer
 from gateway.dialects.elevenlabs.feeds import AlignmentWriter, AudioWriter, BufferedFeed, MessageFeed, Send, TextFeed
 from gateway.dialects.elevenlabs.wire import ClientMessage, SocketQuery, error_message, final_message
 from gateway.dialects.json_socket import Interruptible, SocketClosedError
@@ -77,7 +78,7 @@ class SpeakingContext:
         self._feed: TextFeed = (
             MessageFeed(self._session) if options.auto_mode else BufferedFeed(self._session, first.schedule)
         )
-        self._encoder = TurnEncoder(options.output, host.executor, first.speed)
+        self._encoder = AsyncEncoder(AudioEncoder(options.output, first.speed), host.executor)
         self._delivery = Delivery(Pacer(host.clock, host.limits.run_ahead_s), first.speed)
         alignment = AlignmentWriter(is_absolute=options.sync_alignment, speed=first.speed)
         self._writer = AudioWriter(self._encoder, alignment, send, context_id)

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from gateway.delivery import TurnEncoder
+from gateway.audio import AsyncEncoder
 from gateway.dialects.elevenlabs.wire import ClientMessage, audio_message
 from gateway.speech.session import SessionAudio, SpeechSession
 from gateway.speech.text_clock import CharacterTime
@@ -136,7 +136,7 @@ class AlignmentWriter:
 class AudioWriter:
     """Sends a session's audio as messages."""
 
-    def __init__(self, encoder: TurnEncoder, alignment: AlignmentWriter, send: Send, context_id: str | None) -> None:
+    def __init__(self, encoder: AsyncEncoder, alignment: AlignmentWriter, send: Send, context_id: str | None) -> None:
         """Begin with the first sample; the encoder's owner closes it."""
         self._encoder = encoder
         self._alignment = alignment

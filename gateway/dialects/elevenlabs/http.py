@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from gateway.audio import OutputFormat
+from gateway.audio import AsyncEncoder, AudioEncoder, OutputFormat
 from gateway.audio.formats import AUDIO_TYPES
-from gateway.delivery import TurnEncoder, frames_of, timed
+from gateway.delivery import frames_of, timed
 from gateway.dialects.answers import StreamedAnswer, checked_json, ignored_headers, read_body, warning_headers
 from gateway.dialects.elevenlabs.wire import (
     ElevenLabsErrorBody,
@@ -85,7 +85,7 @@ async def whole_speech(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[b
     Raises:
         GatewayError: see `Speaker.synthesize`; or the format or speed can't be had here.
     """
-    async with TurnEncoder(wanted.output, host.executor, wanted.speed) as encoder:
+    async with AsyncEncoder(AudioEncoder(wanted.output, wanted.speed), host.executor) as encoder:
         async with aclosing(host.pipeline.synthesize(wanted.speech, wanted.result)) as speech:
             async for chunk in speech:
                 yield await encoder.encode(chunk.samples)
@@ -133,7 +133,7 @@ async def timestamped_object(host: Host, wanted: ElevenLabsSpeech) -> AsyncGener
 async def _timestamped(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[tuple[bytes, Sequence[CharacterTime]]]:
     """Yield encoded audio, maybe none, and the characters that end in it."""
     speech_asked, result, began_samples = replace(wanted.speech, wants_times=True), wanted.result, 0
-    async with TurnEncoder(wanted.output, host.executor, wanted.speed) as encoder:
+    async with AsyncEncoder(AudioEncoder(wanted.output, wanted.speed), host.executor) as encoder:
         async with aclosing(timed(host.pipeline.synthesize(speech_asked, result), result)) as speech:
             async for audio in speech:
                 for frame in frames_of(audio, began_samples):

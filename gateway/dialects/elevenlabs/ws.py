@@ -24,7 +24,7 @@ from fastapi import Query
 from starlette.routing import BaseRoute
 from starlette.websockets import WebSocket
 
-from gateway.audio import open_encoder
+from gateway.audio import AudioEncoder
 from gateway.dialects.elevenlabs.context import ContextState, SpeakingContext
 from gateway.dialects.elevenlabs.http import PATH
 from gateway.dialects.elevenlabs.wire import (
@@ -240,7 +240,7 @@ def _serving(kind: type[TextSocket]) -> Callable[[WebSocket], Awaitable[None]]:
             options, voice = read_socket_options(websocket.query_params), websocket.path_params["voice"]
             host.voices.check(voice)
             host.pipeline.front_end.check(options.text_options)
-            open_encoder(options.output).close()
+            AudioEncoder(options.output).close()
         except GatewayError as error:
             await refuse(websocket, error_response(error))
             return

@@ -14,7 +14,8 @@ from typing import Any
 
 from riva.proto import riva_tts_pb2
 
-from gateway.delivery import Delivery, Pacer, TurnEncoder, timed
+from gateway.audio import AsyncEncoder, AudioEncoder
+from gateway.delivery import Delivery, Pacer, timed
 from gateway.dialects.answers import ignored_headers, sent, tell_warnings, warning_headers
 from gateway.dialects.grpc.riva_request import MODEL_NAME, RivaSpeech, read_request
 from gateway.errors import InvalidTextError, TextTooLongError
@@ -60,7 +61,7 @@ class RivaServicer:
         await _tell_ignored(self._host, wanted, context)
         result, answer = SpeechResult(), _Answer(request, wanted)
         audio, words = bytearray(), list[WordTime]()
-        async with TurnEncoder(wanted.output, self._host.executor) as encoder:
+        async with AsyncEncoder(AudioEncoder(wanted.output), self._host.executor) as encoder:
             async with aclosing(timed(self._host.pipeline.synthesize(asked, result), result)) as speech:
                 async for piece in speech:
                     audio += await encoder.encode(piece.samples)
@@ -118,7 +119,7 @@ class _OnlineCall:
         self._context = context
         self._pacer = Pacer(host.clock, host.limits.run_ahead_s)
         self._delivery = Delivery(self._pacer)
-        self._encoder: TurnEncoder | None = None
+        self._encoder: AsyncEncoder | None = None
         self._before: tuple[SpeechRequest, SpeechResult] | None = None
         self._warnings: dict[str, str] = {}
 
@@ -158,10 +159,10 @@ class _OnlineCall:
         if self._encoder is not None:
             self._encoder.close()
 
-    async def _encoder_for(self, wanted: RivaSpeech) -> TurnEncoder:
+    async def _encoder_for(self, wanted: RivaSpeech) -> AsyncEncoder:
         if self._encoder is None or self._encoder.output != wanted.output:
             await self._finish_encoder()
-            self._encoder = TurnEncoder(wanted.output, self._host.executor)
+            self._encoder = AsyncEncoder(AudioEncoder(wanted.output), self._host.executor)
         return self._encoder
 
     async def _finish_encoder(self) -> None:

@@ -1,6 +1,6 @@
 """Our own gRPC dialect, `tts_api.tts.v1.TextToSpeechService`: whole texts, and texts that are still being written.
 
-    requests ─► _read ─► SpeechSession ─► Delivery ─► TurnEncoder ─► answers
+    requests ─► _read ─► SpeechSession ─► Delivery ─► AsyncEncoder ─► answers
                   └─ cancel: stops the rest within a frame, then tells how far the speech had come
 
 Errors are left to the server's interceptor. Knows nothing of how it is hosted.
@@ -17,7 +17,8 @@ from typing import Any
 from google.protobuf.message import Message
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
-from gateway.delivery import Delivery, Pacer, TurnEncoder, timed
+from gateway.audio import AsyncEncoder, AudioEncoder
+from gateway.delivery import Delivery, Pacer, timed
 from gateway.dialects.answers import sent, tell_warnings, warning_headers
 from gateway.dialects.grpc.tts_config import GrpcSpeech, read_config
 from gateway.errors import InvalidRequestError, StalledReaderError, UnsupportedOptionError
@@ -131,7 +132,7 @@ class _Answer:
         wanted = self._wanted
         self._host.voices.check(wanted.speech.voice)
         async with (
-            TurnEncoder(wanted.output, self._host.executor, wanted.speed) as encoder,
+            AsyncEncoder(AudioEncoder(wanted.output, wanted.speed), self._host.executor) as encoder,
             aclosing(self._delivery.frames(speech)) as frames,
         ):
             assert wanted.speech.seed is not None
@@ -170,7 +171,7 @@ class _Answer:
     def _sent_s(self) -> float:
         return self._delivery.sent_samples / SAMPLE_RATE_HZ / self._wanted.speed
 
-    async def _write_audio(self, frame: SessionAudio, encoder: TurnEncoder) -> None:
+    async def _write_audio(self, frame: SessionAudio, encoder: AsyncEncoder) -> None:
         encode = encoder.end_turn if frame.is_turn_end else encoder.encode
         content = await encode(frame.samples)
         if not (content or frame.characters or frame.is_turn_end):

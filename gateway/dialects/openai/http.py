@@ -28,7 +28,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from gateway.audio import AsyncEncoder, open_encoder
+from gateway.audio import AsyncEncoder, AudioEncoder
 from gateway.audio.formats import AUDIO_TYPES
 from gateway.core import AudioChunk, FloatArray
 from gateway.dialects.answers import StreamedAnswer, ignored_headers, read_body, warning_headers
@@ -115,7 +115,7 @@ async def bare_audio(
     """
     words_of = _WordTimes(result, words) if result is not None and words is not None else None
     async with (
-        AsyncEncoder(open_encoder(wanted.output, wanted.speed), host.executor) as encoder,
+        AsyncEncoder(AudioEncoder(wanted.output, wanted.speed), host.executor) as encoder,
         aclosing(host.pipeline.synthesize(wanted.speech, result)) as audio,
     ):
         async for chunk in audio:

@@ -18,7 +18,7 @@ from typing import Any
 from starlette.routing import BaseRoute
 from starlette.websockets import WebSocket
 
-from gateway.audio import open_encoder
+from gateway.audio import AudioEncoder
 from gateway.dialects.endpoints import Door, Socket
 from gateway.dialects.json_socket import NORMAL_CLOSE, POLICY_CLOSE, Conversation, JsonSocket, SocketClosedError
 from gateway.dialects.speech_ws.utterance import SpeakingUtterance
@@ -99,7 +99,7 @@ class SpeechSocket(Conversation):
         self._host.voices.check(config.speaker)
         front_end, text_options = self._host.pipeline.front_end, config.text_options()
         front_end.check(text_options)
-        open_encoder(config.output, config.times_as_fast).close()
+        AudioEncoder(config.output, config.times_as_fast).close()
         self._config = config
         told: dict[str, Any] = {"type": "session.configured", "session_id": self._session_id, **config.description}
         if ignored := front_end.ignored(text_options):

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from gateway.audio import encode_whole
+from gateway.audio import AsyncEncoder, AudioEncoder, encode_whole
 from gateway.audio.codecs import PCM16_BYTES
 from gateway.core import FloatArray
-from gateway.delivery import Delivery, Pacer, TurnEncoder
+from gateway.delivery import Delivery, Pacer
 from gateway.dialects.json_socket import Interruptible, JsonSocket
 from gateway.dialects.speech_ws.sentence_audio import Sentence, SentenceCutter
 from gateway.dialects.speech_ws.wire import ConfigFields, Granularity, error_message, word_times
@@ -229,7 +229,7 @@ class StreamedWriter:
             UnsupportedOptionError: the format or the speed can't be had here.
         """
         self._socket = socket
-        self._encoder = TurnEncoder(config.output, host.executor, config.times_as_fast)
+        self._encoder = AsyncEncoder(AudioEncoder(config.output, config.times_as_fast), host.executor)
         self._config = config
         self._names = names
         self._chunks = 0

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from gateway.audio import AudioFormat, OutputFormat, encode_whole, load_codecs, open_encoder
+from gateway.audio import AudioEncoder, AudioFormat, OutputFormat, encode_whole, load_codecs
 from gateway.audio.codecs import to_pcm16
 from gateway.errors import UnsupportedOptionError
 from servicekit.process import resident_bytes
@@ -34,7 +34,7 @@ def test_mp3_and_aac_decode_to_the_input_after_their_delay(audio_format: AudioFo
     samples = speech_like(24_000)
     wanted, _ = decoded(encode_whole(samples, OutputFormat(AudioFormat.PCM, rate_hz)), AudioFormat.PCM, rate_hz)
 
-    data = encoded(open_encoder(OutputFormat(audio_format, rate_hz)), cut(samples, [14_400]))
+    data = encoded(AudioEncoder(OutputFormat(audio_format, rate_hz)), cut(samples, [14_400]))
 
     got, got_rate_hz = decoded(data, audio_format, rate_hz)
     assert got_rate_hz == rate_hz
@@ -48,7 +48,7 @@ def test_opus_decodes_to_the_input_with_its_delay_cut_off(rate_hz: int) -> None:
     wanted_data = encode_whole(samples, OutputFormat(AudioFormat.PCM, OPUS_PLAYER_RATE_HZ))
     wanted, _ = decoded(wanted_data, AudioFormat.PCM, OPUS_PLAYER_RATE_HZ)
 
-    data = encoded(open_encoder(OutputFormat(AudioFormat.OPUS, rate_hz)), cut(samples, [14_400]))
+    data = encoded(AudioEncoder(OutputFormat(AudioFormat.OPUS, rate_hz)), cut(samples, [14_400]))
 
     got, got_rate_hz = decoded(data, AudioFormat.OPUS, rate_hz)
     assert (got_rate_hz, len(got)) == (OPUS_PLAYER_RATE_HZ, len(wanted))
@@ -65,7 +65,7 @@ def test_a_decoder_of_another_library_reads_every_sample(audio_format: AudioForm
         pcm = encode_whole(samples, OutputFormat(AudioFormat.PCM, output.codec_rate_hz))
         wanted, _ = decoded(pcm, AudioFormat.PCM, rate_hz)
 
-        got, got_rate_hz = decoded_elsewhere(encoded(open_encoder(output), cut(samples, [14, 5000])), len(wanted))
+        got, got_rate_hz = decoded_elsewhere(encoded(AudioEncoder(output), cut(samples, [14, 5000])), len(wanted))
 
         assert got_rate_hz == output.codec_rate_hz, name
         if audio_format is AudioFormat.FLAC:
@@ -98,7 +98,7 @@ def test_more_bits_for_opus_make_a_larger_file() -> None:
     ("audio_format", "start"), [(AudioFormat.OPUS, b"OggS"), (AudioFormat.FLAC, b"fLaC")], ids=["opus", "flac"]
 )
 def test_headers_leave_before_any_sample_is_there(audio_format: AudioFormat, start: bytes) -> None:
-    with open_encoder(OutputFormat(audio_format)) as encoder:
+    with AudioEncoder(OutputFormat(audio_format)) as encoder:
         assert encoder.encode(np.zeros(0, np.float32)).startswith(start)
 
 
@@ -109,7 +109,7 @@ def test_headers_leave_before_any_sample_is_there(audio_format: AudioFormat, sta
 )
 def test_audio_leaves_as_soon_as_the_codec_can(audio_format: AudioFormat, most_samples: int) -> None:
     samples = speech_like(4800)
-    with open_encoder(OutputFormat(audio_format)) as encoder:
+    with AudioEncoder(OutputFormat(audio_format)) as encoder:
         encoder.encode(samples[:0])
         taken = next(end for end in range(8, len(samples), 8) if encoder.encode(samples[end - 8 : end]))
 
@@ -118,7 +118,7 @@ def test_audio_leaves_as_soon_as_the_codec_can(audio_format: AudioFormat, most_s
 
 @pytest.mark.parametrize("audio_format", CODEC_SETTINGS, ids=lambda audio_format: audio_format.value)
 def test_what_has_left_so_far_can_be_played(audio_format: AudioFormat) -> None:
-    with open_encoder(OutputFormat(audio_format)) as encoder:
+    with AudioEncoder(OutputFormat(audio_format)) as encoder:
         data = encoder.encode(speech_like(14_400))
 
     got, rate_hz = decoded(data, audio_format, 24_000)
@@ -137,7 +137,7 @@ def test_leaving_in_the_middle_frees_the_codec_without_the_garbage_collector(aud
 def _grown_by_leaving_in_the_middle(audio_format: AudioFormat) -> int:
     def leave_in_the_middle(times: int) -> None:
         for _ in range(times):
-            with pytest.raises(KeyError), open_encoder(OutputFormat(audio_format, 8000), 1.3) as encoder:
+            with pytest.raises(KeyError), AudioEncoder(OutputFormat(audio_format, 8000), 1.3) as encoder:
                 encoder.encode(speech_like(2400))
                 raise KeyError
 
@@ -175,13 +175,13 @@ def test_other_formats_are_refused_with_what_to_install(audio_format: AudioForma
     with pytest.raises(
         UnsupportedOptionError, match=rf"{audio_format.value} needs PyAV: install the package's extra `audio`"
     ):
-        open_encoder(OutputFormat(audio_format))
+        AudioEncoder(OutputFormat(audio_format))
 
 
 @pytest.mark.usefixtures("no_pyav")
 def test_other_speeds_are_refused_with_what_to_install() -> None:
     with pytest.raises(UnsupportedOptionError, match=r"speed 1.5 needs PyAV: install the package's extra `audio`"):
-        open_encoder(OutputFormat(AudioFormat.PCM), 1.5)
+        AudioEncoder(OutputFormat(AudioFormat.PCM), 1.5)
 
     assert encode_whole(speech_like(100), OutputFormat(AudioFormat.PCM), 1.0) == to_pcm16(speech_like(100))
 

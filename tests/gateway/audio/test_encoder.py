@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.audio import AudioFormat, OutputFormat, encode_whole, open_encoder
+from gateway.audio import AudioEncoder, AudioFormat, OutputFormat, encode_whole
 from gateway.audio.codecs import streaming_wav_header, to_pcm16
 from gateway.audio.encoder import Resampler
 from gateway.errors import UnsupportedOptionError
@@ -43,11 +43,11 @@ def assert_same(data: bytes, expected: bytes, audio_format: AudioFormat) -> None
 def test_pcm_at_24_khz_is_the_samples_bit_for_bit() -> None:
     samples = np.random.default_rng(0).uniform(-1.2, 1.2, 5000).astype(np.float32)
 
-    assert encoded(open_encoder(PCM), cut(samples, [7, 0, 1000])) == to_pcm16(samples)
+    assert encoded(AudioEncoder(PCM), cut(samples, [7, 0, 1000])) == to_pcm16(samples)
 
 
 def test_a_streamed_wav_starts_with_its_header_at_once() -> None:
-    with open_encoder(OutputFormat(AudioFormat.WAV, 16_000)) as encoder:
+    with AudioEncoder(OutputFormat(AudioFormat.WAV, 16_000)) as encoder:
         assert encoder.encode(np.zeros(0, np.float32)) == streaming_wav_header(16_000)
 
 
@@ -72,7 +72,7 @@ def test_lossless_and_telephone_formats_decode_to_the_input(
     resampler = Resampler(rate_hz)
     wanted = np.concatenate([resampler.push(samples), resampler.finish()]) if rate_hz != 24_000 else samples
 
-    data = encoded(open_encoder(OutputFormat(audio_format, rate_hz)), cut(samples, [100, 5000]))
+    data = encoded(AudioEncoder(OutputFormat(audio_format, rate_hz)), cut(samples, [100, 5000]))
 
     got, got_rate_hz = decoded(data, audio_format, rate_hz)
     assert got_rate_hz == rate_hz
@@ -89,8 +89,8 @@ def test_how_the_samples_are_cut_does_not_matter(
 ) -> None:
     samples, output = speech_like(9000), OutputFormat(audio_format, rate_hz)
 
-    in_pieces = encoded(open_encoder(output, speed), cut(samples, lengths))
-    in_one = encoded(open_encoder(output, speed), [samples])
+    in_pieces = encoded(AudioEncoder(output, speed), cut(samples, lengths))
+    in_one = encoded(AudioEncoder(output, speed), [samples])
 
     assert_same(in_pieces, in_one, audio_format)
 
@@ -98,7 +98,7 @@ def test_how_the_samples_are_cut_does_not_matter(
 @pytest.mark.parametrize("audio_format", ALL_FORMATS)
 @pytest.mark.parametrize("pieces", [pytest.param(0, id="no piece"), pytest.param(2, id="two without samples")])
 def test_no_samples_give_a_valid_file_without_speech(audio_format: AudioFormat, pieces: int) -> None:
-    data = encoded(open_encoder(OutputFormat(audio_format)), [np.zeros(0, np.float32)] * pieces)
+    data = encoded(AudioEncoder(OutputFormat(audio_format)), [np.zeros(0, np.float32)] * pieces)
 
     if data:
         got, rate_hz = decoded(data, audio_format, 24_000)
@@ -119,7 +119,7 @@ def test_too_loud_samples_are_clipped(audio_format: AudioFormat) -> None:
 
 @pytest.mark.parametrize("audio_format", ALL_FORMATS)
 def test_after_its_end_an_encoder_takes_nothing(audio_format: AudioFormat) -> None:
-    encoder = open_encoder(OutputFormat(audio_format))
+    encoder = AudioEncoder(OutputFormat(audio_format))
     encoder.encode(speech_like(100))
     encoder.finish()
     encoder.close()
@@ -140,7 +140,7 @@ def test_the_speed_comes_before_the_sample_rate(speed: float) -> None:
 @pytest.mark.parametrize("speed", [0.0, 0.24, 4.01, -1.0, float("nan"), float("inf")])
 def test_other_speeds_are_refused(speed: float) -> None:
     with pytest.raises(UnsupportedOptionError, match=r"expected 0.25 to 4.0") as info:
-        open_encoder(PCM, speed)
+        AudioEncoder(PCM, speed)
 
     assert info.value.param == "speed"
 
@@ -149,5 +149,5 @@ def test_only_cheap_encoders_call_themselves_light() -> None:
     light = {AudioFormat.WAV, AudioFormat.PCM, AudioFormat.MULAW, AudioFormat.ALAW}
 
     for audio_format in AudioFormat:
-        assert open_encoder(OutputFormat(audio_format, 8000)).is_light == (audio_format in light)
-        assert not open_encoder(OutputFormat(audio_format), 1.5).is_light
+        assert AudioEncoder(OutputFormat(audio_format, 8000)).is_light == (audio_format in light)
+        assert not AudioEncoder(OutputFormat(audio_format), 1.5).is_light

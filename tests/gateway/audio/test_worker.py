@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from gateway.audio import AsyncEncoder, AudioFormat, OutputFormat, open_encoder
+from gateway.audio import AsyncEncoder, AudioEncoder, AudioFormat, OutputFormat
 from gateway.core import FloatArray
 from tests.gateway.audio.signals import cut, encoded, speech_like
 
@@ -57,11 +57,11 @@ async def test_the_bytes_are_those_of_the_encoder(audio_format: AudioFormat, exe
         pytest.importorskip("av", reason="the audio extra is not installed")
     output, pieces = OutputFormat(audio_format), cut(speech_like(5000), [600, 2000])
 
-    async with AsyncEncoder(open_encoder(output), executor) as encoder:
+    async with AsyncEncoder(AudioEncoder(output), executor) as encoder:
         parts = [await encoder.encode(piece) for piece in pieces]
         parts.append(await encoder.finish())
 
-    assert b"".join(parts) == encoded(open_encoder(output), pieces)
+    assert b"".join(parts) == encoded(AudioEncoder(output), pieces)
 
 
 async def test_heavy_work_leaves_the_loop_free(executor: ThreadPoolExecutor) -> None:
@@ -132,7 +132,7 @@ async def test_a_caller_cancelled_before_a_thread_is_free_frees_its_codec_at_onc
 
 async def test_an_encoders_error_reaches_the_caller_and_the_codec_is_freed(executor: ThreadPoolExecutor) -> None:
     pytest.importorskip("av", reason="the audio extra is not installed")
-    encoder = open_encoder(OutputFormat(AudioFormat.FLAC))
+    encoder = AudioEncoder(OutputFormat(AudioFormat.FLAC))
     encoder.close()
 
     with pytest.raises(ValueError, match="finished or closed"):
