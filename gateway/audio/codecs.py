@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -99,22 +98,6 @@ _RIFF_LENGTH_AT = 4
 _DATA_LENGTH_AT = 40
 
 
-class Codec(Protocol):
-    """Samples in, bytes out."""
-
-    def encode(self, samples: FloatArray) -> bytes:
-        """Take [N] samples in +-1 at the codec's rate, N may be 0; return the bytes that are ready."""
-        ...
-
-    def finish(self) -> bytes:
-        """Return the rest; the bytes are then a whole file."""
-        ...
-
-    def close(self) -> None:
-        """Free the codec, finished or not; may be called again."""
-        ...
-
-
 @dataclass
 class StatelessCodec:
     """Turns each sample into bytes of its own."""
@@ -124,17 +107,17 @@ class StatelessCodec:
     """Bytes before those of the first sample."""
 
     def encode(self, samples: FloatArray) -> bytes:
-        """See `Codec`."""
+        """Take [N] samples in +-1 at the codec's rate, N may be 0; return the bytes that are ready."""
         header, self.header = self.header, b""
         return header + self.convert(samples)
 
     def finish(self) -> bytes:
-        """See `Codec`."""
+        """Return the rest; the bytes are then a whole file."""
         header, self.header = self.header, b""
         return header
 
     def close(self) -> None:
-        """See `Codec`; there is nothing to free."""
+        """Free the codec, finished or not; there is nothing to free."""
 
 
 def streaming_wav_codec(sample_rate_hz: int) -> StatelessCodec:

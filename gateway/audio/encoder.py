@@ -10,13 +10,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import numpy as np
 import soxr
 
 from gateway.audio.codecs import (
-    Codec,
     G711Quantizer,
     StatelessCodec,
     alaw_levels,
@@ -30,6 +29,9 @@ from gateway.core import FloatArray
 from gateway.errors import UnsupportedOptionError
 from servicekit.extras import install_command
 from token2wav_service.contract import SAMPLE_RATE_HZ
+
+if TYPE_CHECKING:
+    from gateway.audio.ffmpeg import CompressedCodec, TempoChanger
 
 # Passes 91 % of the narrower band and keeps what would fold back under 16-bit noise.
 _QUALITY = "HQ"
@@ -60,18 +62,6 @@ _PLAIN_FORMATS = frozenset({AudioFormat.WAV, AudioFormat.PCM, AudioFormat.MULAW,
 _HOW_TO_INSTALL = "install the package's extra `audio` on the server"
 
 
-class SampleStage(Protocol):
-    """Samples in, samples out."""
-
-    def push(self, samples: FloatArray) -> FloatArray:
-        """Take [N] samples and return those that are ready."""
-        ...
-
-    def finish(self) -> FloatArray:
-        """Return the rest."""
-        ...
-
-
 class AudioEncoder:
     """One answer's way from samples to bytes; leaving its context frees the codec.
 
@@ -89,7 +79,7 @@ class AudioEncoder:
             UnsupportedOptionError: the speed is out of range, or the `audio` extra is needed and not installed.
         """
         self.output, self.speed = output, speed
-        self._stages: list[SampleStage] = []
+        self._stages: list[Resampler | TempoChanger] = []
         if speed != NORMAL_SPEED:
             if not MIN_SPEED <= speed <= MAX_SPEED:
                 raise UnsupportedOptionError(f"got speed {speed}, expected {MIN_SPEED} to {MAX_SPEED}", param="speed")
@@ -176,7 +166,7 @@ def load_codecs() -> frozenset[AudioFormat]:
     return _PLAIN_FORMATS | CODEC_SETTINGS.keys()
 
 
-def _codec(output: OutputFormat) -> Codec:
+def _codec(output: OutputFormat) -> StatelessCodec | CompressedCodec:
     if output.audio_format is AudioFormat.WAV:
         return streaming_wav_codec(output.codec_rate_hz)
     if output.audio_format is AudioFormat.PCM:
@@ -188,7 +178,7 @@ def _codec(output: OutputFormat) -> Codec:
     return _compressed_codec(output)
 
 
-def _compressed_codec(output: OutputFormat) -> Codec:
+def _compressed_codec(output: OutputFormat) -> CompressedCodec:
     name = output.audio_format.value
     try:
         from gateway.audio.ffmpeg import CompressedCodec
@@ -206,7 +196,7 @@ def _compressed_codec(output: OutputFormat) -> Codec:
         ) from error
 
 
-def _tempo_changer(speed: float) -> SampleStage:
+def _tempo_changer(speed: float) -> TempoChanger:
     try:
         from gateway.audio.ffmpeg import TempoChanger
     except ImportError as error:

@@ -81,7 +81,7 @@ CODEC_SETTINGS: Mapping[AudioFormat, CodecSettings] = {
 
 
 class CompressedCodec:
-    """See `Codec`; one encoder and its container, writing into memory."""
+    """One encoder and its container, writing into memory; see `StatelessCodec` for what each method does."""
 
     def __init__(self, output: OutputFormat) -> None:
         """Open the encoder; the container's header is the first that `encode` returns.
@@ -101,13 +101,13 @@ class CompressedCodec:
         self._encoded_samples = 0
 
     def encode(self, samples: FloatArray) -> bytes:
-        """See `Codec`."""
+        """See `StatelessCodec`."""
         if len(samples):
             self._mux(self._frame(samples))
         return self._sink.take()
 
     def finish(self) -> bytes:
-        """See `Codec`."""
+        """See `StatelessCodec`."""
         if not self._encoded_samples and not self._settings.is_valid_empty:
             self._mux(self._frame(np.zeros(1, np.float32)))
         self._mux(None)
@@ -115,7 +115,7 @@ class CompressedCodec:
         return self._sink.take()
 
     def close(self) -> None:
-        """See `Codec`."""
+        """See `StatelessCodec`."""
         self._stream = None
         self._container.close()
         self._sink.take()

@@ -33,15 +33,15 @@ _DEFAULT_KBPS = 64
 class AudioFormat(str, Enum):
     """What the bytes are, codec and container together; always mono."""
 
-    WAV = "wav"
-    PCM = "pcm"
-    """Signed 16-bit little endian, no header."""
     MP3 = "mp3"
     OPUS = "opus"
     """Opus in Ogg."""
     AAC = "aac"
     """AAC of low complexity, in ADTS."""
     FLAC = "flac"
+    WAV = "wav"
+    PCM = "pcm"
+    """Signed 16-bit little endian, no header."""
     MULAW = "mulaw"
     """G.711, no header."""
     ALAW = "alaw"
@@ -132,22 +132,12 @@ def _listed(values: Sequence[int]) -> str:
 
 
 OPENAI_FORMATS: Mapping[str, AudioFormat] = {
-    "mp3": AudioFormat.MP3,
-    "opus": AudioFormat.OPUS,
-    "aac": AudioFormat.AAC,
-    "flac": AudioFormat.FLAC,
-    "wav": AudioFormat.WAV,
-    "pcm": AudioFormat.PCM,
-    "mulaw": AudioFormat.MULAW,
-    "alaw": AudioFormat.ALAW,
-    "pcm_mulaw": AudioFormat.MULAW,
-    "pcm_alaw": AudioFormat.ALAW,
-    "ulaw": AudioFormat.MULAW,
-    "g711_ulaw": AudioFormat.MULAW,
-    "g711_alaw": AudioFormat.ALAW,
+    **{kind.value: kind for kind in AudioFormat},
+    **dict.fromkeys(("pcm_mulaw", "ulaw", "g711_ulaw"), AudioFormat.MULAW),
+    **dict.fromkeys(("pcm_alaw", "g711_alaw"), AudioFormat.ALAW),
 }
 """`response_format` of POST /v1/audio/speech: OpenAI's six, and those of telephones by FFmpeg's and OpenAI's names."""
-AUDIO_TYPES = tuple(dict.fromkeys(kind.media_type for kind in OPENAI_FORMATS.values()))
+AUDIO_TYPES = tuple(kind.media_type for kind in AudioFormat)
 """Their media types."""
 
 TELEPHONE_SAMPLE_RATE_HZ = 8000

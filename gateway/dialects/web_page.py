@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
 from gateway.audio import AudioEncoder, AudioFormat, parse_openai_format
-from gateway.audio.formats import OPENAI_FORMATS
 from gateway.dialects.endpoints import Door, Endpoint
 from gateway.dialects.openai.errors import ErrorBody
 from gateway.errors import UnsupportedOptionError
@@ -93,11 +92,10 @@ def routes() -> list[BaseRoute]:
 def _formats() -> list[str]:
     """Return the formats that can be had here by one name each, WAV first."""
     found = []
-    names = [name for name, audio_format in OPENAI_FORMATS.items() if name == audio_format.value]
-    for name in sorted(names, key=lambda name: name != AudioFormat.WAV.value):
+    for kind in sorted(AudioFormat, key=lambda kind: kind is not AudioFormat.WAV):
         with suppress(UnsupportedOptionError):
-            AudioEncoder(parse_openai_format(name)).close()
-            found.append(name)
+            AudioEncoder(parse_openai_format(kind.value)).close()
+            found.append(kind.value)
     return found
 
 
