@@ -12,7 +12,6 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, Protocol, TypeVar
 
@@ -65,17 +64,18 @@ def load_model(pb_utils: PbUtils, model_config_json: str) -> StreamingModel | Wh
         ConfigError: a parameter can't work.
     """
     config = DropInConfig.from_parameters(read_parameters(model_config_json))
-    reader = RequestReader(pb_utils, config.default_voice if config.has_voices else None)
-    runner = PipelineRunner(lambda: open_pipeline(config))
+    requests = SpeechRequests(pb_utils, config.default_voice if config.has_voices else None)
+    parts = (pb_utils, PipelineRunner(lambda: open_pipeline(config)), requests)
     if is_decoupled(model_config_json):
-        return StreamingModel(pb_utils, runner, reader, config.requests_per_instance)
-    return WholeModel(pb_utils, runner, reader)
+        return StreamingModel(*parts, max_requests=config.requests_per_instance)
+    return WholeModel(*parts)
 
 
-class Reader(Protocol):
-    """Reads a Triton request, whole and checked, into what a model answers."""
+class Requests(Protocol):
+    """A kind of Triton request: what it asks for, whole and checked, and the answer to that."""
 
     def read(self, request: Any) -> Any: ...
+    def answers(self, pipeline: Any, asked: Any) -> AsyncGenerator[Tensors]: ...
 
 
 class PipelineRunner:
@@ -105,8 +105,8 @@ class PipelineRunner:
         await self._context.__aexit__(None, None, None)
 
 
-class RequestReader:
-    """Turns a Triton request into a `SpeechRequest`."""
+class SpeechRequests:
+    """Requests for speech."""
 
     def __init__(self, pb_utils: PbUtils, default_voice: str | None) -> None:
         """`default_voice` serves requests without reference audio; None refuses them."""
@@ -130,6 +130,13 @@ class RequestReader:
             text_options=TextOptions(style=style_of(style=str(parameters.get(STYLE_PARAMETER) or ""))),
         )
 
+    async def answers(self, pipeline: Any, asked: SpeechRequest) -> AsyncGenerator[Tensors]:
+        """Yield the samples of each chunk that has any."""
+        async with aclosing(pipeline.synthesize(asked)) as chunks:
+            async for chunk in chunks:
+                if len(chunk.samples):
+                    yield {"waveform": np.ascontiguousarray(chunk.samples, dtype=np.float32)[np.newaxis, :]}
+
     def _read_voice(self, inputs: RequestInputs) -> str | InlineVoice:
         transcript = inputs.text("reference_text") if inputs.has("reference_text") else ""
         if inputs.has("reference_wav"):
@@ -142,50 +149,36 @@ class RequestReader:
         return self._default_voice
 
 
-class StreamingModel:
-    """Decoupled: every chunk is a response, then an empty one with the FINAL flag."""
+class _Model:
+    """Serves requests over one pipeline; a responder takes the answer to each."""
 
     def __init__(
         self,
         pb_utils: PbUtils,
         runner: PipelineRunner,
-        reader: Reader,
-        max_requests: int,
+        requests: Requests,
         cancel_poll_interval_s: float = CANCEL_POLL_INTERVAL_S,
     ) -> None:
         self._pb_utils = pb_utils
         self._runner = runner
-        self._reader = reader
-        self._slots = threading.Semaphore(max_requests)
+        self._requests = requests
         self._cancel_poll_interval_s = cancel_poll_interval_s
 
-    def execute(self, requests: list[Any]) -> None:
-        """Start every request; return when there is room for one more.
-
-        While this blocks, Triton keeps what comes in its queue and orders it by Triton priority.
-        """
-        for request in requests:
-            self._slots.acquire()
-            self._start(request)
-        self._slots.acquire()
-        self._slots.release()
-
     def finalize(self) -> None:
-        """Stop what runs; each request still gets its FINAL."""
+        """Stop what runs; each request still gets its answer."""
         self._runner.close()
 
-    def _start(self, request: Any) -> None:
-        responder = Responder(self._pb_utils, request)
+    def _start(self, request: Any, responder: Responder | _Gathered) -> Future[None] | None:
+        """Begin to answer a request; None: it was refused."""
         try:
-            speech = self._reader.read(request)
+            asked = self._requests.read(request)
         except Exception as err:
-            self._slots.release()
             responder.fail_with(describe_error(err))
-            return
-        self._runner.submit(self._serve(speech, responder)).add_done_callback(lambda _: self._slots.release())
+            return None
+        return self._runner.submit(self._serve(asked, responder))
 
-    async def _serve(self, speech: Any, responder: Responder) -> None:
-        speaking = asyncio.create_task(self._speak(speech, responder))
+    async def _serve(self, asked: Any, responder: Responder | _Gathered) -> None:
+        speaking = asyncio.create_task(self._speak(asked, responder))
         try:
             while not (await asyncio.wait({speaking}, timeout=self._cancel_poll_interval_s))[0]:
                 if await asyncio.to_thread(responder.is_cancelled):
@@ -198,83 +191,74 @@ class StreamingModel:
         except Exception as err:
             await asyncio.to_thread(responder.fail_with, describe_error(err))
 
-    async def _speak(self, speech: Any, responder: Responder) -> None:
-        async with aclosing(self._outputs(speech)) as outputs:
-            async for tensors in outputs:
+    async def _speak(self, asked: Any, responder: Responder | _Gathered) -> None:
+        async with aclosing(self._requests.answers(self._runner.pipeline, asked)) as answers:
+            async for tensors in answers:
                 await asyncio.to_thread(responder.send, tensors)
 
-    async def _outputs(self, speech: Any) -> AsyncGenerator[Tensors, None]:
-        """Yield the tensors of each response to what the reader has read."""
-        async with aclosing(self._runner.pipeline.synthesize(speech)) as chunks:
-            async for chunk in chunks:
-                if len(chunk.samples):
-                    yield {"waveform": _batch_of_one(chunk.samples)}
+
+class StreamingModel(_Model):
+    """Decoupled: every chunk is a response, then an empty one with the FINAL flag."""
+
+    def __init__(self, *parts: Any, max_requests: int) -> None:
+        """Take the parts of any model; `max_requests` are served at once."""
+        super().__init__(*parts)
+        self._slots = threading.Semaphore(max_requests)
+
+    def execute(self, requests: list[Any]) -> None:
+        """Start every request; return when there is room for one more.
+
+        While this blocks, Triton keeps what comes in its queue and orders it by Triton priority.
+        """
+        for request in requests:
+            self._slots.acquire()
+            if (begun := self._start(request, Responder(self._pb_utils, request))) is None:
+                self._slots.release()
+            else:
+                begun.add_done_callback(lambda _: self._slots.release())
+        self._slots.acquire()
+        self._slots.release()
 
 
-class WholeModel:
-    """Not decoupled: one response with the whole waveform, so that Triton's plain HTTP `infer` works."""
-
-    def __init__(
-        self,
-        pb_utils: PbUtils,
-        runner: PipelineRunner,
-        reader: Reader,
-        cancel_poll_interval_s: float = CANCEL_POLL_INTERVAL_S,
-    ) -> None:
-        self._pb_utils = pb_utils
-        self._runner = runner
-        self._reader = reader
-        self._cancel_poll_interval_s = cancel_poll_interval_s
+class WholeModel(_Model):
+    """Not decoupled: one response with the whole answer, so that Triton's plain HTTP `infer` works."""
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer every request, an error included; they run side by side."""
-        begun = [self._begin(request) for request in requests]
-        return [self._answer(request, speaking) for request, speaking in zip(requests, begun, strict=True)]
-
-    def finalize(self) -> None:
-        """Close the pipeline; nothing runs outside `execute`."""
-        self._runner.close()
-
-    def _begin(self, request: Any) -> Future[Tensors] | Exception:
-        try:
-            return self._runner.submit(self._speak(self._reader.read(request)))
-        except Exception as err:
-            return err
-
-    def _answer(self, request: Any, speaking: Future[Tensors] | Exception) -> Any:
-        try:
-            if isinstance(speaking, Exception):
-                raise speaking
-            return make_response(self._pb_utils, self._wait(request, speaking))
-        except Exception as err:
-            return error_response(self._pb_utils, describe_error(err))
-
-    def _wait(self, request: Any, speaking: Future[Tensors]) -> Tensors:
-        while True:
-            try:
-                return speaking.result(self._cancel_poll_interval_s)
-            except FutureTimeoutError:
-                if speaking.done():
-                    raise
-                if request.is_cancelled():
-                    speaking.cancel()
-                    raise CallerLeftError from None
-
-    async def _speak(self, speech: Any) -> Tensors:
-        """Return the tensors of the one response to what the reader has read."""
-        async with aclosing(self._runner.pipeline.synthesize(speech)) as chunks:
-            parts = [chunk.samples async for chunk in chunks]
-        return {"waveform": _batch_of_one(np.concatenate(parts))}
+        gathered = [_Gathered(request) for request in requests]
+        for begun in [self._start(*each) for each in zip(requests, gathered, strict=True)]:
+            if begun is not None:
+                begun.result()
+        return [each.response(self._pb_utils) for each in gathered]
 
 
-class CallerLeftError(Exception):
-    """The caller cancelled the request."""
+class _Gathered:
+    """Takes the place of a `Responder` where all tensors go out in one response."""
+
+    def __init__(self, request: Any) -> None:
+        self.is_cancelled: Callable[[], bool] = request.is_cancelled
+        self._parts: list[Tensors] = []
+        self._error: str | None = None
+
+    def send(self, tensors: Tensors) -> None:
+        self._parts.append(tensors)
+
+    def finish(self) -> None:
+        """There is nothing to do."""
+
+    def fail_with(self, message: str) -> None:
+        self._error = message
+
+    def response(self, pb_utils: PbUtils) -> Any:
+        """Return the response, tensors of one name joined along their last axis."""
+        if self._error is not None:
+            return error_response(pb_utils, self._error)
+        whole = {name: np.concatenate([part[name] for part in self._parts], axis=-1) for name in self._parts[0]}
+        return make_response(pb_utils, whole)
 
 
 def describe_error(error: BaseException) -> str:
     """Write any error for the wire."""
-    if isinstance(error, CallerLeftError):
-        return _CANCELLED
     if isinstance(error, GatewayError):
         return encode_error(wire_status(error).triton, public_text(error))
     return error_text(error)
@@ -296,7 +280,3 @@ def _integer(value: Any, name: str) -> int:
         return int(str(value))
     except ValueError:
         raise InvalidRequestError(f"the parameter {name} is {value!r}: expected an integer") from None
-
-
-def _batch_of_one(samples: FloatArray) -> FloatArray:
-    return np.ascontiguousarray(samples, dtype=np.float32)[np.newaxis, :]

@@ -77,11 +77,11 @@ class TokenGenerator:
                     yield [self._vocabulary.llm_id(token) for token in delta.token_ids]
 
 
-class TokenRequestReader:
-    """Turns a Triton request into a `TokenRequest`."""
+class TokenRequests:
+    """Requests for tokens."""
 
-    def __init__(self, pb_utils: PbUtils, vocabulary: SpeechVocabulary) -> None:
-        self._pb_utils, self._vocabulary = pb_utils, vocabulary
+    def __init__(self, pb_utils: PbUtils, vocabulary: SpeechVocabulary, *, can_stream: bool) -> None:
+        self._pb_utils, self._vocabulary, self._can_stream = pb_utils, vocabulary, can_stream
 
     def read(self, request: Any) -> TokenRequest:
         """Read and check everything at once; what is left out is as the original's client sets it.
@@ -98,13 +98,28 @@ class TokenRequestReader:
         if max_tokens < 1:
             raise InvalidRequestError(f"request_output_len is {max_tokens}: expected at least 1")
         self._check_end(inputs)
+        is_streaming = inputs.has("streaming") and inputs.boolean("streaming")
+        if is_streaming and not self._can_stream:
+            expected = "assemble it with DECOUPLED_MODE=True"
+            raise InvalidRequestError(f"streaming is true, but the model answers once: {expected}")
         return TokenRequest(
             prompt_ids=tuple(ids[:length].tolist()),
             max_tokens=max_tokens,
             sampling=_sampling(inputs),
             seed=int(inputs.scalar("random_seed", np.uint64)) & _MAX_SEED if inputs.has("random_seed") else 0,
-            is_streaming=inputs.has("streaming") and inputs.boolean("streaming"),
+            is_streaming=is_streaming,
         )
+
+    async def answers(self, pipeline: TokenGenerator, asked: TokenRequest) -> AsyncGenerator[Tensors]:
+        """Yield every piece of the answer where `streaming` asks for that, else all of it at once."""
+        whole: list[int] = []
+        async with aclosing(pipeline.generate(asked)) as pieces:
+            async for piece in pieces:
+                if asked.is_streaming:
+                    yield _answer(piece)
+                whole += piece
+        if not asked.is_streaming:
+            yield _answer(whole)
 
     def _check_end(self, inputs: RequestInputs) -> None:
         """The LLM ends at each of its end tokens, so a caller may name any of them and no other."""
@@ -115,33 +130,7 @@ class TokenRequestReader:
             raise InvalidRequestError(f"end_id is {end_id}: expected an end token of this LLM, one of {list(known)}")
 
 
-class StreamingTokens(StreamingModel):
-    """Decoupled: every piece of the answer is a response where `streaming` asks for that, else there is one."""
-
-    async def _outputs(self, speech: TokenRequest) -> AsyncGenerator[Tensors, None]:
-        whole: list[int] = []
-        async with aclosing(self._runner.pipeline.generate(speech)) as pieces:
-            async for piece in pieces:
-                if speech.is_streaming:
-                    yield _answer(piece)
-                whole += piece
-        if not speech.is_streaming:
-            yield _answer(whole)
-
-
-class WholeTokens(WholeModel):
-    """Not decoupled: one response with the whole answer."""
-
-    async def _speak(self, speech: TokenRequest) -> Tensors:
-        if speech.is_streaming:
-            raise InvalidRequestError(
-                "streaming is true, but the model answers once: assemble it with DECOUPLED_MODE=True"
-            )
-        async with aclosing(self._runner.pipeline.generate(speech)) as pieces:
-            return _answer([token async for piece in pieces for token in piece])
-
-
-def load_model(pb_utils: PbUtils, model_config_json: str) -> StreamingTokens | WholeTokens:
+def load_model(pb_utils: PbUtils, model_config_json: str) -> StreamingModel | WholeModel:
     """Build the model that its config.pbtxt describes; `decoupled` there selects which.
 
     Raises:
@@ -156,10 +145,9 @@ def load_model(pb_utils: PbUtils, model_config_json: str) -> StreamingTokens | W
     encoder = load_text_encoder(Path(parameters["llm_tokenizer_dir"]))
     wire = _TokenWire(encoder, LLMBackend(parameters.get("llm_backend", LLMBackend.EMBEDDED.value)))
     runner = PipelineRunner(lambda: _open(wire, encoder.vocabulary, parameters))
-    reader = TokenRequestReader(pb_utils, encoder.vocabulary)
-    if is_decoupled(model_config_json):
-        return StreamingTokens(pb_utils, runner, reader, MAX_REQUESTS)
-    return WholeTokens(pb_utils, runner, reader)
+    can_stream = is_decoupled(model_config_json)
+    parts = (pb_utils, runner, TokenRequests(pb_utils, encoder.vocabulary, can_stream=can_stream))
+    return StreamingModel(*parts, max_requests=MAX_REQUESTS) if can_stream else WholeModel(*parts)
 
 
 @asynccontextmanager

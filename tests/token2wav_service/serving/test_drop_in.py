@@ -60,9 +60,9 @@ class Harness:
         self.is_closed = False
         pb_utils = FakePbUtils()
         self.runner = drop_in.PipelineRunner(self._open)
-        reader = drop_in.RequestReader(pb_utils, default_voice)
-        self.streaming = drop_in.StreamingModel(pb_utils, self.runner, reader, max_requests, 0.002)
-        self.whole = drop_in.WholeModel(pb_utils, self.runner, reader, 0.002)
+        parts = (pb_utils, self.runner, drop_in.SpeechRequests(pb_utils, default_voice), 0.002)
+        self.streaming = drop_in.StreamingModel(*parts, max_requests=max_requests)
+        self.whole = drop_in.WholeModel(*parts)
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[FakePipeline]:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from gateway.dialects.cosyvoice2_dit.tensorrt_llm import StreamingTokens, WholeTokens, load_model
+from gateway.dialects.cosyvoice2_dit.drop_in import StreamingModel, WholeModel
+from gateway.dialects.cosyvoice2_dit.tensorrt_llm import load_model
 from gateway.errors import ConfigError
 from llm_service.vocab import COSYVOICE2
 from tests.token2wav_service.serving.conftest import Checkpoint
@@ -182,7 +183,7 @@ def load(checkpoint: Checkpoint, llm: FakeLLMServer, *, decoupled: bool, **more:
 
 
 @pytest.fixture(scope="module")
-def streaming(small_checkpoint: Checkpoint, fake_llm: FakeLLMServer) -> Iterator[StreamingTokens]:
+def streaming(small_checkpoint: Checkpoint, fake_llm: FakeLLMServer) -> Iterator[StreamingModel]:
     model = load(small_checkpoint, fake_llm, decoupled=True)
     yield model
     model.finalize()
@@ -213,7 +214,7 @@ def token_request(**changes: Any) -> FakeRequest:
     return FakeRequest({name: value for name, value in (tensors | changes).items() if value is not None})
 
 
-def ask(model: StreamingTokens, request: FakeRequest) -> list[Any]:
+def ask(model: StreamingModel, request: FakeRequest) -> list[Any]:
     model.execute([request])
     assert request.sender.done.wait(WAIT_S) and request.sender.finals == 1
     return request.sender.sent
@@ -228,7 +229,7 @@ def ids_of(response: Any) -> list[int]:
 
 
 def test_an_answer_streams_in_pieces_and_the_request_reaches_the_llm(
-    streaming: StreamingTokens, fake_llm: FakeLLMServer
+    streaming: StreamingModel, fake_llm: FakeLLMServer
 ) -> None:
     pieces = [ids_of(response) for response in ask(streaming, token_request())]
     assert pieces == [SPOKEN[:40], SPOKEN[40:]]
@@ -240,7 +241,7 @@ def test_an_answer_streams_in_pieces_and_the_request_reaches_the_llm(
 
 
 def test_what_is_left_out_is_as_the_originals_client_sets_it(
-    streaming: StreamingTokens, fake_llm: FakeLLMServer
+    streaming: StreamingModel, fake_llm: FakeLLMServer
 ) -> None:
     names = ("input_lengths", "end_id", "streaming", "runtime_top_p", "runtime_top_k", "temperature", "random_seed")
     (whole,) = ask(streaming, token_request(**dict.fromkeys((*names, "pad_id", "repetition_penalty"))))
@@ -253,7 +254,7 @@ def test_one_that_is_not_decoupled_answers_once_and_several_side_by_side(
     small_checkpoint: Checkpoint, fake_llm: FakeLLMServer
 ) -> None:
     model = load(small_checkpoint, fake_llm, decoupled=False)
-    assert isinstance(model, WholeTokens)
+    assert isinstance(model, WholeModel)
     quiet = [token_request(streaming=np.array([[False]])) for _ in range(2)]
     *answers, refused = model.execute([*quiet, token_request()])
     assert [ids_of(answer) for answer in answers] == [SPOKEN, SPOKEN]
@@ -272,13 +273,13 @@ def test_one_that_is_not_decoupled_answers_once_and_several_side_by_side(
     ],
 )
 def test_what_is_wrong_with_a_request_for_tokens_is_said(
-    streaming: StreamingTokens, changes: dict[str, Any], said: str
+    streaming: StreamingModel, changes: dict[str, Any], said: str
 ) -> None:
     (answer,) = ask(streaming, token_request(**changes))
     assert answer.error.message().startswith("INVALID_REQUEST: ") and said in answer.error.message()
 
 
-def test_an_llm_that_fails_is_a_typed_error(streaming: StreamingTokens, fake_llm: FakeLLMServer) -> None:
+def test_an_llm_that_fails_is_a_typed_error(streaming: StreamingModel, fake_llm: FakeLLMServer) -> None:
     fake_llm.is_failing = True
     (answer,) = ask(streaming, token_request())
     assert answer.error.message().startswith("UNAVAILABLE: ")
