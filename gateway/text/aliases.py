@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gateway.errors import InvalidRequestError
-from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, unchanged
+from gateway.text.alignment import NormalizedText, replaced
 from gateway.text.breaks import is_of_word
 from gateway.text.cleaning import cleaned
 from gateway.text.phonemes import phoneme_tags
@@ -139,18 +139,7 @@ def apply_lexicons(text: str, lexicons: Sequence[Lexicon]) -> NormalizedText:
         new = [match for start, end in _gaps(found, len(text)) for match in lexicon.matches(text, folded, start, end)]
         if new:
             found = sorted([*found, *new], key=lambda match: match[0])
-    return _replaced(text, found) if found else unchanged(text)
-
-
-def _replaced(text: str, found: list[tuple[int, AliasRule]]) -> NormalizedText:
-    parts, spans, at = list[str](), list[SpokenStretch](), 0
-    for start, rule in found:
-        parts += [text[at:start], rule.spoken]
-        spans += [SpokenStretch(start - at, start - at), SpokenStretch(len(rule.word), len(rule.spoken))]
-        at = start + len(rule.word)
-    parts.append(text[at:])
-    spans.append(SpokenStretch(len(text) - at, len(text) - at))
-    return NormalizedText("".join(parts), Alignment(tuple(span for span in spans if span.source_length)))
+    return replaced(text, ((start, start + len(rule.word), rule.spoken) for start, rule in found))
 
 
 def _gaps(found: list[tuple[int, AliasRule]], length: int) -> Iterator[tuple[int, int]]:

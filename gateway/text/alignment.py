@@ -146,6 +146,21 @@ def joined(parts: Iterable[NormalizedText]) -> NormalizedText:
     return NormalizedText("".join(part.text for part in parts), Alignment(spans))
 
 
+def replaced(text: str, changes: Iterable[tuple[int, int, str]]) -> NormalizedText:
+    """Return a text with other words in some places.
+
+    Args:
+        text: any.
+        changes: where a place begins and ends and what is spoken there, in order.
+    """
+    parts, spans, at = list[str](), list[SpokenStretch](), 0
+    for start, end, spoken in (*changes, (len(text), len(text), "")):
+        parts += [text[at:start], spoken]
+        spans += [SpokenStretch(start - at, start - at), SpokenStretch(end - start, len(spoken))]
+        at = end
+    return NormalizedText("".join(parts), Alignment(tuple(span for span in spans if span != SpokenStretch(0, 0))))
+
+
 def unchanged(text: str) -> NormalizedText:
     """Return a text as it is."""
     return NormalizedText(text, Alignment.identity(len(text)))

@@ -23,7 +23,7 @@ import unicodedata
 from dataclasses import dataclass
 from enum import IntEnum
 
-from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, unchanged
+from gateway.text.alignment import NormalizedText, replaced, unchanged
 from gateway.text.sentences import SentencexRules, list_markers
 from gateway.text.tags import InlineTags
 
@@ -297,11 +297,7 @@ def ended(text: str, language: str | None, *, is_last: bool) -> NormalizedText:
     if not any(map(str.isalnum, words)):
         return unchanged(text)
     end = closers + (_mark_of(marks, is_last) or full_stop(words, language))
-    if words + end == body:
-        return unchanged(text)
-    spans = (SpokenStretch(len(words), len(words)), SpokenStretch(len(body) - len(words), len(end)))
-    space = Alignment.identity(len(text) - len(body))
-    return NormalizedText(words + end + text[len(body) :], Alignment((*spans, *space.spans)))
+    return unchanged(text) if words + end == body else replaced(text, [(len(words), len(body), end)])
 
 
 def _without_tail(body: str) -> tuple[str, str, str]:

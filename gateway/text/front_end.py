@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from gateway.errors import LexiconNotFoundError, UnsupportedOptionError
 from gateway.text.aliases import NO_PHONEMES, Lexicon, apply_lexicons
-from gateway.text.alignment import Alignment, NormalizedText, Normalizer, SpokenStretch, joined, unchanged
+from gateway.text.alignment import Alignment, NormalizedText, Normalizer, joined, replaced, unchanged
 from gateway.text.breaks import BreakFinder, ended
 from gateway.text.cleaning import CleaningReader
 from gateway.text.english.forms import is_plain
@@ -298,7 +298,7 @@ class TextFrontEnd:
 
     def _normalized_part(self, part: TextPart, normalizer: Normalizer | None) -> NormalizedText:
         if part.is_tag and part.text in self._silent_tags:
-            return NormalizedText("", Alignment((SpokenStretch(len(part.text), 0),)))
+            return replaced(part.text, [(0, len(part.text), "")])
         return unchanged(part.text) if part.is_tag or normalizer is None else normalizer(part.text)
 
 

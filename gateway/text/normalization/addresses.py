@@ -6,9 +6,8 @@ The scheme, `www.` and what follows `?` or `#` are left out: nobody hears an add
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, unchanged
+from gateway.text.alignment import NormalizedText, replaced, unchanged
 
 # In words: dot, slash, at, dash, underscore, plus.
 _ENGLISH = ("dot", "slash", "at", "dash", "underscore", "plus")
@@ -60,25 +59,13 @@ def spoken_addresses(text: str, language: str | None) -> NormalizedText:
     if not _HAS_ADDRESS.search(text):
         return unchanged(text)
     words = dict(zip(_SIGNS, _WORDS.get(language or "", _ENGLISH), strict=True))
-    pieces = list(_pieces(text, words))
-    if language in _WITHOUT_BLANKS:
-        pieces = [
-            (written, _BLANK_BESIDE.sub("", spoken)) if written != spoken else (written, spoken)
-            for written, spoken in pieces
-        ]
-    alignment = Alignment(tuple(SpokenStretch(len(written), len(spoken)) for written, spoken in pieces if written))
-    return NormalizedText("".join(spoken for _, spoken in pieces), alignment)
-
-
-def _pieces(text: str, words: dict[str, str]) -> Iterator[tuple[str, str]]:
-    at = 0
+    changes = list[tuple[int, int, str]]()
     for match in _ADDRESS.finditer(text):
         spoken, written = _spoken(match, words)
         if spoken:
-            yield text[at : match.start()], text[at : match.start()]
-            yield written, spoken
-            at = match.start() + len(written)
-    yield text[at:], text[at:]
+            spoken = _BLANK_BESIDE.sub("", spoken) if language in _WITHOUT_BLANKS else spoken
+            changes.append((match.start(), match.start() + len(written), spoken))
+    return replaced(text, changes)
 
 
 def _spoken(match: re.Match[str], words: dict[str, str]) -> tuple[str, str]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, unchanged
+from gateway.text.alignment import NormalizedText, replaced, unchanged
 from gateway.text.rules import noted
 
 _NARROW_SPACES = "\u00a0\u202f"
@@ -79,9 +79,10 @@ class NumberNormalizer:
         """See `Normalizer`."""
         if not _DIGIT.search(text):
             return unchanged(text)
-        pieces = list(self._pieces(text))
-        alignment = Alignment(tuple(SpokenStretch(len(written), len(spoken)) for written, spoken in pieces))
-        return NormalizedText(noted("numbers", text, "".join(spoken for _, spoken in pieces)), alignment)
+        found = [(*match.span(), self._spoken(match)) for match in self._number.finditer(text)]
+        normalized = replaced(text, [(start, end, words) for start, end, words in found if words is not None])
+        noted("numbers", text, normalized.text)
+        return normalized
 
     def words(self, number: int | Decimal) -> str | None:
         """Return a number's words; None if the library has none."""
@@ -98,17 +99,6 @@ class NumberNormalizer:
             except (ArithmeticError, LookupError, NotImplementedError, TypeError, ValueError):
                 return None
         return words
-
-    def _pieces(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yield what is written and what is spoken for it; the written pieces joined are the text."""
-        at = 0
-        for match in self._number.finditer(text):
-            if at < match.start():
-                yield text[at : match.start()], text[at : match.start()]
-            yield match[0], self._spoken(match) or match[0]
-            at = match.end()
-        if at < len(text):
-            yield text[at:], text[at:]
 
     def _spoken(self, match: re.Match[str]) -> str | None:
         whole, fraction = match["whole"], match["fraction"]
