@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.speech.letter_times import Times
 from gateway.speech.request import SpokenSpan
@@ -21,6 +22,7 @@ from token2wav_service.contract import SAMPLE_RATE_HZ, TOKEN_RATE_HZ
 
 TOKENS_A_LETTER = 1.7
 """Of a segment that is under way: about 15 letters a second."""
+_MS_PER_S = 1000
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,11 @@ class WordTime:
     """From the first sample of the speech."""
     end_s: float
 
+    def told(self, speed: float, began_s: float = 0.0) -> dict[str, Any]:
+        """Return it for JSON: its times in milliseconds from `began_s` on, of speech played `speed` times as fast."""
+        start_ms, end_ms = (round((made_s - began_s) / speed * _MS_PER_S) for made_s in (self.start_s, self.end_s))
+        return {"word": self.word, "start_ms": start_ms, "end_ms": end_ms}
+
 
 class WordGatherer:
     """Puts words together while their characters come in."""
@@ -159,8 +166,8 @@ class WordGatherer:
     def __init__(self) -> None:
         self._characters: list[CharacterTime] = []
 
-    def push(self, characters: Iterable[CharacterTime]) -> list[WordTime]:
-        """Take the next characters; return the words that are complete with them."""
+    def push(self, characters: Iterable[CharacterTime], *, is_end: bool = False) -> list[WordTime]:
+        """Take the next characters; return the words that are complete with them, at the text's end all."""
         words: list[WordTime] = []
         for each in characters:
             if each.is_pause or each.character.isspace():
@@ -169,7 +176,7 @@ class WordGatherer:
             if self._begins_word(each.character):
                 words += self.finish()
             self._characters.append(each)
-        return words
+        return words + self.finish() if is_end else words
 
     def finish(self) -> list[WordTime]:
         """Return the word that is left, if any: the text has ended."""

@@ -196,8 +196,7 @@ class _Answer:
         """Return the words that ended with this audio, if they were asked for."""
         if self._gatherer is None:
             return []
-        words = self._gatherer.push(audio.characters)
-        return words + self._gatherer.finish() if audio.is_turn_end else words
+        return self._gatherer.push(audio.characters, is_end=audio.is_turn_end)
 
     def next(self, audio: bytes, words: list[WordTime]) -> Response:
         """Make a message."""

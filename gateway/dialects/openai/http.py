@@ -62,7 +62,6 @@ _NOT_FOUND = 404
 _STARTED_S = int(time.time())
 _HEAD_SAMPLES = SAMPLE_RATE_HZ // 10
 """Samples encoded first, so that the first bytes need not wait until the codec has all of the first chunk."""
-_MS_PER_S = 1000
 _MAX_DELTA_BYTES = 24 * 1024
 """Most bytes of audio in one event, half a second of PCM: some clients read lines of 64 KiB at most."""
 
@@ -100,7 +99,7 @@ def _headers(wanted: OpenAISpeech, host: Host) -> dict[str, str]:
 
 
 async def bare_audio(
-    host: Host, wanted: OpenAISpeech, result: SpeechResult | None = None, words: list[WordTime] | None = None
+    host: Host, wanted: OpenAISpeech, result: SpeechResult, words: list[WordTime] | None = None
 ) -> AsyncGenerator[bytes]:
     """Yield the bytes of one text's speech; pieces may be empty.
 
@@ -108,21 +107,23 @@ async def bare_audio(
         host: has the pipeline.
         wanted: what to speak.
         result: filled in on the way.
-        words: gets those that have ended, if they are wanted; needs a result.
+        words: gets those that have ended, if they are wanted.
 
     Raises:
         GatewayError: see `Speaker.synthesize`; or the format or speed can't be had here.
     """
-    words_of = _WordTimes(result, words) if result is not None and words is not None else None
+    clock, gatherer, samples = TextClock(result.spans), WordGatherer(), 0
     async with (
         AsyncEncoder(AudioEncoder(wanted.output, wanted.speed), host.executor) as encoder,
         aclosing(host.pipeline.synthesize(wanted.speech, result)) as audio,
     ):
         async for chunk in audio:
-            for samples in _pieces(chunk, is_whole=encoder.is_light):
-                yield await encoder.encode(samples)
-            if words_of is not None:
-                words_of.note(chunk)
+            for piece in _pieces(chunk, is_whole=encoder.is_light):
+                yield await encoder.encode(piece)
+            if words is not None:
+                samples += len(chunk.samples)
+                ended = clock.read(samples / SAMPLE_RATE_HZ, chunk.is_last)
+                words += gatherer.push(ended, is_end=chunk.is_last)
                 yield b""
         yield await encoder.finish()
 
@@ -145,7 +146,7 @@ async def audio_events(host: Host, wanted: OpenAISpeech, result: SpeechResult) -
                     yield b"".join(deltas)
                     is_started = True
                 if words and is_started:
-                    yield _event({"type": "speech.audio.words", "words": [_told(word, wanted.speed) for word in words]})
+                    yield _event({"type": "speech.audio.words", "words": [word.told(wanted.speed) for word in words]})
                     words.clear()
     except GatewayError as error:
         if is_started:
@@ -153,25 +154,6 @@ async def audio_events(host: Host, wanted: OpenAISpeech, result: SpeechResult) -
         raise
     done = {"type": "speech.audio.done", "usage": usage.report(), "spoken_text": result.spoken_text}
     yield _event(done | warning_field(result))
-
-
-def _told(word: WordTime, speed: float) -> dict[str, Any]:
-    start_ms, end_ms = (round(made_s / speed * _MS_PER_S) for made_s in (word.start_s, word.end_s))
-    return {"word": word.word, "start_ms": start_ms, "end_ms": end_ms}
-
-
-class _WordTimes:
-    """Adds the words that have ended to a list, chunk by chunk."""
-
-    def __init__(self, result: SpeechResult, words: list[WordTime]) -> None:
-        self._words, self._samples = words, 0
-        self._clock, self._gatherer = TextClock(result.spans), WordGatherer()
-
-    def note(self, chunk: AudioChunk) -> None:
-        self._samples += len(chunk.samples)
-        made_s = self._samples / SAMPLE_RATE_HZ
-        self._words += self._gatherer.push(self._clock.read(made_s, chunk.is_last))
-        self._words += self._gatherer.finish() if chunk.is_last else []
 
 
 class _Usage:

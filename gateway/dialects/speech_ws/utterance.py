@@ -21,12 +21,13 @@ from gateway.core import FloatArray
 from gateway.delivery import Delivery, Pacer
 from gateway.dialects.json_socket import Interruptible, JsonSocket
 from gateway.dialects.speech_ws.sentence_audio import Sentence, SentenceCutter
-from gateway.dialects.speech_ws.wire import ConfigFields, Granularity, error_message, word_times
+from gateway.dialects.speech_ws.wire import ConfigFields, Granularity, error_message
 from gateway.errors import GatewayError, TextTooLongError
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
 from gateway.speech.speech_job import warning_field
+from gateway.speech.text_clock import WordGatherer
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 MAX_WHOLE_CHARACTERS = 4096
@@ -243,9 +244,9 @@ class StreamedWriter:
     async def end(self, sentence: Sentence) -> None:
         """Send the rest of it."""
         rest, config = await self._encoder.finish(), self._config
-        speed = config.times_as_fast
-        times = word_times(sentence.characters, sentence.began_s, speed) if config.word_timestamps else None
-        await self._send(rest, times)
+        words = WordGatherer().push(sentence.characters, is_end=True) if config.word_timestamps else []
+        times = [word.told(config.times_as_fast, sentence.began_s) for word in words]
+        await self._send(rest, times if config.word_timestamps else None)
 
     def close(self) -> None:
         """Free the codec; may be called again."""

@@ -23,13 +23,11 @@ from gateway.errors import (
     public_text,
 )
 from gateway.speech.request import MAX_SEED
-from gateway.speech.text_clock import CharacterTime, WordGatherer
 from gateway.text import WHOLE_TEXT
 from gateway.text.splitter import CutBounds, SplitSettings
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 MAX_TEXT_BYTES = 128 * 1024
-_MS_PER_S = 1000
 
 
 class Granularity(Enum):
@@ -133,20 +131,6 @@ def error_message(error: GatewayError) -> dict[str, Any]:
     param = error.param if isinstance(error, InvalidRequestError) else None
     known = {"param": param, "retry_after_s": retry_after_s(error)}
     return message | {name: value for name, value in known.items() if value is not None}
-
-
-def word_times(characters: list[CharacterTime], began_s: float, speed: float) -> list[dict[str, Any]]:
-    """Return a sentence's words with their times from its first sample."""
-    gatherer = WordGatherer()
-    words = [*gatherer.push(characters), *gatherer.finish()]
-
-    def milliseconds(made_s: float) -> int:
-        return round((made_s - began_s) / speed * _MS_PER_S)
-
-    return [
-        {"word": each.word, "start_ms": milliseconds(each.start_s), "end_ms": milliseconds(each.end_s)}
-        for each in words
-    ]
 
 
 def _check(fields: ConfigFields) -> None:
