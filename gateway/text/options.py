@@ -17,41 +17,15 @@ MAX_LEXICONS = 8
 """Most dictionaries that one request may name."""
 MAX_ALIASES = 500
 """Most rules that one request may bring."""
-_NAMES = {
-    "arabic": "ar",
-    "bengali": "bn",
-    "cantonese": "yue",
-    "chinese": "zh",
-    "czech": "cs",
-    "danish": "da",
-    "dutch": "nl",
-    "english": "en",
-    "finnish": "fi",
-    "french": "fr",
-    "german": "de",
-    "greek": "el",
-    "hebrew": "he",
-    "hindi": "hi",
-    "hungarian": "hu",
-    "indonesian": "id",
-    "italian": "it",
-    "japanese": "ja",
-    "korean": "ko",
-    "malay": "ms",
-    "mandarin": "zh",
-    "norwegian": "no",
-    "persian": "fa",
-    "polish": "pl",
-    "portuguese": "pt",
-    "romanian": "ro",
-    "russian": "ru",
-    "spanish": "es",
-    "swedish": "sv",
-    "thai": "th",
-    "turkish": "tr",
-    "ukrainian": "uk",
-    "vietnamese": "vi",
-}
+_NAMES = dict(
+    pair.split(":")
+    for pair in (
+        "arabic:ar bengali:bn cantonese:yue chinese:zh czech:cs danish:da dutch:nl english:en finnish:fi french:fr "
+        "german:de greek:el hebrew:he hindi:hi hungarian:hu indonesian:id italian:it japanese:ja korean:ko malay:ms "
+        "mandarin:zh norwegian:no persian:fa polish:pl portuguese:pt romanian:ro russian:ru spanish:es swedish:sv "
+        "thai:th turkish:tr ukrainian:uk vietnamese:vi"
+    ).split()
+)
 """Languages by their English names, as clients of vllm-omni and sglang-omni send them."""
 _LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*")
 

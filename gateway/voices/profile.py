@@ -81,38 +81,20 @@ def read_profile(path: Path) -> VoiceProfile:
         raise ConfigError(f"voice profile {path}: {where}: {first['msg']}; {expected}") from error
 
 
-OPENAI_VOICES: Mapping[str, Gender | None] = MappingProxyType(
-    {
-        "alloy": None,  # the name that examples and clients send where nobody chose: the best voice, whoever it is
-        "ash": Gender.MALE,
-        "ballad": Gender.MALE,
-        "coral": Gender.FEMALE,
-        "echo": Gender.MALE,
-        "fable": Gender.MALE,
-        "nova": Gender.FEMALE,
-        "onyx": Gender.MALE,
-        "sage": Gender.FEMALE,
-        "shimmer": Gender.FEMALE,
-        "verse": Gender.MALE,
-        "marin": Gender.FEMALE,
-        "cedar": Gender.MALE,
-    }
+def _sounding(names: str) -> Mapping[str, Gender | None]:
+    """Return names with how they sound: `f` a woman, `m` a man, `?` whoever it is."""
+    genders = {"f": Gender.FEMALE, "m": Gender.MALE, "?": None}
+    return {name: genders[gender] for name, _, gender in (each.partition(":") for each in names.split())}
+
+
+# `alloy` is the name that examples and clients send where nobody chose: the best voice, whoever it is.
+OPENAI_VOICES = _sounding(
+    "alloy:? ash:m ballad:m coral:f echo:m fable:m nova:f onyx:m sage:f shimmer:f verse:m marin:f cedar:m"
 )
 """OpenAI's voices and how they sound."""
 
-QWEN_VOICES: Mapping[str, Gender | None] = MappingProxyType(
-    {
-        "ryan": Gender.MALE,  # what the public harness tts_bench asks for
-        "vivian": Gender.FEMALE,
-        "serena": Gender.FEMALE,
-        "uncle_fu": Gender.MALE,
-        "dylan": Gender.MALE,
-        "eric": Gender.MALE,
-        "aiden": Gender.MALE,
-        "ono_anna": Gender.FEMALE,
-        "sohee": Gender.FEMALE,
-    }
-)
+# `ryan` is what the public harness tts_bench asks for.
+QWEN_VOICES = _sounding("ryan:m vivian:f serena:f uncle_fu:m dylan:m eric:m aiden:m ono_anna:f sohee:f")
 """Voices of Qwen3-TTS, which clients and benchmarks of vllm-omni and sglang-omni ask for unless told otherwise."""
 
 

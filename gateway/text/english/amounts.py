@@ -186,16 +186,7 @@ _CURRENCIES = {
     "₽": _Currency("ruble", "rubles", "kopeck", "kopecks"),
     "₺": _Currency("lira", "lira", "kurus", "kurus"),
 }
-_CODES: dict[str, str] = {
-    "USD": "US$",
-    "EUR": "€",
-    "GBP": "£",
-    "JPY": "¥",
-    "CAD": "C$",
-    "AUD": "A$",
-    "INR": "₹",
-    "SGD": "S$",
-}
+_CODES = {"USD": "US$", "EUR": "€", "GBP": "£", "JPY": "¥", "CAD": "C$", "AUD": "A$", "INR": "₹", "SGD": "S$"}
 _CODES |= {"HKD": "HK$", "NZD": "NZ$", "BRL": "R$", "KRW": "₩"}
 _CURRENCIES |= {code: _CURRENCIES[sign] for code, sign in _CODES.items()}
 _CURRENCIES |= {"CHF": _Currency("Swiss franc", "Swiss francs"), "CNY": _Currency("yuan", "yuan", "fen", "fen")}
