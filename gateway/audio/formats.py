@@ -205,7 +205,8 @@ def parse_elevenlabs_format(output_format: str) -> OutputFormat:
         UnsupportedOptionError: it is not of this form, or there is no such codec, rate or bit rate.
     """
     match = _ELEVENLABS_NAME.fullmatch(output_format)
-    named = _elevenlabs_codec(match) if match else None
+    codecs = _ELEVENLABS_WITH_BIT_RATE if match and match["kbps"] else _ELEVENLABS_WITHOUT_BIT_RATE
+    named = codecs.get(match["codec"]) if match else None
     if match is None or named is None:
         forms = [f"{codec}_RATE" for codec in _ELEVENLABS_WITHOUT_BIT_RATE]
         forms += [f"{codec}_RATE_KBPS" for codec in _ELEVENLABS_WITH_BIT_RATE]
@@ -215,11 +216,6 @@ def parse_elevenlabs_format(output_format: str) -> OutputFormat:
         return OutputFormat(named, int(match["rate"]), int(kbps) if kbps else None)
     except UnsupportedOptionError as error:
         raise UnsupportedOptionError(f"output_format {output_format!r}: {error}", param="output_format") from error
-
-
-def _elevenlabs_codec(match: re.Match[str]) -> AudioFormat | None:
-    codecs = _ELEVENLABS_WITH_BIT_RATE if match["kbps"] else _ELEVENLABS_WITHOUT_BIT_RATE
-    return codecs.get(match["codec"])
 
 
 def _unknown(param: str, got: str, supported: Iterable[str]) -> UnsupportedOptionError:

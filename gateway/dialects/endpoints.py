@@ -136,17 +136,11 @@ def method_of(shown: APIRoute) -> str:
 
 def _shown(path: str, takes: Callable[..., None], method: str, door: Door, summary: str, **answers: Any) -> APIRoute:
     named = "websocket" if answers.get("status_code") == _SWITCHING_PROTOCOLS else method
-    tags: list[str | Enum] = [door]
-    shown = APIRoute(
-        path, takes, methods=[method], operation_id=_operation_id(named, path), tags=tags, summary=summary, **answers
-    )
+    words = re.findall(r"[a-zA-Z0-9]+", _PARAMETER.sub(r"\1", path)) or ["page"]
+    answers |= {"operation_id": "_".join([named.lower(), *words]), "tags": [door], "summary": summary}
+    shown = APIRoute(path, takes, methods=[method], **answers)
     shown.description = ""  # FastAPI's is the docstring of `takes`, which speaks to its readers alone
     return shown
-
-
-def _operation_id(method: str, path: str) -> str:
-    words = re.findall(r"[a-zA-Z0-9]+", _PARAMETER.sub(r"\1", path)) or ["page"]
-    return "_".join([method.lower(), *words])
 
 
 def _content(media_type: str, example: Any) -> dict[str, Any]:

@@ -118,15 +118,12 @@ def _put(match: re.Match[str]) -> str:
     if kind == "exponent":
         return found if found in ("²", "³") else "^" + unicodedata.normalize("NFKC", found).replace("−", "-")
     if kind == "marked":
-        return "".join(_CLEAN.get(each, each) for each in unicodedata.normalize("NFC", _narrow(found)))
+        # Half-width kana and their marks become full ones, which have accented forms.
+        full = unicodedata.normalize("NFKC" if found[0] in _CLEAN else "NFC", found)
+        return "".join(_CLEAN.get(each, each) for each in full)
     return {"blank": " ", "apostrophe": "'"}.get(kind or "") or (
         "" if kind in ("gone", "note") else _CLEAN.get(found, found)
     )
-
-
-def _narrow(found: str) -> str:
-    """Return half-width kana and their marks as full ones, which have accented forms."""
-    return unicodedata.normalize("NFKC", found) if found[0] in _CLEAN else found
 
 
 def changes(text: str, at: int = 0) -> Iterator[Change]:

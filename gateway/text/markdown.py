@@ -122,7 +122,7 @@ class MarkupReader:
         self._is_behind_break = False
         self._problem: InvalidRequestError | None = None
         self._form_of: dict[str, Callable[[int, bool], _Form | None]] = {
-            "\n": self._line_end,
+            "\n": lambda at, _: (at + 1, _LINE_END),
             **dict.fromkeys("*_~`", self._run),
             **dict.fromkeys("[!", self._bracket),
             "<": self._angle,
@@ -191,9 +191,6 @@ class MarkupReader:
         self._needs_stop = found.lastgroup in ("heading", "item", "number", "row")
         self._is_row = found.lastgroup == "row"
         return at if found.lastgroup == "number" else found.end()
-
-    def _line_end(self, at: int, is_complete: bool) -> _Form | None:
-        return at + 1, _LINE_END
 
     def _run(self, at: int, is_complete: bool) -> _Form | None:
         """Emphasis, struck text and code: their marks go, unless they stand between blanks or within a word."""

@@ -105,7 +105,10 @@ async def timestamped_lines(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenera
         async for encoded, characters in pieces:
             held.extend(characters)
             if encoded:
-                yield _json({"audio_base64": _base64(encoded), **_alignments(held, wanted.speed)}) + b"\n"
+                yield (
+                    _json({"audio_base64": base64.b64encode(encoded).decode(), **_alignments(held, wanted.speed)})
+                    + b"\n"
+                )
                 held = []
     if held:
         yield _json({"audio_base64": "", **_alignments(held, wanted.speed)}) + b"\n"
@@ -152,10 +155,6 @@ def _alignments(characters: Sequence[CharacterTime], speed: float) -> dict[str, 
             "character_end_times_seconds": [round(each.end_s / speed, _DECIMALS) for each in characters],
         }
     return {"alignment": alignment, "normalized_alignment": alignment}
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
 
 
 def _json(content: dict[str, Any]) -> bytes:

@@ -100,10 +100,7 @@ class RivaServicer:
 
     def _read(self, request: Request) -> RivaSpeech:
         takes_phonemes = self._host.pipeline.front_end.takes_phonemes
-        return read_request(request, self._has_voice, takes_phonemes=takes_phonemes)
-
-    def _has_voice(self, name: str) -> bool:
-        return name in self._host.voices.names
+        return read_request(request, lambda name: name in self._host.voices.names, takes_phonemes=takes_phonemes)
 
     def _check_size(self, answer_bytes: int) -> None:
         if answer_bytes > self._max_answer_bytes:

@@ -165,7 +165,10 @@ def read_request(raw: bytes, default: AudioFormat, request_id: str) -> OpenAISpe
     Raises:
         InvalidRequestError: a field that can't be served; which voices there are is not known here.
     """
-    body = _parse(raw)
+    try:
+        body = SpeechBody.model_validate_json(checked_json(decode_text(raw)))
+    except ValidationError as error:
+        raise wrong_field(error, "body") from error
     speech = SpeechRequest(
         body.input,
         body.voice_or(body.voice.id if isinstance(body.voice, VoiceObject) else body.voice),
@@ -196,10 +199,3 @@ def _read_stream_format(name: str) -> StreamFormat:
         supported = ", ".join(stream_format.value for stream_format in StreamFormat)
         got = f"got stream_format {name!r}, supported are {supported}"
         raise UnsupportedOptionError(got, param="stream_format") from error
-
-
-def _parse(raw: bytes) -> SpeechBody:
-    try:
-        return SpeechBody.model_validate_json(checked_json(decode_text(raw)))
-    except ValidationError as error:
-        raise wrong_field(error, "body") from error

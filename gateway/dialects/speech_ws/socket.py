@@ -82,7 +82,7 @@ class SpeechSocket(Conversation):
         elif kind == "input.text":
             self._take(message.get("text"))
         elif kind == "input.done":
-            self._end_text()
+            self._opened().end()
         elif kind == "input.cancel":
             self._cancel()
         elif kind == "session.close":
@@ -113,9 +113,6 @@ class SpeechSocket(Conversation):
             raise TextTooLongError(f"the text passes {MAX_TEXT_BYTES} bytes; send it in pieces", param="text")
         if text:
             self._opened().write(text)
-
-    def _end_text(self) -> None:
-        self._opened().end()
 
     def _cancel(self) -> None:
         for utterance in self._utterances:

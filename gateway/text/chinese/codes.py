@@ -37,13 +37,9 @@ _KNOWN = (
 )
 
 
-def _spaced(written: str) -> str:
-    """Return digits as they are called out, with a blank where they are parted."""
-    return called(" ".join(re.findall(r"\d+", written)))
-
-
 def _telephone(match: re.Match[str]) -> str:
-    return ("加" if match[0].startswith("+") else "") + _spaced(match[0])
+    """Return digits as they are called out, with a blank where they are parted."""
+    return ("加" if match[0].startswith("+") else "") + called(" ".join(re.findall(r"\d+", match[0])))
 
 
 def _code(match: re.Match[str]) -> str:

@@ -65,12 +65,8 @@ def _named_version(match: re.Match[str]) -> str:
 
 def _telephone(match: re.Match[str]) -> str:
     plus = "plus " if match[0].startswith("+") else ""
-    parts = [_telephone_part(part) for part in re.findall(r"\d+", match[0])]
+    parts = ["eight hundred" if part == "800" else digits(part) for part in re.findall(r"\d+", match[0])]
     return plus + ", ".join(parts)
-
-
-def _telephone_part(part: str) -> str:
-    return "eight hundred" if part == "800" else digits(part)
 
 
 def _code(match: re.Match[str]) -> str:
@@ -92,11 +88,8 @@ def _long(match: re.Match[str]) -> str:
         match.string[max(0, match.start() - 40) : match.start()]
     ):
         return written
-    return _telephone_number(written) if len(written) == 10 else groups(written)
-
-
-def _telephone_number(written: str) -> str:
-    return ", ".join(map(digits, (written[:3], written[3:6], written[6:])))
+    is_telephone = len(written) == 10
+    return ", ".join(map(digits, (written[:3], written[3:6], written[6:]))) if is_telephone else groups(written)
 
 
 def _in_pairs(match: re.Match[str]) -> str:

@@ -35,11 +35,8 @@ def _month(written: str) -> str:
 
 
 def _day_of_month(match: re.Match[str]) -> str:
-    return f"{_month(match['month'])} {ordinal(int(match['day']))}{_with_year(match)}"
-
-
-def _with_year(match: re.Match[str]) -> str:
-    return f", {year(int(match['year']))}" if match["year"] else ""
+    named_year = f", {year(int(match['year']))}" if match["year"] else ""
+    return f"{_month(match['month'])} {ordinal(int(match['day']))}{named_year}"
 
 
 def _british(match: re.Match[str]) -> str:

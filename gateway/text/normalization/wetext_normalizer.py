@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from gateway.text.alignment import NormalizedText, Normalizer, align, joined, unchanged
 from gateway.text.chinese import normalize_chinese
@@ -100,7 +101,7 @@ class WeTextNormalizer:
         grammar(_WARM_UP)
         self._kept = re.compile(_KEPT_FROM_ENGLISH if language == _ENGLISH else _KEPT)
         self._read = read_english(grammar) if language == _ENGLISH else grammar
-        self._prepared = english_forms if language == _ENGLISH else _japanese_forms
+        self._prepared = english_forms if language == _ENGLISH else partial(applied, _JAPANESE)
 
     def normalize(self, text: str) -> NormalizedText:
         """See `Normalizer`."""
@@ -136,10 +137,6 @@ class WeTextNormalizer:
                 logger.debug("wetext can't read %r (%r); it stays as it is", core, error)
                 return core
             return f"{self._spoken(core[:middle])} {self._spoken(core[middle + 1 :])}"
-
-
-def _japanese_forms(text: str) -> str:
-    return applied(_JAPANESE, text)
 
 
 def load_normalizers() -> Mapping[str, Normalizer]:
