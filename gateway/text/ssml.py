@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 
 from gateway.errors import InvalidRequestError
@@ -64,7 +65,6 @@ class _Element:
     attributes: dict[str, str]
     manner: Manner
     """Manner of the text inside the element."""
-    at: int
 
 
 class SsmlReader:
@@ -102,37 +102,19 @@ class SsmlReader:
         self._mark = ""
         """The last character since a border that is neither blank nor a closing mark."""
 
-    def push(self, piece: str) -> list[Stretch]:
-        """Take more text, of any length, and return what is certain."""
-        if self._problem is None:
-            self._text += piece
-            self._feed(piece)
-        return self._taken()
-
-    def flush(self) -> list[Stretch]:
-        """Return all that is left; elements may stay open, a tag may not. More may be pushed afterwards."""
-        if self._problem is None and self._document is None and self._begun.strip():
-            self._open(self._begun)
-        if self._problem is None and self._is_within_tag():
-            self._refuse("the text ends within a tag, a say-as or a sub")
-        if self._problem is None:
-            self._note(self._from + len(self._text), "")
-        return self._taken()
-
     def reading(self, piece: str) -> Iterator[list[Stretch]]:
         """See `TextReader.reading`."""
         for at in range(0, len(piece), _SLICE):
-            yield self.push(piece[at : at + _SLICE])
+            yield self._done(partial(self._feed, piece[at : at + _SLICE]))
 
     def finishing(self) -> Iterator[list[Stretch]]:
-        """See `TextReader.finishing`."""
-        yield self.flush()
+        """See `TextReader.finishing`; elements may stay open, a tag may not."""
+        yield self._done(self._end_part)
 
     def finish(self) -> None:
         """Say that the text is over: elements may not stay open; see `take_problem`."""
-        self.flush()
-        if self._problem is None and self._document is not None:
-            self._guarded(self._document.finish)
+        if self._document is not None:
+            self._done(self._document.finish)
 
     def take_problem(self) -> InvalidRequestError | None:
         """Return what is wrong with the text; nothing behind it is read."""
@@ -143,7 +125,7 @@ class SsmlReader:
         if self._stack and self._stack[-1].name in (*_REPLACED, "break"):
             raise XmlProblem(f"<{self._stack[-1].name}> may hold no other element")
         above = self._stack[-1].manner if self._stack else PLAIN
-        element = _Element(name, attributes, self._manner_of(name, attributes, above), at)
+        element = _Element(name, attributes, self._manner_of(name, attributes, above))
         self._stack.append(element)
         self._inner = ""
         if self._own_tag.fullmatch(f"<{name}>"):
@@ -180,34 +162,38 @@ class SsmlReader:
         for part in _WORDS.finditer(text):
             self._note(at + part.start(), " " if part[0].isspace() else part[0])
 
+    def _done(self, step: Callable[[], None]) -> list[Stretch]:
+        """Take a step, unless something is wrong already; return what is certain and new."""
+        if self._problem is None:
+            try:
+                step()
+            except InvalidRequestError as error:
+                self._problem = error
+        ready, self._ready = self._ready, []
+        return ready
+
     def _feed(self, piece: str) -> None:
+        self._text += piece
         if self._document is not None:
-            document = self._document
-            self._guarded(lambda: document.feed(piece))
+            self._document.feed(piece)
             return
         self._begun += piece
         if not _MAY_BEGIN.fullmatch(self._begun):
-            self._open(self._begun)
+            self._open()
 
-    def _open(self, begun: str) -> None:
-        is_whole = _BEGINS.match(begun) is not None
-        self._document = document = OpenDocument(self, "SSML", "input", None if is_whole else _ROOT)
-        self._begun = ""
-        self._guarded(lambda: document.feed(begun))
+    def _open(self) -> None:
+        begun, self._begun = self._begun, ""
+        self._document = OpenDocument(self, "SSML", "input", None if _BEGINS.match(begun) else _ROOT)
+        self._document.feed(begun)
 
-    def _guarded(self, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except InvalidRequestError as error:
-            self._problem = error
-
-    def _refuse(self, problem: str) -> None:
-        assert self._document is not None
-        self._problem = self._document.refusal(problem)
-
-    def _is_within_tag(self) -> bool:
-        is_held = bool(self._stack) and self._stack[-1].name in _REPLACED
-        return is_held or self._text.rfind("<") > self._text.rfind(">") or self._text.rfind("&") > self._text.rfind(";")
+    def _end_part(self) -> None:
+        if self._document is None and self._begun.strip():
+            self._open()
+        is_held, text = bool(self._stack) and self._stack[-1].name in _REPLACED, self._text
+        if is_held or text.rfind("<") > text.rfind(">") or text.rfind("&") > text.rfind(";"):
+            assert self._document is not None
+            raise self._document.refusal("the text ends within a tag, a say-as or a sub")
+        self._note(self._from + len(text), "")
 
     def _note(self, at: int, spoken: str, pause: Pause | None = None, manner: Manner | None = None) -> None:
         """Note what is spoken from a position on; what was noted before ends there."""
@@ -289,10 +275,6 @@ class SsmlReader:
         if name == "phoneme":
             _tags_of(attributes)
 
-    def _taken(self) -> list[Stretch]:
-        ready, self._ready = self._ready, []
-        return ready
-
 
 def check_ssml(text: str, language: str | None, *, takes_phonemes: bool = False) -> None:
     """Refuse a whole text before any of it is spoken.
@@ -301,11 +283,11 @@ def check_ssml(text: str, language: str | None, *, takes_phonemes: bool = False)
         InvalidRequestError: it is no SSML, or asks for what can't be had.
     """
     reader = SsmlReader(InlineTags(), language, lambda text, _: text, takes_phonemes=takes_phonemes)
-    stretches = reader.push(text) + reader.flush()
+    read = [*reader.reading(text), *reader.finishing()]
     reader.finish()
     if (problem := reader.take_problem()) is not None:
         raise problem
-    check_sum(sum(stretch.pause.seconds for stretch in stretches if stretch.pause is not None))
+    check_sum(sum(stretch.pause.seconds for part in read for stretch in part if stretch.pause is not None))
 
 
 def _tags_of(attributes: dict[str, str]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gateway.errors import InvalidRequestError
-from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, unchanged
+from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, joined, replaced, unchanged
 from gateway.text.manner import Manner, Pause
 from gateway.text.splitter import Segment
 
@@ -94,27 +94,22 @@ class Markup:
 
     def with_rest(self, segments: list[Segment]) -> list[Segment]:
         """Return the segments with what is left, which has nothing to speak, at the end of the last one."""
-        if not self._stretches:
-            return segments
-        *before, last = segments or [Segment("", self._start)]
-        bare = last.bare or unchanged(last.text)
-        written = "".join(stretch.written for stretch in self._stretches)
-        self._stretches.clear()
-        self._start += len(written)
-        alignment = Alignment((*bare.alignment.spans, SpokenStretch(len(written), 0)))
-        return [*before, replace(last, text=last.text + written, bare=NormalizedText(bare.text, alignment))]
+        return self._with_silent(segments, len(self._stretches)) if self._stretches else segments
 
     def with_pause(self, segments: list[Segment]) -> list[Segment]:
         """Return the segments before a break with the break at the end of the last one."""
-        taken = list[Stretch]()
-        while not taken or taken[-1].pause is None:
-            taken.append(self._stretches.popleft())
-        *before, last = segments or [Segment("", self._start, unchanged(""))]
-        behind = self._segment(taken)
-        spans = (*(last.bare or unchanged(last.text)).alignment.spans, SpokenStretch(len(behind.text), 0))
-        bare = NormalizedText((last.bare or unchanged(last.text)).text, Alignment(spans))
-        pause = taken[-1].pause
-        return [*before, replace(last, text=last.text + behind.text, bare=bare, pause=pause, pause_from=len(last.text))]
+        count, pause = next((at, each.pause) for at, each in enumerate(self._stretches, 1) if each.pause is not None)
+        size = len(segments[-1].text) if segments else 0
+        *before, last = self._with_silent(segments, count)
+        return [*before, replace(last, pause=pause, pause_from=size)]
+
+    def _with_silent(self, segments: list[Segment], count: int) -> list[Segment]:
+        """Return the segments with so many stretches, of which nothing is spoken, at the end of the last one."""
+        *before, last = segments or [Segment("", self._start)]
+        written = "".join(self._stretches.popleft().written for _ in range(count))
+        self._start += len(written)
+        bare = joined((last.bare or unchanged(last.text), replaced(written, [(0, len(written), "")])))
+        return [*before, replace(last, text=last.text + written, bare=bare)]
 
     def _segment(self, taken: list[Stretch]) -> Segment:
         written = "".join(stretch.written for stretch in taken)
