@@ -14,31 +14,13 @@ from gateway.errors import (
     HTTP_SERVER_ERROR,
     GatewayError,
     InvalidRequestError,
-    LLMInterruptedError,
-    LLMUnavailableError,
-    NotReadyError,
     Token2WavBusyError,
-    Token2WavInterruptedError,
-    Token2WavUnavailableError,
-    VoiceEvictedError,
     VoiceExistsError,
     VoiceStoreFullError,
     public_text,
     wire_status,
 )
 
-_PASSING = (
-    NotReadyError,
-    LLMUnavailableError,
-    LLMInterruptedError,
-    Token2WavBusyError,
-    Token2WavInterruptedError,
-    Token2WavUnavailableError,
-    VoiceEvictedError,
-)
-"""Errors that may soon be over, so that a repeated request may succeed."""
-_FINAL = (VoiceExistsError, VoiceStoreFullError)
-"""Errors that a repeated request cannot mend, although clients repeat their statuses on their own."""
 _RETRY_AFTER_S = 1
 
 
@@ -79,10 +61,11 @@ def described(message: str, code: str, param: str | None = None) -> dict[str, di
 
 
 def _retry_headers(error: GatewayError) -> dict[str, str]:
-    if isinstance(error, _FINAL):
-        return {**error_headers(error), "x-should-retry": "false"}
+    """Say when to repeat: what gRPC calls UNAVAILABLE may soon be over; no repeated request mends a voice's name."""
     if known := error_headers(error):
         return known
-    if isinstance(error, _PASSING):
+    status = wire_status(error)
+    if status.grpc == "UNAVAILABLE" or isinstance(error, Token2WavBusyError):
         return {"retry-after": str(_RETRY_AFTER_S)}
-    return {"x-should-retry": "false"} if wire_status(error).http >= HTTP_SERVER_ERROR else {}
+    is_in_vain = status.http >= HTTP_SERVER_ERROR or isinstance(error, VoiceExistsError | VoiceStoreFullError)
+    return {"x-should-retry": "false"} if is_in_vain else {}
