@@ -11,7 +11,7 @@ from gateway.core import VoiceService
 from gateway.errors import ConfigError
 from gateway.ledger import CallerLedger
 from gateway.voices.directory import Viewer, VoiceDirectory
-from gateway.voices.inline_budget import InlineVoiceBudget, InlineVoiceLimits
+from gateway.voices.inline_budget import InlineVoiceBudget
 from gateway.voices.profile import VoiceAliases
 from gateway.voices.registry import VoiceRegistry, load_voices
 from gateway.voices.store import CreatedVoices, VoiceLimits
@@ -26,8 +26,6 @@ class VoiceSettings:
     """Folder of created voices; None: callers can't create voices."""
     limits: VoiceLimits = field(default_factory=VoiceLimits)
     aliases: VoiceAliases = field(default_factory=VoiceAliases)
-    inline: InlineVoiceLimits = field(default_factory=InlineVoiceLimits)
-    """Limits of voices that come with requests."""
     is_shared: bool = False
     """Whether every key may speak in every created voice; each stays its owner's."""
 
@@ -60,7 +58,7 @@ def open_registry(
     if settings.created_dir is not None:
         directory = VoiceDirectory(settings.created_dir)
         store = CreatedVoices(directory, token2wav, settings.limits, ledger, transcripts=transcripts)
-    budget = InlineVoiceBudget(settings.inline, ledger)
+    budget = InlineVoiceBudget(ledger)
 
     def viewer() -> Viewer:
         return Viewer(key_of_call(), settings.is_shared)

@@ -36,19 +36,15 @@ from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voi
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MAX_AUDIO_BYTES = 10 * 1024 * 1024
-DEFAULT_MAX_VOICES = 1000
-DEFAULT_CREATIONS_PER_MINUTE = 10
-
 
 @dataclass(frozen=True)
 class VoiceLimits:
     """What one directory and one caller may take; token2wav bounds a recording's seconds."""
 
-    max_audio_bytes: int = DEFAULT_MAX_AUDIO_BYTES
+    max_audio_bytes: int = 10 * 1024 * 1024
     """Most bytes of one recording as it is uploaded."""
-    max_voices: int = DEFAULT_MAX_VOICES
-    creations_per_minute: int = DEFAULT_CREATIONS_PER_MINUTE
+    max_voices: int = 1000
+    creations_per_minute: int = 10
     """Most attempts of one caller in a minute."""
 
 

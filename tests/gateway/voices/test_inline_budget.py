@@ -11,7 +11,7 @@ from gateway.core import FloatArray, InlineVoice, RegisteredVoice
 from gateway.dialects.answers import error_headers
 from gateway.errors import VoiceRateError, wire_status
 from gateway.ledger import CallerLedger
-from gateway.voices.inline_budget import InlineVoiceBudget, InlineVoiceLimits
+from gateway.voices.inline_budget import InlineVoiceBudget
 from gateway.voices.registry import VoiceRegistry
 from tests.gateway.fakes import FakeToken2Wav, ManualClock
 
@@ -19,11 +19,11 @@ from tests.gateway.fakes import FakeToken2Wav, ManualClock
 class World:
     """A registry with a budget, and who asks it now."""
 
-    def __init__(self, limits: InlineVoiceLimits, token2wav: FakeToken2Wav | None = None) -> None:
+    def __init__(self, token2wav: FakeToken2Wav | None = None, **limits: int) -> None:
         self.clock = ManualClock()
         self.caller = "loud"
         self.token2wav = token2wav or FakeToken2Wav()
-        budget = InlineVoiceBudget(limits, CallerLedger(self.clock))
+        budget = InlineVoiceBudget(CallerLedger(self.clock), **limits)
         self.registry = VoiceRegistry(self.token2wav, budget=budget, caller=lambda: self.caller)
 
     async def bring(self, number: int, seconds: float = 1.0) -> None:
@@ -32,7 +32,7 @@ class World:
 
 
 async def test_a_caller_brings_so_many_new_voices_a_minute_and_others_theirs() -> None:
-    world = World(InlineVoiceLimits(voices_per_minute=3))
+    world = World(voices_per_minute=3)
     for number in range(3):
         await world.bring(number)
         world.clock.seconds += 10.0
@@ -50,7 +50,7 @@ async def test_a_caller_brings_so_many_new_voices_a_minute_and_others_theirs() -
 
 
 async def test_a_voice_that_is_known_already_counts_for_nothing() -> None:
-    world = World(InlineVoiceLimits(voices_per_minute=1))
+    world = World(voices_per_minute=1)
     for _ in range(5):
         await world.bring(1)
     assert len(world.token2wav.registrations) == 1
@@ -58,7 +58,7 @@ async def test_a_voice_that_is_known_already_counts_for_nothing() -> None:
 
 async def test_recordings_have_a_budget_of_bytes_and_the_largest_may_come_alone() -> None:
     second = 4 * 16_000
-    world = World(InlineVoiceLimits(bytes_per_minute=10 * second))
+    world = World(bytes_per_minute=10 * second)
     await world.bring(1, seconds=20.0)
     with pytest.raises(VoiceRateError) as refusal:
         await world.bring(2, seconds=0.1)
@@ -72,7 +72,7 @@ async def test_recordings_have_a_budget_of_bytes_and_the_largest_may_come_alone(
 
 async def test_the_voices_of_one_caller_are_made_one_after_the_other_and_others_come_in_between() -> None:
     made = SlowMaker()
-    world = World(InlineVoiceLimits(), made)
+    world = World(made)
     asked = [asyncio.create_task(world.bring(number)) for number in range(4)]
     await asyncio.sleep(0)
     world.caller = "quiet"
