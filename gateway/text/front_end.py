@@ -62,14 +62,6 @@ class SpokenSegment:
     instruction: str = ""
     """Instruction to the LLM on how to speak the segment; empty: none."""
 
-    def source_position(self, spoken_position: int) -> int:
-        """Return the position in all the text received for one in `text`.
-
-        Raises:
-            ValueError: the position is out of range.
-        """
-        return self.source.start + self.alignment.source_at(spoken_position)
-
 
 class TextFrontEnd:
     """Opens texts; one serves a process. Its parts are loaded once, by `load_text_front_end`."""

@@ -128,6 +128,11 @@ def prepared(
     return [stream.prepare(segment) for segment in segments]
 
 
+def source_position(spoken: SpokenSegment, position: int) -> int:
+    """Return the position in all the text received for one in a segment's words."""
+    return spoken.source.start + spoken.alignment.source_at(position)
+
+
 def split_text(text: str, finder: BreakFinder, settings: SplitSettings) -> list[Segment]:
     splitter = IncrementalSplitter(finder, settings)
     return [*splitter.push(text), *splitter.flush()]

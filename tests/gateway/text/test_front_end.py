@@ -24,7 +24,7 @@ from gateway.text.breaks import ended
 from gateway.text.normalization import wetext_normalizer
 from gateway.text.normalization.language import DeclaredLanguages
 from servicekit.checkpoint_file import CheckpointDeclaration
-from tests.gateway.text.builders import SHORT, prepared, shouting, texts_in_pieces
+from tests.gateway.text.builders import SHORT, prepared, shouting, source_position, texts_in_pieces
 
 SHOUTING = TextFrontEnd({"en": shouting, "pt-br": shouting}, lambda text: "en" if "the" in text else None)
 ENGLISH = TextOptions(language="en-US")
@@ -52,8 +52,8 @@ def test_a_segment_is_normalised_and_knows_where_its_words_were_written() -> Non
     _, segment = [*stream.push("The first one ends here. "), *stream.push("I have 5 of them."), *stream.flush()]
     spoken = stream.prepare(segment)
     assert spoken.text == "I have FIVE of them."
-    assert spoken.source_position(spoken.text.index("FIVE")) == len("The first one ends here. I have ")
-    assert spoken.source_position(len(spoken.text)) == segment.end
+    assert source_position(spoken, spoken.text.index("FIVE")) == len("The first one ends here. I have ")
+    assert source_position(spoken, len(spoken.text)) == segment.end
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_positions_cover_the_text(pieces: list[str]) -> None:
     spoken = [stream.prepare(segment) for segment in segments]
     assert "".join(one.source.text for one in spoken) == "".join(pieces)
     assert stream.pending_characters == 0
-    assert all(one.source_position(len(one.text)) == one.source.end for one in spoken)
+    assert all(source_position(one, len(one.text)) == one.source.end for one in spoken)
 
 
 @given(texts_in_pieces())
@@ -150,8 +150,8 @@ def test_a_spoken_text_is_cleaned_and_knows_where_it_was_written() -> None:
     spoken = speak(text, ENGLISH)
     assert "".join(one.text for one in spoken) == "Plan.\nBuy FIVE apples.\nSee a dot example dot com.\n"
     (one,) = spoken
-    assert text[one.source_position(one.text.index("FIVE"))] == "5"
-    assert text[one.source_position(one.text.index("See"))] == "S"
+    assert text[source_position(one, one.text.index("FIVE"))] == "5"
+    assert text[source_position(one, one.text.index("See"))] == "S"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from gateway.text.phonemes import phoneme_tags
 from gateway.text.ssml import check_ssml
 from llm_service.text_encoder import PHONEME_TOKENS
 from servicekit.checkpoint_file import CheckpointDeclaration
-from tests.gateway.text.builders import prepared, shouting
+from tests.gateway.text.builders import prepared, shouting, source_position
 
 
 def spoken(text: str, *lexicons: list[AliasRule]) -> str:
@@ -95,7 +95,7 @@ def test_aliases_come_before_normalisation_and_leave_tags_alone() -> None:
     options = TextOptions("en", aliases=(AliasRule("cinco", "5"), AliasRule("breath", "air"), AliasRule("b", "c")))
     (spoken,) = prepared(front_end, "**cinco** [breath] is b.", options)
     assert spoken.text == "FIVE [breath] is c."
-    assert spoken.source_position(spoken.text.index("[")) == spoken.source.text.index("[")
+    assert source_position(spoken, spoken.text.index("[")) == spoken.source.text.index("[")
 
 
 @pytest.fixture(scope="module")
