@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from gateway.errors import InvalidRequestError
 from gateway.text.stretches import Stretch, TextReader
 
 Change = tuple[str, str]
@@ -188,10 +187,6 @@ class CleaningReader:
         yield [Stretch(written, "") for written, _ in self._changes]
         self._text, self._at = "", 0
         self._changes.clear()
-
-    def take_problem(self) -> InvalidRequestError | None:
-        """See `TextReader.take_problem`."""
-        return self._reader.take_problem()
 
     def _handed_on(self, found: list[Change]) -> Iterator[list[Stretch]]:
         end = self._at + sum(len(written) for written, _ in found)

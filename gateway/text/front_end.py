@@ -350,7 +350,7 @@ class TextStream:
             yield from self._splitter.cutting(piece)
             return
         yield from self._cutting(self._markup, self._markup.reading(piece))
-        self._check(self._markup)
+        check_sum(self._pauses_s)
 
     def finishing(self, *, goes_on: bool = False) -> Iterator[Segment | None]:
         """Do what `flush` does in small steps, to the end; see `cutting`."""
@@ -360,7 +360,7 @@ class TextStream:
             segments += [step] if step is not None else []
         if self._markup is not None:
             segments = self._markup.with_rest(segments)
-            self._check(self._markup)
+            check_sum(self._pauses_s)
             self._pauses_s = 0.0
         yield from segments[:-1]
         yield from (replace(last, is_last=not goes_on) for last in segments[-1:])
@@ -378,11 +378,6 @@ class TextStream:
                 segments = markup.with_pause([markup.as_written(cut) for cut in self._splitter.flush()])
                 self._pauses_s += segments[-1].pause_s
                 yield from segments
-
-    def _check(self, markup: Markup) -> None:
-        if (problem := markup.take_problem()) is not None:
-            raise problem
-        check_sum(self._pauses_s)
 
     def _as_written(self, markup: Markup, cuts: Iterator[Segment | None]) -> Iterator[Segment | None]:
         return (markup.as_written(cut) if cut is not None else None for cut in cuts)

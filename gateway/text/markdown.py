@@ -137,6 +137,7 @@ class MarkupReader:
         for at in range(0, len(piece), _SLICE):
             self._text += piece[at : at + _SLICE]
             yield from self._read(is_complete=False)
+        self._check()
 
     def finishing(self) -> Iterator[list[Stretch]]:
         """See `TextReader.finishing`."""
@@ -144,11 +145,12 @@ class MarkupReader:
         held, self._held, self._last, self._manner = self._held, [], "", None
         self._begin_line()
         yield held
+        self._check()
 
-    def take_problem(self) -> InvalidRequestError | None:
-        """See `TextReader.take_problem`."""
+    def _check(self) -> None:
         problem, self._problem = self._problem, None
-        return problem
+        if problem is not None:
+            raise problem
 
     def _begin_line(self) -> None:
         self._is_line_start = True

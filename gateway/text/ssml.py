@@ -106,19 +106,21 @@ class SsmlReader:
         """See `TextReader.reading`."""
         for at in range(0, len(piece), _SLICE):
             yield self._done(partial(self._feed, piece[at : at + _SLICE]))
+        self._check()
 
     def finishing(self) -> Iterator[list[Stretch]]:
         """See `TextReader.finishing`; elements may stay open, a tag may not."""
         yield self._done(self._end_part)
+        self._check()
 
     def finish(self) -> None:
-        """Say that the text is over: elements may not stay open; see `take_problem`."""
+        """Say that the text is over: elements may not stay open."""
         if self._document is not None:
-            self._done(self._document.finish)
+            self._document.finish()
 
-    def take_problem(self) -> InvalidRequestError | None:
-        """Return what is wrong with the text; nothing behind it is read."""
-        return self._problem
+    def _check(self) -> None:
+        if self._problem is not None:  # nothing behind it is read
+            raise self._problem
 
     def start(self, name: str, attributes: dict[str, str], at: int) -> None:
         """See `XmlReader.start`."""
@@ -285,8 +287,6 @@ def check_ssml(text: str, language: str | None, *, takes_phonemes: bool = False)
     reader = SsmlReader(InlineTags(), language, lambda text, _: text, takes_phonemes=takes_phonemes)
     read = [*reader.reading(text), *reader.finishing()]
     reader.finish()
-    if (problem := reader.take_problem()) is not None:
-        raise problem
     check_sum(sum(stretch.pause.seconds for part in read for stretch in part if stretch.pause is not None))
 
 

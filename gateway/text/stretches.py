@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gateway.errors import InvalidRequestError
 from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, joined, replaced, unchanged
 from gateway.text.manner import Manner, Pause
 from gateway.text.splitter import Segment
@@ -34,7 +33,7 @@ BareText = tuple[str, bool]
 
 
 class TextReader(Protocol):
-    """Tells what of a written text is spoken."""
+    """Tells what of a written text is spoken; raises InvalidRequestError behind all that can be spoken nevertheless."""
 
     def reading(self, piece: str) -> Iterator[list[Stretch]]:
         """Take more text, of any length, and yield what is certain, in small steps."""
@@ -42,10 +41,6 @@ class TextReader(Protocol):
 
     def finishing(self) -> Iterator[list[Stretch]]:
         """Yield all that is left, as if the text ended here; more may be read afterwards."""
-        ...
-
-    def take_problem(self) -> InvalidRequestError | None:
-        """Return what is wrong with the text read since the last call."""
         ...
 
 
@@ -74,10 +69,6 @@ class Markup:
         """Yield all that is left, as if the text ended here; more may be read afterwards."""
         for stretches in self._reader.finishing():
             yield from self._noted(stretches)
-
-    def take_problem(self) -> InvalidRequestError | None:
-        """See `TextReader.take_problem`."""
-        return self._reader.take_problem()
 
     def as_written(self, cut: Segment) -> Segment:
         """Return a segment of the text as it was written, for the next one of the text without markup."""
