@@ -10,7 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import TYPE_CHECKING, ParamSpec
 
 import numpy as np
 import soxr
@@ -62,7 +63,7 @@ _PLAIN_FORMATS = frozenset({AudioFormat.WAV, AudioFormat.PCM, AudioFormat.MULAW,
 _HOW_TO_INSTALL = "install the package's extra `audio` on the server"
 
 
-class AudioEncoder:
+class AudioEncoder(AbstractContextManager["AudioEncoder"]):
     """One answer's way from samples to bytes; leaving its context frees the codec.
 
     The bytes of all calls, joined, are the same however the samples are cut.
@@ -90,9 +91,6 @@ class AudioEncoder:
         self._is_open = True
         self.is_light = speed == NORMAL_SPEED and isinstance(self._codec, StatelessCodec)
         """Whether encoding takes so little time that it may run on an event loop."""
-
-    def __enter__(self) -> AudioEncoder:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -207,10 +205,9 @@ def _tempo_changer(speed: float) -> TempoChanger:
 
 
 _P = ParamSpec("_P")
-_Self = TypeVar("_Self", bound="AsyncEncoder")
 
 
-class AsyncEncoder:
+class AsyncEncoder(AbstractAsyncContextManager["AsyncEncoder"]):
     """An `AudioEncoder` beside an event loop, for one coroutine, which awaits each call before the next.
 
     Heavy codecs work in threads, where they let go of the interpreter's lock.
@@ -239,9 +236,6 @@ class AsyncEncoder:
     def is_light(self) -> bool:
         """See `AudioEncoder`."""
         return self._encoder.is_light
-
-    async def __aenter__(self: _Self) -> _Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         self.close()

@@ -56,16 +56,20 @@ async def list_voices(request: Request) -> Response:
     """List the voices."""
     voices = _voices(request)
     uploaded = [_upload_of(voice, voices.is_owned(voice)) for voice in voices.created]
-    details = [{**_summary_of(voice), "aliases": voices.aliases_of(voice.name)} for voice in voices.listed]
-    answer = {"voices": voices.names, "details": details, "uploaded_voices": uploaded}
-    return JSONResponse({**answer, "aliases": voices.aliases})
+    aliases = voices.aliases
+    details = [
+        {**_summary_of(voice), "aliases": [alias for alias, name in aliases.items() if name == voice.name]}
+        for voice in voices.listed
+    ]
+    answer = {"voices": voices.names, "details": details, "uploaded_voices": uploaded, "aliases": aliases}
+    return JSONResponse(answer)
 
 
 async def create(request: Request) -> Response:
     """Create a voice from the form's recording."""
     voices = _voices(request)
     voices.admit_creation(current_caller().name)
-    voice = await voices.create(await _read_draft(request, voices.max_audio_bytes))
+    voice = await voices.create(await _read_draft(request, voices.limits.max_audio_bytes))
     return JSONResponse({**_created_object(voice, True), "success": True, "voice": _upload_of(voice, True)})
 
 

@@ -60,7 +60,7 @@ _HEADERS = {
 async def settings(request: Request) -> Response:
     """Tell what the page may offer."""
     host: Host = request.app.state.host
-    max_bytes = host.voices.max_audio_bytes
+    max_bytes = host.voices.limits.max_audio_bytes
     answer = {
         "voice_creation": max_bytes > 0,
         "lexicons": host.lexicons.names,

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from gateway.text.alignment import NormalizedText, replaced, unchanged
-from gateway.text.sentences import SentencexRules, list_markers
+from gateway.text.sentences import SentencexRules, is_abbreviation, list_markers
 from gateway.text.tags import InlineTags
 
 # Source: Unicode's properties Sentence_Terminal and Terminal_Punctuation; differs in that only scripts in daily use
@@ -185,12 +185,12 @@ class BreakFinder:
 
     def _terminator_strength(self, bare: str, after: str, *, is_quoted: bool) -> Strength | None:
         """Judge a mark that may end a sentence; None if it ends nothing."""
-        is_abbreviation = bare.endswith(".") and self._rules.is_abbreviation(bare)
+        is_short = bare.endswith(".") and is_abbreviation(bare)
         if after[0].islower() and (is_quoted or bare.endswith(".")):
-            return Strength.BOUND if is_abbreviation else Strength.CLAUSE  # approx. five; "Stop!" she said
+            return Strength.BOUND if is_short else Strength.CLAUSE  # approx. five; "Stop!" she said
         if self._rules.is_sentence_end(bare, after):
             return Strength.SENTENCE
-        return Strength.BOUND if is_abbreviation else None
+        return Strength.BOUND if is_short else None
 
     def _word_after(self, bare: str, text: str, end: int, known: int | None) -> str | None:
         """Return what the sentence rules need of the text behind a mark; None if it may go on beyond what is known.
@@ -201,7 +201,7 @@ class BreakFinder:
         if not text[end].isalnum():
             return _ANY_SENTENCE_START
         is_number = bare.endswith(".") and bare[:-1][-1:].isdigit()
-        if not is_number and not (bare.endswith(".") and self._rules.is_abbreviation(bare)):
+        if not is_number and not (bare.endswith(".") and is_abbreviation(bare)):
             return text[end]
         word = _NEXT_WORD.match(text, end, len(text) if known is None else known)
         if word is None:

@@ -43,10 +43,6 @@ class SentencexRules:
         self._guessed_of = ""
         self._guessed: str | None = None
 
-    def is_abbreviation(self, before: str) -> bool:
-        """Tell whether a full stop is an abbreviation's; then the word behind it tells whether a sentence ends, too."""
-        return is_abbreviation(before)
-
     def is_sentence_end(self, before: str, after: str) -> bool:
         """Tell whether a sentence ends between two pieces of text.
 

@@ -32,7 +32,7 @@ from gateway.voices.draft import VoiceDraft, plain_form
 from gateway.voices.inline_budget import InlineVoiceBudget
 from gateway.voices.profile import DEFAULT_VOICE, NO_ALIASES, NO_PROFILE, VoiceAliases, VoiceProfile, read_profile
 from gateway.voices.recordings import readable
-from gateway.voices.store import CreatedVoices
+from gateway.voices.store import CreatedVoices, VoiceLimits
 from gateway.voices.transcripts import TranscriptCheck
 
 logger = logging.getLogger(__name__)
@@ -97,6 +97,8 @@ class VoiceRegistry:
         self._token2wav = token2wav
         self._voices = {voice.name: voice for voice in voices or []}
         self._store = store
+        self.limits = store.limits if store is not None else VoiceLimits(0, 0, 0)
+        """What callers may create; 0 of everything if voices can't be created here."""
         self._aliases = aliases.table({voice.name: voice.profile.gender for voice in self._voices.values()})
         self._folded_aliases = {alias.casefold(): alias for alias in self._aliases}
         self._reserved = {plain_form(name): name for name in (DEFAULT_VOICE, *self._voices, *self._aliases)}
@@ -131,20 +133,6 @@ class VoiceRegistry:
     def aliases(self) -> dict[str, str]:
         """Alias -> voice, without those that a name of the operator's hides."""
         return {alias: name for alias, name in self._aliases.items() if alias not in self._voices}
-
-    def aliases_of(self, name: str) -> list[str]:
-        """Return the aliases that stand for a voice, by its name or id."""
-        return [alias for alias, voice in self.aliases.items() if voice == name]
-
-    @property
-    def max_audio_bytes(self) -> int:
-        """Largest recording that a voice may be created from; 0 if none may."""
-        return self._store.limits.max_audio_bytes if self._store is not None else 0
-
-    @property
-    def max_created(self) -> int:
-        """How many voices callers may create altogether; 0 if none may."""
-        return self._store.limits.max_voices if self._store is not None else 0
 
     def is_owned(self, voice: StoredVoice) -> bool:
         """Tell whether the caller may read a created voice's consent and transcript, share it and delete it."""

@@ -100,7 +100,7 @@ def _user(caller: str, registry: VoiceRegistry) -> dict[str, Any]:
 
 
 def _subscription(registry: VoiceRegistry) -> dict[str, Any]:
-    can_create = registry.max_audio_bytes > 0
+    can_create = registry.limits.max_audio_bytes > 0
     return {
         "tier": TIER,
         "status": "active",
@@ -111,7 +111,7 @@ def _subscription(registry: VoiceRegistry) -> dict[str, Any]:
         "allowed_to_extend_character_limit": False,
         "next_character_count_reset_unix": None,
         "voice_slots_used": len(registry.created),
-        "voice_limit": registry.max_created,
+        "voice_limit": registry.limits.max_voices,
         "voice_add_edit_counter": 0,
         "can_extend_voice_limit": False,
         "can_use_instant_voice_cloning": can_create,

@@ -82,7 +82,8 @@ class SpeakingContext:
         self._delivery = Delivery(Pacer(host.clock, host.limits.run_ahead_s), first.speed)
         alignment = AlignmentWriter(is_absolute=options.sync_alignment, speed=first.speed)
         self._writer = AudioWriter(self._encoder, alignment, send, context_id)
-        self._state = ContextState.OPEN
+        self.state = ContextState.OPEN
+        """How far it has come."""
         self._was_flushed = False
         self._speech: Interruptible | None = None
         self._task: asyncio.Task[None] | None = None
@@ -93,20 +94,15 @@ class SpeakingContext:
         """When the context last took text or sent audio, in seconds of the clock."""
 
     @property
-    def state(self) -> ContextState:
-        """How far it has come."""
-        return self._state
-
-    @property
     def is_ending(self) -> bool:
         """Whether all its text has come and it is still spoken."""
-        return self._state is ContextState.ENDING
+        return self.state is ContextState.ENDING
 
     @property
     def progress(self) -> dict[str, Any]:
         """How far the speech got: the account for a caller who broke in."""
         return {
-            "isCancelled": self._state is ContextState.CANCELLED,
+            "isCancelled": self.state is ContextState.CANCELLED,
             "samplesGenerated": self._delivery.generated_samples,
             "samplesSent": self._writer.samples_sent,
             "sampleRate": SAMPLE_RATE_HZ,
@@ -148,7 +144,7 @@ class SpeakingContext:
         Raises:
             InvalidRequestError: see `end`.
         """
-        if self._state is ContextState.OPEN and self._was_flushed:
+        if self.state is ContextState.OPEN and self._was_flushed:
             self.end()
         else:
             self.cancel()
@@ -159,14 +155,14 @@ class SpeakingContext:
         Raises:
             InvalidRequestError: what was buffered can't be spoken.
         """
-        if self._state is ContextState.OPEN:
-            self._state = ContextState.ENDING
+        if self.state is ContextState.OPEN:
+            self.state = ContextState.ENDING
             self._feed.end()
 
     def cancel(self) -> None:
         """Stop both services now; the final message still comes."""
-        if self._speech is not None and self._state in (ContextState.OPEN, ContextState.ENDING):
-            self._state = ContextState.CANCELLED
+        if self._speech is not None and self.state in (ContextState.OPEN, ContextState.ENDING):
+            self.state = ContextState.CANCELLED
             self._speech.interrupt()
 
     def fail(self, error: GatewayError) -> None:
@@ -189,8 +185,8 @@ class SpeakingContext:
         try:
             self.failure = await speech.wait() or self.failure
             await self._wait_for_turn()
-            if self._state is not ContextState.CANCELLED:
-                self._state = ContextState.FINISHED
+            if self.state is not ContextState.CANCELLED:
+                self.state = ContextState.FINISHED
             if self.failure is not None:
                 await self._send(error_message(self.failure, self.id))
             warning = warning_field(*self._session.results)

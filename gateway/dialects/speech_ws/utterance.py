@@ -48,7 +48,7 @@ class SpeakingUtterance:
             config.seed,
             text_options=config.text_options(),
             request_id=name,
-            is_interleaved=config.is_interleaved,
+            is_interleaved=config.text_mode == "interleaved",
             wants_times=config.word_timestamps,
         )
         self._session = SpeechSession(host.pipeline, request, split=config.granularity.split)
@@ -56,17 +56,14 @@ class SpeakingUtterance:
             Pacer(host.clock, host.limits.run_ahead_s if config.stream_audio else math.inf), config.times_as_fast
         )
         self._held = ""
-        self._has_ended = self._is_cancelled = False
+        self._is_cancelled = False
+        self.is_ending = False
+        """Whether all its text has come."""
         self._speech: Interruptible | None = None
         self._sentence: tuple[int, StreamedWriter | WholeWriter] | None = None
         self._cutter = SentenceCutter(self._session.results)
         self.last_active_s = host.clock.now()
         """When the utterance last took text or sent audio, in seconds of the clock."""
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether all its text has come."""
-        return self._has_ended
 
     def write(self, text: str) -> None:
         """Take text.
@@ -89,7 +86,7 @@ class SpeakingUtterance:
         Raises:
             InvalidRequestError: what was held can't be spoken.
         """
-        self._has_ended = True
+        self.is_ending = True
         try:
             if self._config.granularity is Granularity.NONE:
                 self._cutter.whole = self._held

@@ -95,11 +95,6 @@ class ConfigFields(SpeechFields):
         return self.split_granularity or Granularity.SENTENCE
 
     @property
-    def is_interleaved(self) -> bool:
-        """Whether the LLM takes the text while it speaks."""
-        return self.text_mode == "interleaved"
-
-    @property
     def description(self) -> dict[str, Any]:
         """What the client is told of it."""
         return {

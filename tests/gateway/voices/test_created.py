@@ -117,9 +117,9 @@ async def test_the_settings_open_both_kinds_of_voices(tmp_path: Path, maker: Fak
     (tmp_path / "anna.txt").write_text("I am anna.")
     settings = VoiceSettings(tmp_path / "made", VoiceLimits(max_audio_bytes=77))
     opened = open_registry(tmp_path, settings, Token2WavClient("127.0.0.1:1"), CallerLedger(ManualClock()))
-    assert (opened.names, opened.max_audio_bytes, opened.aliases["cedar"]) == (["anna", "eva"], 77, "anna")
+    assert (opened.names, opened.limits.max_audio_bytes, opened.aliases["cedar"]) == (["anna", "eva"], 77, "anna")
     without = open_registry(tmp_path, VoiceSettings(), Token2WavClient("127.0.0.1:1"), CallerLedger(ManualClock()))
-    assert (without.names, without.max_audio_bytes) == (["anna"], 0)
+    assert (without.names, without.limits.max_audio_bytes) == (["anna"], 0)
 
 
 def test_openais_names_go_round_the_operators_voices_in_order_the_default_one_first() -> None:
