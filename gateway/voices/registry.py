@@ -178,8 +178,6 @@ class VoiceRegistry:
         if registered is not None:
             self._remember(key, registered)
         else:
-            if key not in self._registrations:
-                self._count_new(key, source)
             registered = await asyncio.shield(self._registration(key, source))
         if isinstance(source, StoredVoice) and self._creating().find(source.id) is None:
             raise VoiceNotFoundError(f"voice {source.id} was deleted", param="voice")
@@ -287,6 +285,9 @@ class VoiceRegistry:
                 self._remember(key, task.result())
 
         if key not in self._registrations:
+            if self._budget is not None and isinstance(source, InlineVoice):
+                audio = source.audio
+                self._budget.take(self._caller(), key, len(audio) if isinstance(audio, bytes) else audio.nbytes)
             task = asyncio.create_task(self._registering(source, self._caller()), name=f"register-{key}")
             task.add_done_callback(note_end)
             self._registrations[key] = task
@@ -297,12 +298,6 @@ class VoiceRegistry:
         self._known[key] = registered
         if len(self._known) > self._max_known:
             del self._known[next(iter(self._known))]
-
-    def _count_new(self, key: str, source: NamedVoice | StoredVoice | InlineVoice) -> None:
-        """Count a voice that a caller brings and that is not known here."""
-        if self._budget is not None and isinstance(source, InlineVoice):
-            audio = source.audio
-            self._budget.take(self._caller(), key, len(audio) if isinstance(audio, bytes) else audio.nbytes)
 
     async def _registering(self, source: NamedVoice | StoredVoice | InlineVoice, caller: str) -> RegisteredVoice:
         """Register a voice; one that a caller brings waits for its caller's others."""

@@ -62,21 +62,6 @@ class _TokenWire(LLMWire):
         return body | lengths | asdict(sampling) | ids_flag
 
 
-class TokenGenerator:
-    """Asks the LLM service; the way `PipelineRunner` keeps it, one for all requests of a process."""
-
-    def __init__(self, client: SpeechLMClient, vocabulary: SpeechVocabulary) -> None:
-        self._client, self._vocabulary = client, vocabulary
-
-    async def generate(self, request: TokenRequest) -> AsyncGenerator[list[int], None]:
-        """Yield LLM ids as they come, without end tokens."""
-        prompt = _Prompt("", "", (), request=request)
-        async with aclosing(self._client.generate(prompt, request.sampling, request.seed)) as deltas:
-            async for delta in deltas:
-                if delta.token_ids:
-                    yield [self._vocabulary.llm_id(token) for token in delta.token_ids]
-
-
 class TokenRequests:
     """Requests for tokens."""
 
@@ -110,12 +95,14 @@ class TokenRequests:
             is_streaming=is_streaming,
         )
 
-    async def answers(self, pipeline: TokenGenerator, asked: TokenRequest) -> AsyncGenerator[Tensors]:
-        """Yield every piece of the answer where `streaming` asks for that, else all of it at once."""
+    async def answers(self, pipeline: SpeechLMClient, asked: TokenRequest) -> AsyncGenerator[Tensors]:
+        """Yield LLM ids without end tokens, piece by piece where `streaming` asks for that, else all at once."""
         whole: list[int] = []
-        async with aclosing(pipeline.generate(asked)) as pieces:
-            async for piece in pieces:
-                if asked.is_streaming:
+        prompt = _Prompt("", "", (), request=asked)
+        async with aclosing(pipeline.generate(prompt, asked.sampling, asked.seed)) as deltas:
+            async for delta in deltas:
+                piece = [self._vocabulary.llm_id(token) for token in delta.token_ids]
+                if piece and asked.is_streaming:
                     yield _answer(piece)
                 whole += piece
         if not asked.is_streaming:
@@ -144,19 +131,17 @@ def load_model(pb_utils: PbUtils, model_config_json: str) -> StreamingModel | Wh
         )
     encoder = load_text_encoder(Path(parameters["llm_tokenizer_dir"]))
     wire = _TokenWire(encoder, LLMBackend(parameters.get("llm_backend", LLMBackend.EMBEDDED.value)))
-    runner = PipelineRunner(lambda: _open(wire, encoder.vocabulary, parameters))
+    runner = PipelineRunner(lambda: _open(wire, parameters))
     can_stream = is_decoupled(model_config_json)
     parts = (pb_utils, runner, TokenRequests(pb_utils, encoder.vocabulary, can_stream=can_stream))
     return StreamingModel(*parts, max_requests=MAX_REQUESTS) if can_stream else WholeModel(*parts)
 
 
 @asynccontextmanager
-async def _open(
-    wire: LLMWire, vocabulary: SpeechVocabulary, parameters: Mapping[str, str]
-) -> AsyncIterator[TokenGenerator]:
+async def _open(wire: LLMWire, parameters: Mapping[str, str]) -> AsyncIterator[SpeechLMClient]:
     client = SpeechLMClient(parameters["llm_api_base"], wire, parameters.get("llm_model"))
     try:
-        yield TokenGenerator(client, vocabulary)
+        yield client
     finally:
         await client.close()
 

@@ -21,7 +21,7 @@ from functools import cache
 from importlib import metadata
 
 from wyoming.audio import AudioChunk as AudioEvent
-from wyoming.audio import AudioStart
+from wyoming.audio import AudioStart, AudioStop
 from wyoming.event import Event
 from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
 from wyoming.ping import Ping, Pong
@@ -29,11 +29,12 @@ from wyoming.tts import SynthesizeStopped
 
 from gateway.audio.codecs import PCM16_BYTES, to_pcm16
 from gateway.core import AudioChunk, FloatArray
-from gateway.dialects.wyoming.wire import ClientLeftError, EventStream, SpeechStop, VoiceWish, read_text, read_voice
+from gateway.dialects.wyoming.wire import ClientLeftError, EventStream, VoiceWish, read_text, read_voice
 from gateway.errors import GatewayError, InvalidRequestError, StalledReaderError, TextTooLongError
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.session import SessionAudio, SpeechSession
+from gateway.speech.speech_job import warning_field
 from gateway.text import TextOptions
 from gateway.voices.directory import StoredVoice
 from gateway.voices.profile import DEFAULT_VOICE, NO_PROFILE
@@ -214,7 +215,7 @@ class WyomingConnection:
             self._is_speaking = False
         if not has_started:
             await self._events.send(AudioStart(**_FORMAT))
-        await self._events.send(SpeechStop(*speech.results))
+        await self._events.send(AudioStop(), warning_field(*speech.results))
         if speech.is_streamed:
             await self._events.send(SynthesizeStopped())
 

@@ -9,19 +9,17 @@ Knows nothing of speech.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, SupportsIndex
 
-from wyoming.audio import AudioStop
 from wyoming.error import Error
 from wyoming.event import Event, Eventable, async_read_event, async_write_event
 
 from gateway.dialects.answers import checked_json, sent
 from gateway.errors import GatewayError, InvalidRequestError, StalledReaderError, TextTooLongError, public_text
-from gateway.speech.request import SpeechResult
-from gateway.speech.speech_job import warning_field
 from servicekit.timeouts import timeout
 
 _CLOSE_TIMEOUT_S = 2.0
@@ -126,16 +124,18 @@ class EventStream:
             while await self._reader.read(_DISCARD_BYTES):
                 pass
 
-    async def send(self, message: Eventable) -> None:
-        """Send an event as soon as the reader has room.
+    async def send(self, message: Eventable, more: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Send an event as soon as the reader has room, with more fields than its package knows.
 
         Raises:
             ClientLeftError: nobody reads any more.
             StalledReaderError: the reader stands still.
         """
+        event = message.event()
+        event.data.update(more)
         try:
             async with self._sending:
-                await sent(async_write_event(message.event(), self._writer), self._send_timeout_s)
+                await sent(async_write_event(event, self._writer), self._send_timeout_s)
         except OSError as error:
             raise ClientLeftError from error
         except StalledReaderError:
@@ -170,20 +170,6 @@ class EventStream:
 def _unreadable() -> InvalidRequestError:
     expected = 'a line of JSON such as {"type": "synthesize", "data": {"text": "Hello."}}'
     return InvalidRequestError(f"got what is no Wyoming event, expected {expected}")
-
-
-class SpeechStop(AudioStop):
-    """The end of a text's audio, with what there is to warn of; clients that know no warnings leave it alone."""
-
-    def __init__(self, *results: SpeechResult) -> None:
-        """Keep how the text was spoken."""
-        super().__init__()
-        self._warning = warning_field(*results)
-
-    def event(self) -> Event:
-        """Write it for the wire."""
-        stop = super().event()
-        return Event(stop.type, {**stop.data, **self._warning})
 
 
 _FORMATS = ("text", "ssml")
