@@ -47,18 +47,6 @@ def _code(match: re.Match[str]) -> str:
     return match["before"] + called(re.sub(r"[ -]+", " ", behind))
 
 
-def _version(match: re.Match[str]) -> str:
-    return "点".join(map(cardinal, match[0].split(".")))
-
-
-def _address(match: re.Match[str]) -> str:
-    return digits(match[0].replace(".", "点"))
-
-
-def _flight(match: re.Match[str]) -> str:
-    return match["letters"] + called(match["digits"])
-
-
 def _model(match: re.Match[str]) -> str:
     """GPT-4, C919, F-16, RTX4090, Python3.11."""
     whole, dot, fraction = match["digits"].partition(".")
@@ -72,8 +60,8 @@ def _known(match: re.Match[str]) -> str:
 
 
 NETWORKS_AND_VERSIONS = (
-    rule(rf"{_FREE}\d{{1,3}}(?:\.\d{{1,3}}){{3}}{_END}", _address),
-    rule(r"(?<![\d.])\d{1,4}(?:\.\d{1,4}){2,4}(?!\d|\.\d)", _version),
+    rule(rf"{_FREE}\d{{1,3}}(?:\.\d{{1,3}}){{3}}{_END}", lambda m: digits(m[0].replace(".", "点"))),
+    rule(r"(?<![\d.])\d{1,4}(?:\.\d{1,4}){2,4}(?!\d|\.\d)", lambda m: "点".join(map(cardinal, m[0].split(".")))),
     rule(
         r"(?<![A-Za-z\d])(?P<v>[vV])\.?(?P<digits>\d{1,4}(?:\.\d{1,6})?)(?![\d.])",
         lambda m: m["v"] + number(m["digits"]),
@@ -116,7 +104,10 @@ MODELS = (
     rule(r"(?P<name>(?<![\dA-Za-z.])[A-Za-z]{1,20})-(?=\d)", lambda m: m["name"]),
     rule(rf"(?P<name>{_MODELS})-(?=\d)", lambda m: m["name"]),
     rule(r"(?<=波音|空客)\d{3}(?!\d)", lambda m: digits(m[0])),
-    rule(r"(?<![A-Za-z])(?P<letters>[A-Z]{2}|[GDKCTZSY](?=\d{1,4}次))(?P<digits>\d{3,4})(?![\dA-Za-z.])", _flight),
+    rule(
+        r"(?<![A-Za-z])(?P<letters>[A-Z]{2}|[GDKCTZSY](?=\d{1,4}次))(?P<digits>\d{3,4})(?![\dA-Za-z.])",
+        lambda m: m["letters"] + called(m["digits"]),
+    ),
     rule(r"(?<=[A-Z][A-Z] )\d{3,4}(?![\d.,A-Za-z]|\s?[元万亿个人年月])", lambda m: digits(m[0])),
     rule(r"(?<=[A-Za-z])(?P<digits>\d{1,12}(?:\.\d{1,6})?)(?![\d.]*\d)", _model),
 )

@@ -61,10 +61,6 @@ def _years(match: re.Match[str]) -> str:
     return f"{digits(match['first'])}到{digits(match['last'])}"
 
 
-def _of_an_era(match: re.Match[str]) -> str:
-    return f"公元{'前' if match['era'] else ''}{digits(match['year'])}年"
-
-
 def _clock(match: re.Match[str]) -> str:
     half = _HALVES[match["half"].lower()] if match["half"] and int(match["hour"]) <= _HOURS_OF_A_HALF else ""
     hour, minute, second = match["hour"].lstrip("0") or "0", match["minute"], match["second"]
@@ -76,10 +72,6 @@ def _clock(match: re.Match[str]) -> str:
 def _sixtieth(written: str) -> str:
     """Return 零五 for 05, 零 for 00, 五十 for 50."""
     return "零" if written == "00" else digits(written) if written[0] == "0" else cardinal(written)
-
-
-def _hour(match: re.Match[str]) -> str:
-    return f"{_HALVES[match['half'].lower()]}{counted(match['hour'].lstrip('0'))}点"
 
 
 def _duration(match: re.Match[str]) -> str:
@@ -105,7 +97,7 @@ DATES = (
     rule(rf"{_FREE}(?P<month>0[1-9])(?P<sign>[-/.]){_DAY_2}{_END}", _date),
     rule(
         rf"{_FREE}(?P<year>\d{{1,4}}) ?(?i:(?P<era>b)\.?c|(?P<our>a)\.?d)\b\.?",
-        _of_an_era,
+        lambda m: f"公元{'前' if m['era'] else ''}{digits(m['year'])}年",
     ),
     rule(r"(?<=公元)前?\d{1,4}(?=年)|(?<=[纪紀西]元)前?\d{1,4}(?=年)", lambda m: digits(m[0])),
     rule(rf"{_FREE}\d{{1,2}}\.\d{{1,2}}(?=假期|黄金周|小长假|长假|大促|国庆|劳动节|儿童节|妇女节|情人节)", _festival),
@@ -150,5 +142,8 @@ TIMES = (
     rule(
         rf"{_FREE}(?P<first>\d{{1,6}}(?:\.\d{{1,3}})?) ?[:：] ?(?P<last>\d{{1,6}}(?:\.\d{{1,3}})?)(?![\d:：/-])", _score
     ),
-    rule(rf"{_FREE}(?P<hour>1[0-2]|0?[1-9]) ?{_HALF}", _hour),
+    rule(
+        rf"{_FREE}(?P<hour>1[0-2]|0?[1-9]) ?{_HALF}",
+        lambda m: f"{_HALVES[m['half'].lower()]}{counted(m['hour'].lstrip('0'))}点",
+    ),
 )

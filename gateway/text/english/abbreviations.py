@@ -172,14 +172,6 @@ def _state(match: re.Match[str]) -> str:
     return f", {_STATES[match['state']]} {code}"
 
 
-def _initials(match: re.Match[str]) -> str:
-    return _stopped(match[0].replace(".", "").replace("Ph", "PH"), match)
-
-
-def _behind_name(match: re.Match[str]) -> str:
-    return f"{match['name']}{_stopped(BEHIND_NAMES[match['short']], match)}"
-
-
 def _roman_value(roman: str) -> int:
     values = [_ROMAN_VALUES[letter] for letter in roman.upper()]
     pairs_of = zip(values, [*values[1:], 0], strict=True)
@@ -232,8 +224,13 @@ STREETS = (
 ABBREVIATIONS = (
     rule(rf"(?<![\w.])(?P<title>{any_of(TITLES)}|dr|mr|mrs|ms|prof)\.(?= ?[A-Z][\w.'’])", _title),
     rule(r"(?<![\w.])(?P<title>Dr|Mr|Mrs|Ms|Prof)(?= [A-Z][a-z])", _title),
-    rule(rf"(?P<name>[\w'’&]\.?,? )(?P<short>{any_of(BEHIND_NAMES)})\.(?!\w)", _behind_name),
-    rule(rf"(?<![\w.])(?:{any_of(INITIALS)})\.(?!\w)", _initials),
+    rule(
+        rf"(?P<name>[\w'’&]\.?,? )(?P<short>{any_of(BEHIND_NAMES)})\.(?!\w)",
+        lambda m: f"{m['name']}{_stopped(BEHIND_NAMES[m['short']], m)}",
+    ),
+    rule(
+        rf"(?<![\w.])(?:{any_of(INITIALS)})\.(?!\w)", lambda m: _stopped(m[0].replace(".", "").replace("Ph", "PH"), m)
+    ),
     rule(r"(?<![\w#&])#(?=[A-Za-z]\w)", lambda _: "hashtag "),
     rule(r"(?<!\w)(?P<letter>[CF])#(?!\w)", lambda m: f"{m['letter']} sharp"),
     rule(r"(?<!\w)(?P<key>Ctrl|Alt|Shift|Cmd|Option|Win)\+(?=\w)", lambda m: f"{m['key']} "),

@@ -232,10 +232,6 @@ def _range(match: re.Match[str]) -> str:
     return f"{'' if is_whole else sign}{first}{scale} to {sign}"
 
 
-def _cents(match: re.Match[str]) -> str:
-    return f"{cardinal(match['amount'])} cent{'s' * (match['amount'] != '1')}"
-
-
 MONEY_RANGES = (
     rule(
         rf"(?<![A-Za-z]){_SIGN}(?P<first>{NUMBER})(?P<scale>[kKmMbB]|bn|mn)? ?[-–—] ?(?P=sign)?(?=(?P<last>{NUMBER}))",
@@ -254,7 +250,7 @@ MONEY = (
         rf"{START}(?P<amount>{NUMBER})(?P<scale>)(?P<letter>)(?P<spaced>) ?{_CODE}{PER}", lambda m: _money(m) + per(m)
     ),
     rule(rf"{START}(?P<amount>{NUMBER})(?P<scale>)(?P<letter>)(?P<spaced>) ?{_CODE}(?!\w)", _money),
-    rule(rf"{START}(?P<amount>{NUMBER}) ?¢", _cents),
+    rule(rf"{START}(?P<amount>{NUMBER}) ?¢", lambda m: f"{cardinal(m['amount'])} cent{'s' * (m['amount'] != '1')}"),
 )
 SCALED = (
     # `5k run` is no thousand; `the 5K` neither.

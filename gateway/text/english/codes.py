@@ -46,10 +46,6 @@ def _standard(match: re.Match[str]) -> str:
     return " dot ".join(["eight oh two", *parts]) + (f" {match['letters'].upper()}" if match["letters"] else "")
 
 
-def _address(match: re.Match[str]) -> str:
-    return " dot ".join(map(digits, match[0].split(".")))
-
-
 def _version(match: re.Match[str]) -> str:
     prefix = "version " if match["v"] else ""
     return prefix + " point ".join(map(_version_part, match["parts"].split(".")))
@@ -115,18 +111,10 @@ def _plan(match: re.Match[str]) -> str:
     return " ".join(filter(None, parts)) + (match["many"] or "")
 
 
-def _lettered_code(match: re.Match[str]) -> str:
-    return f"{match['name']}{' '.join(match['letters'].upper())} {digits(match['code'])}"
-
-
-def _double_zero(match: re.Match[str]) -> str:
-    return f"double oh {digits(match[1])}"
-
-
 NETWORKS_AND_VERSIONS = (
     rule(r"(?<!\w)0[xX](?P<digits>[0-9a-fA-F]{1,16})(?!\w)", _hexadecimal),
     rule(_NOT_WITHIN + r"802(?P<parts>(?:\.\d{1,2}){1,2})(?P<letters>[a-z]{0,2})(?!\w)", _standard),
-    rule(_NOT_WITHIN + r"\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)", _address),
+    rule(_NOT_WITHIN + r"\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)", lambda m: " dot ".join(map(digits, m[0].split(".")))),
     rule(_NOT_WITHIN + r"\d{3}\.\d{3}\.\d{4}(?![\w]|\.\d)", _telephone),
     rule(r"(?<![\w.])(?P<v>[vV]\.?)(?P<parts>\d{1,4}(?:\.\d{1,4}){0,4})(?!\w|\.\d)", _version),
     rule(_NOT_WITHIN + r"(?P<v>)(?P<parts>\d{1,4}(?:\.\d{1,4}){2,4})(?!\w|\.\d)", _version),
@@ -155,7 +143,7 @@ TELEPHONES_AND_CODES = (
     rule(
         rf"(?<!\w)(?i:(?P<name>(?:{_CODES}|pnr)(?: number| no\.| code)?(?: is|:)? ))"
         r"(?P<letters>[A-Za-z]{1,3})(?P<code>\d{3,12})(?!\w|[.,:/-]\d)",
-        _lettered_code,
+        lambda m: f"{m['name']}{' '.join(m['letters'].upper())} {digits(m['code'])}",
     ),
     rule(
         rf"(?<!\w)(?i:(?P<name>(?:{_CODES})(?: number| no\.| code)?(?: is|:)? ?))#? ?"
@@ -168,7 +156,7 @@ TELEPHONES_AND_CODES = (
         _code,
     ),
     rule(rf"(?<!\w)(?i:(?P<name>(?:{_NUMBERED}):? ))(?P<mark># ?)?(?P<code>\d{{5,20}})(?!\w|[.,:/-]\d)", _code),
-    rule(_NOT_WITHIN + r"00([1-9])" + _NOT_ON, _double_zero),
+    rule(_NOT_WITHIN + r"00([1-9])" + _NOT_ON, lambda m: f"double oh {digits(m[1])}"),
     rule(_NOT_WITHIN + rf"\d{{{_LONG},40}}" + _NOT_ON, _long),
     rule(_NOT_WITHIN + r"0\d{1,9}" + _NOT_ON, lambda match: digits(match[0])),
 )
