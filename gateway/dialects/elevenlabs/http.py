@@ -33,6 +33,7 @@ from gateway.dialects.elevenlabs.wire import (
     speed_of,
 )
 from gateway.dialects.endpoints import JSON, Door, Endpoint, VoiceName
+from gateway.dialects.openai.http import bare_audio
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest, SpeechResult, check_text, decode_text
 from gateway.speech.text_clock import CharacterTime
@@ -79,17 +80,9 @@ class ElevenLabsSpeech:
     """Result of the speech, filled in while it is spoken."""
 
 
-async def whole_speech(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[bytes]:
-    """Yield the bytes of one text's speech.
-
-    Raises:
-        GatewayError: see `Speaker.synthesize`; or the format or speed can't be had here.
-    """
-    async with AsyncEncoder(AudioEncoder(wanted.output, wanted.speed), host.executor) as encoder:
-        async with aclosing(host.pipeline.synthesize(wanted.speech, wanted.result)) as speech:
-            async for chunk in speech:
-                yield await encoder.encode(chunk.samples)
-        yield await encoder.finish()
+def whole_speech(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[bytes]:
+    """Yield the bytes of one text's speech; see `bare_audio`."""
+    return bare_audio(host, wanted.speech, wanted.output, wanted.speed, wanted.result)
 
 
 async def timestamped_lines(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[bytes]:
@@ -98,7 +91,7 @@ async def timestamped_lines(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenera
     A line holds a tenth of a second: aiohttp's clients read no line that is longer than 128 KiB.
 
     Raises:
-        GatewayError: see `whole_speech`.
+        GatewayError: see `bare_audio`.
     """
     held: list[CharacterTime] = []
     async with aclosing(_timestamped(host, wanted)) as pieces:
@@ -118,7 +111,7 @@ async def timestamped_object(host: Host, wanted: ElevenLabsSpeech) -> AsyncGener
     """Yield one JSON object with all of the audio, while it is made, and behind it the times of all characters.
 
     Raises:
-        GatewayError: see `whole_speech`.
+        GatewayError: see `bare_audio`.
     """
     characters: list[CharacterTime] = []
     begin, rest = b'{"audio_base64":"', b""

@@ -18,7 +18,7 @@ import logging
 import uuid
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 from fastapi import Query
 from starlette.routing import BaseRoute
@@ -111,12 +111,8 @@ class TextSocket(Conversation):
         await self._cancel_all()
         await self._leave("input_timeout_exceeded", reason)
 
-    async def _leave(self, name: str, message: str) -> None:
-        """Close for a reason.
-
-        Raises:
-            SocketClosedError: always.
-        """
+    async def _leave(self, name: str, message: str) -> NoReturn:
+        """Close for a reason; raises SocketClosedError."""
         await self._socket.send(closing_message(name, message, POLICY_CLOSE))
         await self._socket.close(POLICY_CLOSE, name)
         raise SocketClosedError
@@ -176,12 +172,8 @@ class MultiStreamInput(TextSocket):
         self._lines.setdefault(context_id, []).append(context)
         return context
 
-    async def _finish(self) -> None:
-        """Let all contexts speak to their end, but not for long, and close.
-
-        Raises:
-            SocketClosedError: always.
-        """
+    async def _finish(self) -> NoReturn:
+        """Let all contexts speak to their end, but not for long, and close; raises SocketClosedError."""
         for context in self._contexts:
             _guarded(context, context.end)
         await _settled(self._contexts, LAST_WORDS_S)
@@ -219,7 +211,6 @@ class StreamInput(TextSocket):
             self._context = self._open(None, message)
         except GatewayError as error:
             await self._leave(error.code, public_text(error))
-            raise
         return self._context
 
     async def _over(self, context: SpeakingContext) -> None:

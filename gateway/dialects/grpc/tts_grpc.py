@@ -104,15 +104,6 @@ class _Answer:
         context: Any,
         message_type: Callable[..., Message],
     ) -> None:
-        """Write nothing yet.
-
-        Args:
-            host: has the voices, the clock and the threads.
-            wanted: what was asked for.
-            run_ahead_s: if the config does not say.
-            context: the call's.
-            message_type: what wraps an event.
-        """
         self._host = host
         self._wanted = wanted
         self._context = context

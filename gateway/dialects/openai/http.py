@@ -28,7 +28,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from gateway.audio import AsyncEncoder, AudioEncoder
+from gateway.audio import AsyncEncoder, AudioEncoder, OutputFormat
 from gateway.audio.formats import AUDIO_TYPES
 from gateway.core import AudioChunk, FloatArray
 from gateway.dialects.answers import StreamedAnswer, ignored_headers, read_body, warning_headers
@@ -37,7 +37,7 @@ from gateway.dialects.openai.errors import ErrorBody, described, error_object
 from gateway.dialects.openai.request import OpenAISpeech, SpeechBody, StreamFormat, read_request
 from gateway.errors import GatewayError
 from gateway.host import Host
-from gateway.speech.request import SpeechResult
+from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.speech_job import warning_field
 from gateway.speech.text_clock import TextClock, WordGatherer, WordTime
 from llm_service.vocab import INLINE_TAGS
@@ -73,10 +73,13 @@ async def speak(request: Request) -> StreamedAnswer:
     request_id = request.scope["request_id"] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
     parse = partial(read_request, default=host.default_format, request_id=request_id)
     wanted = await read_body(request, host.limits.max_body_bytes, "input", parse)
-    make = audio_events if wanted.stream_format is StreamFormat.SSE else bare_audio
     result = SpeechResult()
+    if wanted.stream_format is StreamFormat.SSE:
+        body = audio_events(host, wanted, result)
+    else:
+        body = bare_audio(host, wanted.speech, wanted.output, wanted.speed, result)
     return StreamedAnswer(
-        make(host, wanted, result),
+        body,
         _headers(wanted, host),
         request_id,
         host.limits.reader_timeout_s,
@@ -99,13 +102,20 @@ def _headers(wanted: OpenAISpeech, host: Host) -> dict[str, str]:
 
 
 async def bare_audio(
-    host: Host, wanted: OpenAISpeech, result: SpeechResult, words: list[WordTime] | None = None
+    host: Host,
+    wanted: SpeechRequest,
+    output: OutputFormat,
+    speed: float,
+    result: SpeechResult,
+    words: list[WordTime] | None = None,
 ) -> AsyncGenerator[bytes]:
     """Yield the bytes of one text's speech; pieces may be empty.
 
     Args:
         host: has the pipeline.
         wanted: what to speak.
+        output: format of the bytes.
+        speed: times as fast as normal.
         result: filled in on the way.
         words: gets those that have ended, if they are wanted.
 
@@ -114,8 +124,8 @@ async def bare_audio(
     """
     clock, gatherer, samples = TextClock(result.spans), WordGatherer(), 0
     async with (
-        AsyncEncoder(AudioEncoder(wanted.output, wanted.speed), host.executor) as encoder,
-        aclosing(host.pipeline.synthesize(wanted.speech, result)) as audio,
+        AsyncEncoder(AudioEncoder(output, speed), host.executor) as encoder,
+        aclosing(host.pipeline.synthesize(wanted, result)) as audio,
     ):
         async for chunk in audio:
             for piece in _pieces(chunk, is_whole=encoder.is_light):
@@ -138,7 +148,7 @@ async def audio_events(host: Host, wanted: OpenAISpeech, result: SpeechResult) -
     usage = _Usage(result, host.encode_text)
     words: list[WordTime] | None = [] if wanted.has_word_times else None
     try:
-        async with aclosing(bare_audio(host, wanted, result, words)) as pieces:
+        async with aclosing(bare_audio(host, wanted.speech, wanted.output, wanted.speed, result, words)) as pieces:
             async for piece in pieces:
                 usage.count_text()
                 # One write for all: a client that separates chunks by time would see several in single events.

@@ -60,7 +60,7 @@ class SpeakingUtterance:
         self.is_ending = False
         """Whether all its text has come."""
         self._speech: Interruptible | None = None
-        self._sentence: tuple[int, StreamedWriter | WholeWriter] | None = None
+        self._writer: StreamedWriter | WholeWriter | None = None
         self._cutter = SentenceCutter(self._session.results)
         self.last_active_s = host.clock.now()
         """When the utterance last took text or sent audio, in seconds of the clock."""
@@ -119,14 +119,13 @@ class SpeakingUtterance:
 
     async def _close_sentence(self, error: GatewayError | None) -> None:
         """Say that the sentence under way, if any, will not be completed, and why."""
-        heard = self._sentence is not None and self._sentence[1].total_bytes > 0
+        writer, self._writer = self._writer, None
+        heard = writer is not None and writer.total_bytes > 0
         if error is not None:
             discard = {"partial_audio": True, "action": "discard"} if heard else {}
             await self._socket.send({**error_message(error), **discard})
-        if self._sentence is not None:
-            index, writer = self._sentence
-            self._sentence = None
-            await self._send_done(index, writer, has_failed=error is not None)
+        if writer is not None:
+            await self._send_done(writer, has_failed=error is not None)
 
     async def _speak(self) -> None:
         frames = self._delivery.frames(self._session.audio())
@@ -139,35 +138,31 @@ class SpeakingUtterance:
             for sentence, samples in self._cutter.finish():
                 await self._hear(sentence, samples)
         finally:
-            if self._sentence is not None:
-                self._sentence[1].close()
+            if self._writer is not None:
+                self._writer.close()
 
     async def _hear(self, sentence: Sentence, samples: FloatArray | None) -> None:
-        _, writer = self._sentence or await self._begin_sentence(sentence)
+        writer = self._writer or await self._begin_sentence(sentence)
         if samples is not None:
             await writer.sound(samples)
             return
         await writer.end(sentence)
-        self._sentence = None
-        await self._send_done(sentence.index, writer, has_failed=False)
+        self._writer = None
+        await self._send_done(writer, has_failed=False)
 
-    async def _begin_sentence(self, sentence: Sentence) -> tuple[int, StreamedWriter | WholeWriter]:
+    async def _begin_sentence(self, sentence: Sentence) -> StreamedWriter | WholeWriter:
         config, output = self._config, self._config.output
         names = {"utterance_index": self._index, "sentence_index": sentence.index}
-        begun: tuple[int, StreamedWriter | WholeWriter]
-        if config.stream_audio:
-            begun = sentence.index, StreamedWriter(self._socket, self._host, config, names)
-        else:
-            begun = sentence.index, WholeWriter(self._socket, self._host, config)
-        self._sentence = begun
+        kind: type[StreamedWriter | WholeWriter] = StreamedWriter if config.stream_audio else WholeWriter
+        self._writer = writer = kind(self._socket, self._host, config, names)
         described = {"format": output.audio_format.value, "sample_rate": output.sample_rate_hz, "channels": 1}
         if config.word_timestamps:
             described["word_timestamps"] = True
         await self._send("audio.start", sentence_index=sentence.index, sentence_text=sentence.text.strip(), **described)
-        return begun
+        return writer
 
-    async def _send_done(self, index: int, writer: StreamedWriter | WholeWriter, *, has_failed: bool) -> None:
-        await self._send("audio.done", sentence_index=index, total_bytes=writer.total_bytes, error=has_failed)
+    async def _send_done(self, writer: StreamedWriter | WholeWriter, *, has_failed: bool) -> None:
+        await self._send("audio.done", **writer.names, total_bytes=writer.total_bytes, error=has_failed)
 
     async def _send(self, kind: str, **fields: Any) -> None:
         names = {"type": kind, "session_id": self._session_id, "utterance_index": self._index}
@@ -190,8 +185,9 @@ _MS_PER_S = 1000
 class WholeWriter:
     """Sends a sentence as one binary message, a file of its own."""
 
-    def __init__(self, socket: JsonSocket, host: Host, config: ConfigFields) -> None:
-        """Begin without audio; the host lends threads."""
+    def __init__(self, socket: JsonSocket, host: Host, config: ConfigFields, names: dict[str, Any]) -> None:
+        """Begin without audio; the host lends threads, `names` say which sentence it is of."""
+        self.names = names
         self._socket = socket
         self._host = host
         self._config = config
@@ -229,7 +225,7 @@ class StreamedWriter:
         self._socket = socket
         self._encoder = AsyncEncoder(AudioEncoder(config.output, config.times_as_fast), host.executor)
         self._config = config
-        self._names = names
+        self.names = names
         self._chunks = 0
         self.total_bytes = 0
         """Bytes of audio sent so far."""
@@ -264,7 +260,7 @@ class StreamedWriter:
                 "timestamps": timestamps,
             }
             self._chunks += 1
-            await self._socket.send({"type": "audio.chunk", **self._names, **audio})
+            await self._socket.send({"type": "audio.chunk", **self.names, **audio})
 
     @property
     def _heard_ms(self) -> int:
