@@ -17,11 +17,11 @@ from gateway.core import FloatArray
 
 PCM16_BYTES = 2
 PCM16_FULL_SCALE = 32767
-UNKNOWN_LENGTH = 0xFFFFFFFF
+WAV_HEADER_BYTES = 44
+_UNKNOWN_LENGTH = 0xFFFFFFFF
 """Length in a header whose data is not complete yet; players then read to the end."""
 _FMT_CHUNK_BYTES = 16
 _FORMAT_PCM = 1
-_MONO = 1
 
 
 def to_pcm16(samples: FloatArray) -> bytes:
@@ -29,21 +29,14 @@ def to_pcm16(samples: FloatArray) -> bytes:
     return (np.clip(samples, -1.0, 1.0) * PCM16_FULL_SCALE).astype("<i2").tobytes()
 
 
-def streaming_wav_header(sample_rate_hz: int) -> bytes:
-    """Return the 44-byte header of a mono 16-bit WAV whose length is not known yet."""
-    fmt = struct.pack(
-        "<4sIHHIIHH",
-        b"fmt ",
-        _FMT_CHUNK_BYTES,
-        _FORMAT_PCM,
-        _MONO,
-        sample_rate_hz,
-        sample_rate_hz * PCM16_BYTES,
-        PCM16_BYTES,
-        PCM16_BYTES * 8,
-    )
-    riff = struct.pack("<4sI4s", b"RIFF", UNKNOWN_LENGTH, b"WAVE")
-    return riff + fmt + struct.pack("<4sI", b"data", UNKNOWN_LENGTH)
+def wav_header(sample_rate_hz: int, data_bytes: int | None = None, channels: int = 1) -> bytes:
+    """Return the 44-byte header of a 16-bit WAV; without `data_bytes` its length is not known yet."""
+    frame_bytes = channels * PCM16_BYTES
+    sizes = (sample_rate_hz, sample_rate_hz * frame_bytes, frame_bytes, PCM16_BYTES * 8)
+    fmt = struct.pack("<4sIHHIIHH", b"fmt ", _FMT_CHUNK_BYTES, _FORMAT_PCM, channels, *sizes)
+    whole = _UNKNOWN_LENGTH if data_bytes is None else WAV_HEADER_BYTES - struct.calcsize("<4sI") + data_bytes
+    data = struct.pack("<4sI", b"data", _UNKNOWN_LENGTH if data_bytes is None else data_bytes)
+    return struct.pack("<4sI4s", b"RIFF", whole, b"WAVE") + fmt + data
 
 
 IntArray = npt.NDArray[np.int32]
@@ -93,11 +86,6 @@ def alaw_levels() -> IntArray:
     return np.where(_CODES & _SIGN_BIT, magnitude, -magnitude).astype(np.int32)
 
 
-_WAV_HEADER_BYTES = 44
-_RIFF_LENGTH_AT = 4
-_DATA_LENGTH_AT = 40
-
-
 @dataclass
 class StatelessCodec:
     """Turns each sample into bytes of its own."""
@@ -118,16 +106,3 @@ class StatelessCodec:
 
     def close(self) -> None:
         """Free the codec, finished or not; there is nothing to free."""
-
-
-def streaming_wav_codec(sample_rate_hz: int) -> StatelessCodec:
-    """Make a codec for a mono 16-bit WAV whose length nobody knows yet."""
-    return StatelessCodec(to_pcm16, streaming_wav_header(sample_rate_hz))
-
-
-def with_true_wav_sizes(wav: bytes) -> bytes:
-    """Write the true sizes into a whole WAV made by `streaming_wav_codec`."""
-    sized = bytearray(wav)
-    struct.pack_into("<I", sized, _RIFF_LENGTH_AT, len(wav) - _RIFF_LENGTH_AT - struct.calcsize("<I"))
-    struct.pack_into("<I", sized, _DATA_LENGTH_AT, len(wav) - _WAV_HEADER_BYTES)
-    return bytes(sized)

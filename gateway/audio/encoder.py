@@ -17,13 +17,13 @@ import numpy as np
 import soxr
 
 from gateway.audio.codecs import (
+    WAV_HEADER_BYTES,
     G711Quantizer,
     StatelessCodec,
     alaw_levels,
     mulaw_levels,
-    streaming_wav_codec,
     to_pcm16,
-    with_true_wav_sizes,
+    wav_header,
 )
 from gateway.audio.formats import AudioFormat, OutputFormat
 from gateway.core import FloatArray
@@ -147,7 +147,9 @@ def encode_whole(samples: FloatArray, output: OutputFormat, speed: float = NORMA
     """
     with AudioEncoder(output, speed) as encoder:
         data = encoder.encode(samples) + encoder.finish()
-    return with_true_wav_sizes(data) if output.audio_format is AudioFormat.WAV else data
+    if output.audio_format is not AudioFormat.WAV:
+        return data
+    return wav_header(output.codec_rate_hz, len(data) - WAV_HEADER_BYTES) + data[WAV_HEADER_BYTES:]
 
 
 def load_codecs() -> frozenset[AudioFormat]:
@@ -166,7 +168,7 @@ def load_codecs() -> frozenset[AudioFormat]:
 
 def _codec(output: OutputFormat) -> StatelessCodec | CompressedCodec:
     if output.audio_format is AudioFormat.WAV:
-        return streaming_wav_codec(output.codec_rate_hz)
+        return StatelessCodec(to_pcm16, wav_header(output.codec_rate_hz))
     if output.audio_format is AudioFormat.PCM:
         return StatelessCodec(to_pcm16)
     if output.audio_format is AudioFormat.MULAW:

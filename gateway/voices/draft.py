@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 import re
 import unicodedata
-import wave
 from dataclasses import dataclass, replace
 
-from gateway.audio.codecs import PCM16_BYTES
+from gateway.audio.codecs import PCM16_BYTES, wav_header
 from gateway.core import InlineVoice
 from gateway.errors import InvalidRequestError, InvalidVoicePromptError, UnsupportedOptionError, UploadTooLargeError
 from gateway.voices.directory import VOICE_ID
@@ -176,10 +174,4 @@ def wav_of_pcm16(pcm: bytes, sample_rate_hz: int, channels: int = 1) -> bytes:
     if len(pcm) % PCM16_BYTES:
         got = f"got a voice prompt of {len(pcm)} bytes, expected 16-bit samples"
         raise InvalidVoicePromptError(f"{got}; send all bytes of the last sample too", param="voice")
-    file = io.BytesIO()
-    with wave.open(file, "wb") as wav:
-        wav.setnchannels(channels)
-        wav.setsampwidth(PCM16_BYTES)
-        wav.setframerate(sample_rate_hz)
-        wav.writeframes(pcm)
-    return file.getvalue()
+    return wav_header(sample_rate_hz, len(pcm), channels) + pcm

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.audio import AudioEncoder, AudioFormat, OutputFormat, encode_whole
-from gateway.audio.codecs import streaming_wav_header, to_pcm16
+from gateway.audio.codecs import to_pcm16, wav_header
 from gateway.audio.encoder import Resampler
 from gateway.errors import UnsupportedOptionError
 from tests.gateway.audio.signals import cut, encoded, piece_lengths, snr_db, speech_like
@@ -48,7 +48,7 @@ def test_pcm_at_24_khz_is_the_samples_bit_for_bit() -> None:
 
 def test_a_streamed_wav_starts_with_its_header_at_once() -> None:
     with AudioEncoder(OutputFormat(AudioFormat.WAV, 16_000)) as encoder:
-        assert encoder.encode(np.zeros(0, np.float32)) == streaming_wav_header(16_000)
+        assert encoder.encode(np.zeros(0, np.float32)) == wav_header(16_000)
 
 
 @pytest.mark.parametrize("samples", [0, 1, 5000])
