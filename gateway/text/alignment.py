@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
+from itertools import accumulate
 
 # Words with the blank space behind them, and single characters where there are no words.
 _TOKEN = re.compile(r"(?:[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|\d+|\S)\s*|\s+")
@@ -80,11 +81,11 @@ class Alignment:
 
     @cached_property
     def _source_starts(self) -> list[int]:
-        return _running_sums(span.source_length for span in self.spans)
+        return list(accumulate((span.source_length for span in self.spans), initial=0))
 
     @cached_property
     def _spoken_starts(self) -> list[int]:
-        return _running_sums(span.spoken_length for span in self.spans)
+        return list(accumulate((span.spoken_length for span in self.spans), initial=0))
 
 
 def align(source: str, spoken: str) -> Alignment:
@@ -95,21 +96,10 @@ def align(source: str, spoken: str) -> Alignment:
     matcher = SequenceMatcher(None, tokens, words, autojunk=False)
     return Alignment(
         tuple(
-            SpokenStretch(_length(tokens[from_token:to_token]), _length(words[from_word:to_word]))
+            SpokenStretch(len("".join(tokens[from_token:to_token])), len("".join(words[from_word:to_word])))
             for _, from_token, to_token, from_word, to_word in matcher.get_opcodes()
         )
     )
-
-
-def _length(tokens: list[str]) -> int:
-    return sum(map(len, tokens))
-
-
-def _running_sums(lengths: Iterable[int]) -> list[int]:
-    sums = [0]
-    for length in lengths:
-        sums.append(sums[-1] + length)
-    return sums
 
 
 def _mapped(position: int, starts: list[int], other_starts: list[int]) -> int:

@@ -49,7 +49,7 @@ def cardinal(written: str | int) -> str:
 
 def ordinal(number: int) -> str:
     """Return `twenty first` for 21."""
-    return _plain(_library().ordinal(number) or str(number))
+    return _plain(_library().words(number, "ordinal") or str(number))
 
 
 def year(number: int) -> str:

@@ -84,15 +84,13 @@ class NumberNormalizer:
         noted("numbers", text, normalized.text)
         return normalized
 
-    def words(self, number: int | Decimal) -> str | None:
-        """Return a number's words; None if the library has none."""
-        return self._words(number, "cardinal")
+    def words(self, number: int | Decimal, form: str = "cardinal") -> str | None:
+        """Return a number's words; None if the library has none.
 
-    def ordinal(self, number: int) -> str | None:
-        """Return the words of a place in a row; None if the library has none."""
-        return self._words(number, "ordinal")
-
-    def _words(self, number: int | Decimal, form: str) -> str | None:
+        Args:
+            number: at least 0.
+            form: `cardinal`, `ordinal` or `year`.
+        """
         with _library_lock:
             try:
                 words: str = self._num2words(number, lang=self._library_name, to=form)
@@ -103,7 +101,7 @@ class NumberNormalizer:
     def _spoken(self, match: re.Match[str]) -> str | None:
         whole, fraction = match["whole"], match["fraction"]
         if whole.isdigit() and fraction is None and self._style.has_year_words and int(whole) in _YEARS:
-            return self._words(int(whole), "year")
+            return self.words(int(whole), "year")
         digits = "".join(filter(str.isdigit, whole))
         if len(digits) > _MAX_DIGITS or (len(digits) > 1 and digits.startswith("0")):
             return None
