@@ -16,11 +16,12 @@ from typing import Annotated, Any
 from fastapi import Path
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from gateway.dialects.elevenlabs.wire import ElevenLabsErrorBody
+from gateway.dialects.openai.errors import ErrorBody
 from gateway.errors import known_statuses
 
 JSON = "application/json"
@@ -60,7 +61,6 @@ class Endpoint(Route):
         path: str,
         handler: Callable[[Request], Awaitable[Any] | Response],
         door: Door,
-        errors: type[BaseModel],
         summary: str,
         *,
         takes: Callable[..., None] = _nothing,
@@ -76,7 +76,6 @@ class Endpoint(Route):
             path: with its parameters in braces.
             handler: answers a request.
             door: whose protocol it is.
-            errors: form of an answer that is an error.
             summary: what the address is for.
             takes: has the parameters and the body in its signature.
             media_types: of the answer.
@@ -88,6 +87,7 @@ class Endpoint(Route):
         described = {
             name: {"description": text, "schema": {"type": "string"}} for name, text in (headers or {}).items()
         }
+        errors = ElevenLabsErrorBody if door is Door.ELEVENLABS else ErrorBody
         answer = {"content": {each: _content(each, example) for each in media_types}}
         refusals = {"default": "An error."}
         if speaks:

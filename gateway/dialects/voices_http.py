@@ -18,7 +18,6 @@ from starlette.routing import BaseRoute
 
 from gateway.access.caller import current_caller
 from gateway.dialects.endpoints import Door, Endpoint, a_voice
-from gateway.dialects.openai.errors import ErrorBody
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.host import Host
 from gateway.voices.directory import StoredVoice
@@ -227,26 +226,26 @@ _DELETED = {"object": "audio.voice", "id": _UPLOADED["id"], "deleted": True, "su
 _LIST = {"voices": ["default"], "details": [{**_VOICE, "aliases": ["alloy"]}], "uploaded_voices": [_UPLOADED]}
 _MADE = {"object": "audio.voice", "type": "audio_sample", **_UPLOADED, "success": True, "voice": _UPLOADED}
 _ONE = f"{PATH}/{{voice}}"
-_OURS = (Door.VOICES, ErrorBody)
+_OURS = Door.VOICES
 
 ROUTES: list[BaseRoute] = [
-    Endpoint("GET", PATH, list_voices, *_OURS, "List the voices and their aliases.", example=_LIST),
+    Endpoint("GET", PATH, list_voices, _OURS, "List the voices and their aliases.", example=_LIST),
     Endpoint(
-        *("POST", PATH, create, *_OURS),
+        *("POST", PATH, create, _OURS),
         "Create a voice from a recording; needs `--created-voices-dir`.",
         takes=_a_recording,
         example=_MADE,
     ),
-    Endpoint("GET", _ONE, show, *_OURS, "Show a voice.", takes=a_voice, example={"object": "audio.voice", **_VOICE}),
-    Endpoint("DELETE", _ONE, delete, *_OURS, "Delete a created voice.", takes=a_voice, example=_DELETED),
+    Endpoint("GET", _ONE, show, _OURS, "Show a voice.", takes=a_voice, example={"object": "audio.voice", **_VOICE}),
+    Endpoint("DELETE", _ONE, delete, _OURS, "Delete a created voice.", takes=a_voice, example=_DELETED),
     Endpoint(
-        *("POST", f"{_ONE}/share", share, *_OURS),
+        *("POST", f"{_ONE}/share", share, _OURS),
         "Let every key speak in a created voice.",
         takes=a_voice,
         example=_CREATED,
     ),
     Endpoint(
-        *("DELETE", f"{_ONE}/share", share, *_OURS),
+        *("DELETE", f"{_ONE}/share", share, _OURS),
         "Let only its owner's key speak in it again.",
         takes=a_voice,
         example=_CREATED,

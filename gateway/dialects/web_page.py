@@ -18,7 +18,6 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.audio import AudioEncoder, AudioFormat, parse_openai_format
 from gateway.dialects.endpoints import Door, Endpoint
-from gateway.dialects.openai.errors import ErrorBody
 from gateway.errors import UnsupportedOptionError
 from gateway.host import Host
 
@@ -77,13 +76,13 @@ def routes() -> list[BaseRoute]:
 
     They carry nothing secret and are to stay open where an API key is needed: the page asks for the key.
     """
-    ours, html = (Door.PAGE, ErrorBody), ("text/html",)
+    html = ("text/html",)
     parts = [file for file in sorted(_DIRECTORY.iterdir()) if file.suffix in _MEDIA_TYPES and file.suffix != ".html"]
     page, api = (_serving(_DIRECTORY / name) for name in ("index.html", "docs.html"))
     return [
-        Endpoint("GET", "/", page, *ours, "A page to type a text and hear it.", media_types=html),
-        Endpoint("GET", API_PATH, api, *ours, "A page that shows this interface.", media_types=html),
-        Endpoint("GET", SETTINGS_PATH, settings, *ours, "What the page may offer here.", example=_OFFERED),
+        Endpoint("GET", "/", page, Door.PAGE, "A page to type a text and hear it.", media_types=html),
+        Endpoint("GET", API_PATH, api, Door.PAGE, "A page that shows this interface.", media_types=html),
+        Endpoint("GET", SETTINGS_PATH, settings, Door.PAGE, "What the page may offer here.", example=_OFFERED),
         *(Route(f"{FILES_PATH}/{file.name}", _serving(file)) for file in parts),
     ]
 

@@ -26,7 +26,6 @@ from gateway.dialects.elevenlabs import ws as elevenlabs_ws
 from gateway.dialects.endpoints import Door, Endpoint, shown_of
 from gateway.dialects.errors import shape_errors
 from gateway.dialects.openai import http as openai_http
-from gateway.dialects.openai.errors import ErrorBody
 from gateway.dialects.speech_ws import socket as speech_ws
 from gateway.host import Host
 from gateway.telemetry import exposition
@@ -43,7 +42,7 @@ _DESCRIPTIONS = {
     Door.PAGE: "For browsers.",
 }
 _TEXT = ("text/plain",)
-_OURS = (Door.GATEWAY, ErrorBody)
+_OURS = (Door.GATEWAY,)
 
 DIALECT_ROUTES: list[BaseRoute] = [
     *voices_http.ROUTES,

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from gateway.access.caller import current_caller
-from gateway.dialects.elevenlabs.wire import ElevenLabsErrorBody
 from gateway.dialects.endpoints import Door, Endpoint, a_voice
 from gateway.host import Host
 from gateway.voices.directory import StoredVoice
@@ -136,15 +135,15 @@ _VOICE = {"voice_id": "default", "name": "default", "category": "premade", "labe
 _FOUND = {"voices": [_VOICE], "has_more": False, "total_count": 1, "next_page_token": None}
 _PLAN = {"tier": TIER, "status": "active", "character_count": 0, "character_limit": UNLIMITED_CHARACTERS}
 _USER = {"user_id": "anna", "subscription": _PLAN}
-_OURS = (Door.ELEVENLABS, ElevenLabsErrorBody)
+_OURS = Door.ELEVENLABS
 
 ROUTES: list[BaseRoute] = [
-    Endpoint("GET", VOICES_PATH, voices, *_OURS, "List the voices.", example={"voices": [_VOICE]}),
-    Endpoint("GET", f"{VOICES_PATH}/{{voice}}", voice, *_OURS, "Show a voice.", takes=a_voice, example=_VOICE),
-    Endpoint("GET", SEARCH_PATH, search, *_OURS, "Find voices by their name.", takes=_a_search, example=_FOUND),
-    Endpoint("GET", USER_PATH, user, *_OURS, "Say who asks, by the name of its key.", example=_USER),
+    Endpoint("GET", VOICES_PATH, voices, _OURS, "List the voices.", example={"voices": [_VOICE]}),
+    Endpoint("GET", f"{VOICES_PATH}/{{voice}}", voice, _OURS, "Show a voice.", takes=a_voice, example=_VOICE),
+    Endpoint("GET", SEARCH_PATH, search, _OURS, "Find voices by their name.", takes=_a_search, example=_FOUND),
+    Endpoint("GET", USER_PATH, user, _OURS, "Say who asks, by the name of its key.", example=_USER),
     Endpoint(
-        *("GET", f"{USER_PATH}/subscription", subscription, *_OURS),
+        *("GET", f"{USER_PATH}/subscription", subscription, _OURS),
         "Say what is left of the characters, which are not counted here.",
         example=_PLAN,
     ),

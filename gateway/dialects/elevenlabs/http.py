@@ -24,7 +24,6 @@ from gateway.audio.formats import AUDIO_TYPES
 from gateway.delivery import frames_of, timed
 from gateway.dialects.answers import StreamedAnswer, checked_json, ignored_headers, read_body, warning_headers
 from gateway.dialects.elevenlabs.wire import (
-    ElevenLabsErrorBody,
     LexiconLocatorFields,
     SpeechQuery,
     VoiceSettingsFields,
@@ -217,7 +216,7 @@ _TIMED = {"audio_base64": "UklGRg==", "alignment": _ALIGNMENT, "normalized_align
 
 ROUTES: list[BaseRoute] = [
     Endpoint(
-        *("POST", f"{PATH}{below}", handler, Door.ELEVENLABS, ElevenLabsErrorBody, summary),
+        *("POST", f"{PATH}{below}", handler, Door.ELEVENLABS, summary),
         takes=_a_speech,
         media_types=media_types,
         example=_TIMED,

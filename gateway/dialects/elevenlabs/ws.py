@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Annotated, Any, NoReturn
 
@@ -81,12 +80,6 @@ class TextSocket(Conversation):
         finally:
             await asyncio.gather(*(context.stop() for context in self._contexts))
 
-    async def _obey(self, message: dict[str, Any]) -> None:
-        await self._take_message(parse_message(message))
-
-    @abstractmethod
-    async def _take_message(self, message: ClientMessage) -> None: ...
-
     def _speeches(self) -> Collection[SpeakingContext]:
         return self._contexts
 
@@ -132,7 +125,8 @@ class MultiStreamInput(TextSocket):
         self._lines: dict[str, list[SpeakingContext]] = {}
         """Contexts by id, in the order of their answers; only the last may be open."""
 
-    async def _take_message(self, message: ClientMessage) -> None:
+    async def _obey(self, fields: dict[str, Any]) -> None:
+        message = parse_message(fields)
         context_id = message.context_id or DEFAULT_CONTEXT
         if message.text or message.flush:
             await self._take(context_id, message)
@@ -197,7 +191,8 @@ class StreamInput(TextSocket):
 
     _context: SpeakingContext | None = None
 
-    async def _take_message(self, message: ClientMessage) -> None:
+    async def _obey(self, fields: dict[str, Any]) -> None:
+        message = parse_message(fields)
         context = self._context or await self._begin(message)
         if context.state is not ContextState.OPEN:
             return

@@ -33,7 +33,7 @@ from gateway.audio.formats import AUDIO_TYPES
 from gateway.core import AudioChunk, FloatArray
 from gateway.dialects.answers import StreamedAnswer, ignored_headers, read_body, warning_headers
 from gateway.dialects.endpoints import Door, Endpoint
-from gateway.dialects.openai.errors import ErrorBody, described, error_object
+from gateway.dialects.openai.errors import described, error_object
 from gateway.dialects.openai.request import OpenAISpeech, SpeechBody, StreamFormat, read_request
 from gateway.errors import GatewayError
 from gateway.host import Host
@@ -236,11 +236,11 @@ def _a_model(model: Annotated[str, Path(description="Name of the model.")]) -> N
 
 _MODEL = {"id": MODEL_ID, "object": "model", "created": 0, "owned_by": MODEL_ID}
 _ONE_MODEL = f"{MODELS_PATH}/{{model:path}}"
-_OURS = (Door.OPENAI, ErrorBody)
+_OURS = Door.OPENAI
 
 ROUTES: list[BaseRoute] = [
     Endpoint(
-        *("POST", PATH, speak, *_OURS),
+        *("POST", PATH, speak, _OURS),
         "Speak a text; the audio is sent while it is made. With `stream_format: sse` in server-sent events.",
         takes=_a_speech,
         media_types=(*AUDIO_TYPES, _EVENT_STREAM),
@@ -248,9 +248,9 @@ ROUTES: list[BaseRoute] = [
         speaks=True,
     ),
     Endpoint(
-        *("GET", MODELS_PATH, list_models, *_OURS),
+        *("GET", MODELS_PATH, list_models, _OURS),
         "List the models; there is one.",
         example={"object": "list", "data": [_MODEL]},
     ),
-    Endpoint("GET", _ONE_MODEL, show_model, *_OURS, "Show the model.", takes=_a_model, example=_MODEL),
+    Endpoint("GET", _ONE_MODEL, show_model, _OURS, "Show the model.", takes=_a_model, example=_MODEL),
 ]

@@ -72,20 +72,23 @@ class SentenceCutter:
             if len(taken):
                 yield sentence, taken
             else:
-                yield from self._end()
+                yield from self.finish()
             samples = samples[len(taken) :]
             self._turn_samples += len(taken)
             self._heard_samples += len(taken)
         if self._sentence is not None:
             self._sentence.move(characters)
         if audio.is_turn_end and self.whole is None:
-            yield from self._end()
+            yield from self.finish()
             self._turn += 1
             self._span = self._turn_samples = 0
 
     def finish(self) -> Iterator[Part]:
         """Return what happens at the end of all audio."""
-        yield from self._end()
+        if (ended := self._sentence) is not None:
+            self._sentence = None
+            self._span += 1
+            yield ended, None
 
     def _begin(self) -> Sentence:
         span = self._results[self._turn].spans[self._span] if self.whole is None else None
@@ -93,9 +96,3 @@ class SentenceCutter:
         self._sentence = Sentence(self.count, text, self._heard_samples / SAMPLE_RATE_HZ, span)
         self.count += 1
         return self._sentence
-
-    def _end(self) -> Iterator[Part]:
-        if (ended := self._sentence) is not None:
-            self._sentence = None
-            self._span += 1
-            yield ended, None
