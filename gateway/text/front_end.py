@@ -137,7 +137,7 @@ class TextFrontEnd:
         Raises:
             UnsupportedOptionError: it asks for a way of speaking, which is to be refused here.
         """
-        if self._reads_audio_tags(options) and any(tag.style for tag in audio_tags(text)):
+        if AUDIO_TAGS_FIELD in self.ignored(options, text):
             self._styles.check(AUDIO_TAGS_FIELD)
 
     def ignored(self, options: TextOptions, text: str = "") -> tuple[str, ...]:
@@ -149,9 +149,7 @@ class TextFrontEnd:
         """
         if self._styles.is_declared:
             return ()
-        has_tag = (
-            options.has_audio_tags and self._reads_audio_tags(options) and any(tag.style for tag in audio_tags(text))
-        )
+        has_tag = self._reads_audio_tags(options) and any(tag.style for tag in audio_tags(text))
         return (*([options.style.field] if options.style else ()), *([AUDIO_TAGS_FIELD] if has_tag else ()))
 
     def open(self, options: TextOptions, settings: SplitSettings, whole: str = "") -> TextStream:

@@ -90,14 +90,6 @@ _ATTRIBUTE = re.compile(r"([\w:.-]{1,40})\s?=\s?(?:\"([^\"]*)\"|'([^']*)'|([^\s\
 _TIME = re.compile(r"\+?(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(ms|s)")
 
 
-@dataclass(frozen=True)
-class Pause:
-    """Silence behind what was written before it."""
-
-    seconds: float
-    """Length in seconds, above 0 and at most `MAX_PAUSE_S`."""
-
-
 def read_break(attributes: str) -> float:
     """Return the seconds of silence that a tag asks for; `time` goes before `strength`.
 

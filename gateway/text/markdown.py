@@ -17,7 +17,7 @@ from dataclasses import replace
 from gateway.errors import InvalidRequestError
 from gateway.text.breaks import ALL_MARKS, CLOSERS_AND_BLANKS, full_stop
 from gateway.text.cleaning import cleaned
-from gateway.text.manner import Manner, Pause, read_break
+from gateway.text.manner import Manner, read_break
 from gateway.text.stretches import Stretch
 from gateway.text.styles import AUDIO_TAGS_FIELD, AudioTag, StyleRule, audio_tag_at
 from gateway.text.tags import InlineTags
@@ -117,8 +117,8 @@ class MarkupReader:
         """Blank space, and markup behind it, not returned yet: the space is dropped if a punctuation mark follows."""
         self._last = ""
         """The last character written."""
-        self._break: Pause | None = None
-        """A pause that was read and is not returned yet."""
+        self._break: float | None = None
+        """Seconds of a pause that was read and is not returned yet."""
         self._is_behind_break = False
         self._problem: InvalidRequestError | None = None
         self._form_of: dict[str, Callable[[int, bool], _Form | None]] = {
@@ -223,9 +223,9 @@ class MarkupReader:
     def _spoken_of_audio_tag(self, tag: AudioTag, styles: StyleRule) -> str:
         """Obey an audio tag, from here on; where the checkpoint can't, it is refused or goes."""
         if tag.pause_s:
-            self._break = Pause(tag.pause_s)
+            self._break = tag.pause_s
         elif not tag.sound and styles.is_declared:
-            self._manner, self._break = Manner(style=tag.style), Pause(0.0)
+            self._manner, self._break = Manner(style=tag.style), 0.0
         elif not tag.sound:
             try:
                 styles.check(AUDIO_TAGS_FIELD)
@@ -261,7 +261,7 @@ class MarkupReader:
         except InvalidRequestError as error:
             self._problem = self._problem or error
         else:
-            self._break = Pause(seconds) if seconds else None
+            self._break = seconds or None
 
     def _entity(self, at: int, is_complete: bool) -> _Form | None:
         if entity := _ENTITY.match(self._text, at):
@@ -324,7 +324,7 @@ class MarkupReader:
             (self._held if is_blank else stretches).append(Stretch(part_written, part_spoken))
         return stretches
 
-    def _given_break(self, written: str, pause: Pause) -> list[Stretch]:
+    def _given_break(self, written: str, pause: float) -> list[Stretch]:
         """Return what was held back, and the break; blanks behind it go, as the text begins anew."""
         held, self._held, self._break = self._held, [], None
         self._is_behind_break, self._last_spoken = True, ""

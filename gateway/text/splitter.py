@@ -16,7 +16,7 @@ from functools import lru_cache
 from gateway.errors import ConfigError
 from gateway.text.alignment import NormalizedText
 from gateway.text.breaks import Break, BreakFinder, Strength, spoken_length
-from gateway.text.manner import Manner, Pause
+from gateway.text.manner import Manner
 
 # Characters of a slice of a long piece, so that memory and work per character do not grow with it.
 _SLICE = 1024
@@ -97,8 +97,8 @@ class Segment:
     """The segment without markup; None: it has no markup."""
     is_last: bool = False
     """Whether the text ends here, or a flush asks to speak it without what follows."""
-    pause: Pause | None = None
-    """Silence after the segment."""
+    pause: float | None = None
+    """Seconds of silence after the segment; None: it does not end in a break."""
     manner: Manner | None = None
     """How the segment is spoken; None: as the rest of the text."""
     pause_from: int = 0
@@ -107,7 +107,7 @@ class Segment:
     @property
     def pause_s(self) -> float:
         """Seconds of silence behind it."""
-        return 0.0 if self.pause is None else self.pause.seconds
+        return self.pause or 0.0
 
     @property
     def end(self) -> int:

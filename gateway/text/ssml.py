@@ -22,7 +22,7 @@ from gateway.errors import InvalidRequestError
 from gateway.text.aliases import MAX_ALIAS, NO_PHONEMES
 from gateway.text.breaks import ALL_MARKS, CLOSERS_AND_BLANKS, full_stop
 from gateway.text.cleaning import cleaned
-from gateway.text.manner import MAX_RATE, MIN_RATE, PLAIN, Manner, Pause, check_sum, gain_of, pause_of, rate_of
+from gateway.text.manner import MAX_RATE, MIN_RATE, PLAIN, Manner, check_sum, gain_of, pause_of, rate_of
 from gateway.text.normalization.language import primary_language
 from gateway.text.normalization.say_as import CHINESE, LANGUAGES, said_as
 from gateway.text.phonemes import IPA, phoneme_tags
@@ -133,7 +133,7 @@ class SsmlReader:
         if self._own_tag.fullmatch(f"<{name}>"):
             self._note(at, f"<{name}>")
         elif name == "break":
-            self._note(at, "", Pause(pause_of(attributes.get("time"), attributes.get("strength"))))
+            self._note(at, "", pause_of(attributes.get("time"), attributes.get("strength")))
         elif name in _REPLACED:
             self._note(at, "")
         else:
@@ -197,7 +197,7 @@ class SsmlReader:
             raise self._document.refusal("the text ends within a tag, a say-as or a sub")
         self._note(self._from + len(text), "")
 
-    def _note(self, at: int, spoken: str, pause: Pause | None = None, manner: Manner | None = None) -> None:
+    def _note(self, at: int, spoken: str, pause: float | None = None, manner: Manner | None = None) -> None:
         """Note what is spoken from a position on; what was noted before ends there."""
         if spoken == " " and (not self._last_spoken or self._last_spoken.isspace()):
             spoken = ""
@@ -210,9 +210,9 @@ class SsmlReader:
         self._last_spoken = "" if pause is not None else spoken[-1:] or self._last_spoken
         self._mark = spoken.rstrip(CLOSERS_AND_BLANKS)[-1:] or self._mark
 
-    def _border(self, name: str, is_other_manner: bool) -> tuple[str, Pause | None]:
+    def _border(self, name: str, is_other_manner: bool) -> tuple[str, float | None]:
         """Return what is spoken at the border of an element, and whether the text is cut there."""
-        cut = Pause(0.0) if is_other_manner else None
+        cut = 0.0 if is_other_manner else None
         mark, self._mark = self._mark, "" if name in _BLOCKS else self._mark
         if name not in _BLOCKS or not mark:
             return "", cut
@@ -287,7 +287,7 @@ def check_ssml(text: str, language: str | None, *, takes_phonemes: bool = False)
     reader = SsmlReader(InlineTags(), language, lambda text, _: text, takes_phonemes=takes_phonemes)
     read = [*reader.reading(text), *reader.finishing()]
     reader.finish()
-    check_sum(sum(stretch.pause.seconds for part in read for stretch in part if stretch.pause is not None))
+    check_sum(sum(stretch.pause for part in read for stretch in part if stretch.pause is not None))
 
 
 def _tags_of(attributes: dict[str, str]) -> str:

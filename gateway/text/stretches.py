@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gateway.text.alignment import Alignment, NormalizedText, SpokenStretch, joined, replaced, unchanged
-from gateway.text.manner import Manner, Pause
+from gateway.text.manner import Manner
 from gateway.text.splitter import Segment
 
 
@@ -22,8 +22,8 @@ class Stretch:
 
     written: str
     spoken: str
-    pause: Pause | None = None
-    """Silence after the stretch, maybe of no length; the text is cut there."""
+    pause: float | None = None
+    """Seconds of silence after the stretch, maybe none; the text is cut there. None: it is not."""
     manner: Manner | None = None
     """How the stretch is spoken; None: as the rest of the text."""
 

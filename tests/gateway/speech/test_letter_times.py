@@ -19,7 +19,6 @@ from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.speech.text_clock import CharacterTime, TextClock, WordGatherer
 from gateway.text import Segment, SpokenSegment
 from gateway.text.alignment import Alignment, SpokenStretch, align
-from gateway.text.manner import Pause
 from gateway.voices.registry import NamedVoice
 from llm_service.aligner import PAUSES, Aligner, FloatArray, LetterModel, spell
 from tests.gateway.fakes import FakeToken2Wav, make_pipeline
@@ -129,7 +128,7 @@ def test_a_digit_is_told_by_its_words() -> None:
 
 def test_a_break_behind_a_segment_begins_when_its_speech_has_ended() -> None:
     span = heard_span("no", "nnoo___", "no<break/>")
-    source = Segment("no<break/>", 0, pause=Pause(0.5), pause_from=2)
+    source = Segment("no<break/>", 0, pause=0.5, pause_from=2)
     span.segment = SpokenSegment(source, "no", Alignment((SpokenStretch(2, 2), SpokenStretch(8, 0))), "en", True)
     span.pause_samples = 12_000
 
