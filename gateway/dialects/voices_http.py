@@ -177,8 +177,7 @@ def _created_object(voice: StoredVoice, is_owned: bool) -> dict[str, Any]:
 
 def _summary_of(voice: NamedVoice | StoredVoice) -> dict[str, Any]:
     """Say what a listener wants to know of a voice: its description and, if they are known, gender and language."""
-    voice_id = voice.name if isinstance(voice, NamedVoice) else voice.id
-    return {"id": voice_id, "name": voice.name, "description": "", **voice.profile.facts}
+    return {"id": voice.id, "name": voice.name, "description": "", **voice.profile.facts}
 
 
 def _upload_of(voice: StoredVoice, is_owned: bool) -> dict[str, Any]:

@@ -53,6 +53,11 @@ class NamedVoice:
     file_state: str = ""
     """Size and time of the recording's file when it was found: a process that is started later may find another."""
 
+    @property
+    def id(self) -> str:
+        """What stands for it wherever created voices have an id of their own."""
+        return self.name
+
 
 @dataclass(frozen=True)
 class ReadyVoice:

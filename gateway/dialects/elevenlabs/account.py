@@ -59,23 +59,19 @@ async def subscription(request: Request) -> Response:
 
 def voice_object(voice: NamedVoice | StoredVoice) -> dict[str, Any]:
     """Describe a voice as ElevenLabs does."""
-    if isinstance(voice, NamedVoice):
-        labels = {name: value for name, value in voice.profile.facts.items() if name != "description"}
-        return _object(voice.name, voice.name, "premade", voice.profile.description, labels)
-    return _object(voice.id, voice.name, "cloned", voice.description, {}) | {"created_at_unix": voice.created_at}
-
-
-def _object(voice_id: str, name: str, category: str, description: str, labels: dict[str, str]) -> dict[str, Any]:
-    return {
-        "voice_id": voice_id,
-        "name": name,
-        "category": category,
-        "description": description or None,
+    labels = dict(voice.profile.facts)
+    described: dict[str, Any] = {
+        "voice_id": voice.id,
+        "name": voice.name,
+        "description": labels.pop("description", None),
         "labels": labels,
         "preview_url": None,
         "available_for_tiers": [],
         "settings": None,
     }
+    if isinstance(voice, NamedVoice):
+        return described | {"category": "premade"}
+    return described | {"category": "cloned", "created_at_unix": voice.created_at}
 
 
 def _found(registry: VoiceRegistry, wanted: str) -> list[dict[str, Any]]:
