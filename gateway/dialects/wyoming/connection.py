@@ -29,7 +29,7 @@ from wyoming.tts import SynthesizeStopped
 
 from gateway.audio.codecs import PCM16_BYTES, to_pcm16
 from gateway.core import AudioChunk, FloatArray
-from gateway.dialects.wyoming.wire import ClientLeftError, EventStream, VoiceWish, read_text, read_voice
+from gateway.dialects.wyoming.wire import ClientLeftError, EventStream, read_text, read_voice
 from gateway.errors import GatewayError, InvalidRequestError, StalledReaderError, TextTooLongError
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest, SpeechResult
@@ -143,20 +143,20 @@ class WyomingConnection:
             await self._events.send(Pong(Ping.from_event(event).text))
         elif kind == "synthesize" and self._open is None:
             result = SpeechResult()
-            request = replace(self._request(read_voice(event)), text=read_text(event))
+            request = replace(self._request(*read_voice(event)), text=read_text(event))
             self._queue(_Speech(self._host.pipeline.synthesize(request, result), is_streamed=False, results=[result]))
         elif kind == "synthesize-start":
-            self._start(read_voice(event))
+            self._start(*read_voice(event))
         elif kind == "synthesize-chunk":
             self._opened(kind).write(read_text(event))
         elif kind == "synthesize-stop":
             self._opened(kind)
             self._end_open()
 
-    def _start(self, wish: VoiceWish) -> None:
+    def _start(self, voice: str | None, language: str | None) -> None:
         if self._open is not None:
             raise InvalidRequestError("synthesize-start came while text is being taken; send synthesize-stop first")
-        request = self._request(wish)
+        request = self._request(voice, language)
         self._host.voices.check(request.voice)  # before the text comes; of a whole text, the pipeline's task
         session = SpeechSession(self._host.pipeline, request)
         self._queue(_Speech(session.audio(), is_streamed=True, results=session.results))
@@ -172,11 +172,10 @@ class WyomingConnection:
             self._open.end()
             self._open = None
 
-    def _request(self, wish: VoiceWish) -> SpeechRequest:
+    def _request(self, voice: str | None, language: str | None) -> SpeechRequest:
         self._made += 1
         name = f"{self._id}-{self._made}"
-        voice = wish.name or DEFAULT_VOICE
-        return SpeechRequest("", voice, text_options=TextOptions(wish.language), request_id=name)
+        return SpeechRequest("", voice or DEFAULT_VOICE, text_options=TextOptions(language), request_id=name)
 
     def _queue(self, speech: _Speech) -> None:
         if self._to_speak.qsize() >= self._host.limits.max_contexts:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, SupportsIndex
 
@@ -176,14 +175,6 @@ _FORMATS = ("text", "ssml")
 """Formats of text that are accepted. Both are read alike: known tags act, others are left out."""
 
 
-@dataclass(frozen=True)
-class VoiceWish:
-    """What an event says about how to speak."""
-
-    name: str | None = None
-    language: str | None = None
-
-
 def read_text(event: Event) -> str:
     """Return the event's text.
 
@@ -196,7 +187,7 @@ def read_text(event: Event) -> str:
     return text
 
 
-def read_voice(event: Event) -> VoiceWish:
+def read_voice(event: Event) -> tuple[str | None, str | None]:
     """Return the voice and the language that an event asks for; a `speaker` is not looked at, no voice has several.
 
     Raises:
@@ -208,7 +199,7 @@ def read_voice(event: Event) -> VoiceWish:
     voice: Any = event.data.get("voice") or {}
     if not isinstance(voice, dict):
         raise InvalidRequestError('got a voice that is no object, expected {"name": "..."}', param="voice")
-    wish = VoiceWish(voice.get("name"), voice.get("language"))
-    if not all(isinstance(each, str | None) for each in (wish.name, wish.language)):
+    name, language = voice.get("name"), voice.get("language")
+    if not isinstance(name, str | None) or not isinstance(language, str | None):
         raise InvalidRequestError("the voice's name and language are strings", param="voice")
-    return wish
+    return name, language
