@@ -67,9 +67,17 @@ class OutputFormat:
     """Thousand bits a second; None: the format's own, the only one for formats without loss."""
 
     def __post_init__(self) -> None:
-        self._check_sample_rate()
-        if self.bit_rate_kbps is not None:
-            self._check_bit_rate(self.bit_rate_kbps)
+        rates: Sequence[int] = range(MIN_SAMPLE_RATE_HZ, MAX_SAMPLE_RATE_HZ + 1)
+        if self.audio_format in (AudioFormat.MP3, AudioFormat.AAC):
+            rates = _MPEG_SAMPLE_RATES_HZ
+        if self.sample_rate_hz not in rates:
+            got = f"got a sample rate of {self.sample_rate_hz} Hz for {self.audio_format.value}"
+            raise UnsupportedOptionError(f"{got}, supported are {_listed(rates)}", param="sample_rate_hz")
+        supported = self._bit_rates_kbps()
+        if self.bit_rate_kbps is not None and self.bit_rate_kbps not in supported:
+            got = f"got {self.bit_rate_kbps} kbit/s for {self.audio_format.value} at {self.sample_rate_hz} Hz"
+            expected = f"supported are {_listed(supported)}" if supported else "it takes no bit rate; leave it out"
+            raise UnsupportedOptionError(f"{got}, {expected}", param="bit_rate_kbps")
 
     @property
     def codec_rate_hz(self) -> int:
@@ -86,21 +94,6 @@ class OutputFormat:
     def codec_bit_rate_bps(self) -> int:
         """Bits per second of a lossy codec."""
         return (self.bit_rate_kbps or _DEFAULT_KBPS) * _BITS_PER_KBIT
-
-    def _check_sample_rate(self) -> None:
-        rates: Sequence[int] = range(MIN_SAMPLE_RATE_HZ, MAX_SAMPLE_RATE_HZ + 1)
-        if self.audio_format in (AudioFormat.MP3, AudioFormat.AAC):
-            rates = _MPEG_SAMPLE_RATES_HZ
-        if self.sample_rate_hz not in rates:
-            got = f"got a sample rate of {self.sample_rate_hz} Hz for {self.audio_format.value}"
-            raise UnsupportedOptionError(f"{got}, supported are {_listed(rates)}", param="sample_rate_hz")
-
-    def _check_bit_rate(self, bit_rate_kbps: int) -> None:
-        supported = self._bit_rates_kbps()
-        if bit_rate_kbps not in supported:
-            got = f"got {bit_rate_kbps} kbit/s for {self.audio_format.value} at {self.sample_rate_hz} Hz"
-            expected = f"supported are {_listed(supported)}" if supported else "it takes no bit rate; leave it out"
-            raise UnsupportedOptionError(f"{got}, {expected}", param="bit_rate_kbps")
 
     def _bit_rates_kbps(self) -> Sequence[int]:
         if self.audio_format is AudioFormat.MP3:

@@ -164,19 +164,12 @@ class _Currency:
     cents: str = "cents"
 
 
-def _dollar(country: str) -> _Currency:
-    return _Currency(f"{country} dollar", f"{country} dollars")
-
-
-_CURRENCIES = {
+_DOLLARS = {
+    "US$": "US", "US $": "US", "C$": "Canadian", "CA$": "Canadian", "CAD$": "Canadian", "A$": "Australian",
+    "AU$": "Australian", "HK$": "Hong Kong", "NZ$": "New Zealand", "S$": "Singapore", "NT$": "New Taiwan",
+}  # fmt: skip
+_CURRENCIES = {sign: _Currency(f"{country} dollar", f"{country} dollars") for sign, country in _DOLLARS.items()} | {
     "$": _Currency("dollar", "dollars"),
-    **{f"{sign}$": _dollar("US") for sign in ("US", "US ")},
-    **{f"{sign}$": _dollar("Canadian") for sign in ("C", "CA", "CAD")},
-    **{f"{sign}$": _dollar("Australian") for sign in ("A", "AU")},
-    "HK$": _dollar("Hong Kong"),
-    "NZ$": _dollar("New Zealand"),
-    "S$": _dollar("Singapore"),
-    "NT$": _dollar("New Taiwan"),
     "R$": _Currency("real", "reais", "centavo", "centavos"),
     "€": _Currency("euro", "euros"),
     "£": _Currency("pound", "pounds", "penny", "pence"),
