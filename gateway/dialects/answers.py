@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -86,12 +86,20 @@ def checked_json(text: str) -> str:
     return text
 
 
-def wrong_field(error: ValidationError, whole: str = "message") -> InvalidRequestError:
-    """Make the error that says where the first wrong field is and what is wrong, and not what was sent."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    got = f"{where or whole}: {first['msg']}"
-    return InvalidRequestError(f"{got}; correct it and send it again", param=where.partition(".")[0] or None)
+@contextmanager
+def checked_fields(whole: str = "message") -> Iterator[None]:
+    """Say of fields that are validated within which one is wrong first and why, and not what was sent.
+
+    Raises:
+        InvalidRequestError: one is; `whole` is the name of what has them.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        got, param = f"{where or whole}: {first['msg']}", where.partition(".")[0] or None
+        raise InvalidRequestError(f"{got}; correct it and send it again", param=param) from error
 
 
 def too_many_values() -> InvalidRequestError:

@@ -5,6 +5,7 @@ Pure: every check here happens before any service is asked.
 
 from __future__ import annotations
 
+import re
 import secrets
 import uuid
 from collections.abc import Callable
@@ -231,6 +232,8 @@ def check_options(request: SpeechRequest) -> None:
         raise InvalidRequestError(f"got seed {request.seed}, expected 0 to 2**63-1", param="seed")
 
 
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+"""The form of an id that a caller may give a request."""
 draw_seed: Callable[[], int] = partial(secrets.randbits, _RANDOM_SEED_BITS)
 """Draws the seed of a request that brings none."""
 

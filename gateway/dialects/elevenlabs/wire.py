@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi.responses import JSONResponse
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from gateway.audio import DEFAULT_ELEVENLABS_FORMAT, OutputFormat, parse_elevenlabs_format
-from gateway.dialects.answers import error_headers, retry_after_s, wrong_field
+from gateway.dialects.answers import checked_fields, error_headers, retry_after_s
 from gateway.errors import GatewayError, InvalidRequestError, public_text, wire_status
 from gateway.speech.request import MAX_SEED
 from gateway.text import Normalization, TextOptions
@@ -155,10 +155,8 @@ def parse_message(fields: Mapping[str, Any]) -> ClientMessage:
     Raises:
         InvalidRequestError: a field has the wrong type.
     """
-    try:
+    with checked_fields():
         return ClientMessage.model_validate(fields)
-    except ValidationError as error:
-        raise wrong_field(error) from error
 
 
 def locators_of(fields: Sequence[LexiconLocatorFields] | None) -> tuple[str, ...]:
@@ -180,10 +178,8 @@ def read_options(kind: type[Options], fields: Mapping[str, Any]) -> Options:
     Raises:
         InvalidRequestError: a value that can't be.
     """
-    try:
+    with checked_fields():
         return kind.model_validate({name: value for name, value in fields.items() if value not in (None, "")})
-    except ValidationError as error:
-        raise wrong_field(error) from error
 
 
 def read_socket_options(query: Mapping[str, str]) -> SocketQuery:

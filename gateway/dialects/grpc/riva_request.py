@@ -12,7 +12,7 @@ from riva.proto import riva_audio_pb2, riva_tts_pb2
 from gateway.audio import OutputFormat, parse_riva_format
 from gateway.core import InlineVoice
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
-from gateway.speech.request import SpeechRequest
+from gateway.speech.request import REQUEST_ID, SpeechRequest
 from gateway.text import TextOptions
 from gateway.text.aliases import MAX_ALIAS, MAX_WORD, NO_PHONEMES, AliasRule
 from gateway.text.options import check_counts
@@ -36,7 +36,6 @@ _EMOTIONS = {
     "pleasantsurprised": "surprised",
 }
 """Ending of a Riva voice's name, as in `Magpie-Multilingual.EN-US.Aria.Happy` -> the style that it means."""
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # RIFF or RF64 (WAV), FLAC, Ogg, MP3 with and without tags.
 _FILE_BEGINS = re.compile(rb"RIFF|RF64|fLaC|OggS|ID3|\xff[\xe0-\xff]", re.DOTALL)
 
@@ -78,7 +77,7 @@ def read_request(
             aliases=rules_of_riva(request.custom_dictionary, takes_phonemes=takes_phonemes),
             style=style,
         ),
-        request_id=request.id.value if _REQUEST_ID.fullmatch(request.id.value) else uuid.uuid4().hex,
+        request_id=request.id.value if REQUEST_ID.fullmatch(request.id.value) else uuid.uuid4().hex,
         wants_times=request.enable_word_time_offsets,
     )
     return RivaSpeech(speech, _read_format(request), request.enable_word_time_offsets)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from gateway.audio import AudioFormat, OutputFormat
 from gateway.core import InlineVoice
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.lexicons import own_rules
-from gateway.speech.request import SpeechRequest, draw_seed
+from gateway.speech.request import REQUEST_ID, SpeechRequest, draw_seed
 from gateway.text import Normalization, TextOptions
 from gateway.text.styles import style_of
 from gateway.voices.draft import prompt_voice
@@ -41,7 +40,6 @@ _TEXT_MODES: dict[int, bool] = dict.fromkeys(speech_pb2.TextMode.values(), False
 _TEXT_MODES[speech_pb2.TEXT_MODE_INTERLEAVED] = True
 """Whether the LLM takes the text while it speaks."""
 _NORMAL_SPEED = 1.0
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ def _known(meanings: Mapping[Any, T], value: int, param: str) -> T:
 def _read_request_id(request_id: str) -> str:
     if not request_id:
         return uuid.uuid4().hex
-    if not _REQUEST_ID.fullmatch(request_id):
+    if not REQUEST_ID.fullmatch(request_id):
         expected = "expected 1 to 128 printable ASCII characters without blanks, or none"
         raise InvalidRequestError(f"got the request id {request_id[:128]!r}, {expected}", param="request_id")
     return request_id

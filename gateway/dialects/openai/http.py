@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
@@ -37,7 +36,7 @@ from gateway.dialects.openai.errors import described, error_object
 from gateway.dialects.openai.request import OpenAISpeech, SpeechBody, StreamFormat, read_request
 from gateway.errors import GatewayError
 from gateway.host import Host
-from gateway.speech.request import SpeechRequest, SpeechResult
+from gateway.speech.request import REQUEST_ID, SpeechRequest, SpeechResult
 from gateway.speech.speech_job import warning_field
 from gateway.speech.text_clock import TextClock, WordGatherer, WordTime
 from llm_service.vocab import INLINE_TAGS
@@ -56,7 +55,6 @@ SPEECH_HEADERS = {
     "x-voice-warning": "What may be wrong with the voice's recording or transcript; only there if anything is.",
     "x-speech-warning": "How the speech left its text; only there if that shows before the answer begins.",
 }
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _EVENT_STREAM = "text/event-stream"
 _NOT_FOUND = 404
 _STARTED_S = int(time.time())
@@ -70,7 +68,7 @@ async def speak(request: Request) -> StreamedAnswer:
     """Answer with the speech of a text."""
     host: Host = request.app.state.host
     given = request.headers.get("x-request-id", "")
-    request_id = request.scope["request_id"] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    request_id = request.scope["request_id"] = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
     parse = partial(read_request, default=host.default_format, request_id=request_id)
     wanted = await read_body(request, host.limits.max_body_bytes, "input", parse)
     result = SpeechResult()

@@ -11,11 +11,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
 from gateway.core import InlineVoice
-from gateway.dialects.answers import checked_json, wrong_field
+from gateway.dialects.answers import checked_fields, checked_json
 from gateway.errors import UnsupportedOptionError
 from gateway.lexicons import own_rules
 from gateway.speech.request import SpeechRequest, decode_text, draw_seed
@@ -165,10 +165,8 @@ def read_request(raw: bytes, default: AudioFormat, request_id: str) -> OpenAISpe
     Raises:
         InvalidRequestError: a field that can't be served; which voices there are is not known here.
     """
-    try:
+    with checked_fields("body"):
         body = SpeechBody.model_validate_json(checked_json(decode_text(raw)))
-    except ValidationError as error:
-        raise wrong_field(error, "body") from error
     speech = SpeechRequest(
         body.input,
         body.voice_or(body.voice.id if isinstance(body.voice, VoiceObject) else body.voice),

@@ -10,11 +10,11 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import AliasChoices, Field, ValidationError
+from pydantic import AliasChoices, Field
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
 from gateway.core import InlineVoice
-from gateway.dialects.answers import retry_after_s, wrong_field
+from gateway.dialects.answers import checked_fields, retry_after_s
 from gateway.dialects.openai.request import SpeechFields
 from gateway.errors import (
     GatewayError,
@@ -112,10 +112,8 @@ def parse_config(message: Mapping[str, Any]) -> ConfigFields:
         InvalidRequestError: a field that can't be.
     """
     nested = message.get("session")
-    try:
+    with checked_fields("session"):
         fields = ConfigFields.model_validate(message if nested is None else nested)
-    except ValidationError as error:
-        raise wrong_field(error, "session") from error
     _check(fields)
     return fields
 
