@@ -137,16 +137,18 @@ class CompressedCodec:
         self._container.mux(self._stream.encode(frame))
 
     def _frame(self, samples: FloatArray) -> AudioFrame:
-        frame = AudioFrame.from_ndarray(self._amplitudes(samples)[np.newaxis], self._settings.sample_format, "mono")
-        frame.sample_rate = self._rate_hz
-        frame.pts = self._encoded_samples
-        self._encoded_samples += len(samples)
-        return frame
-
-    def _amplitudes(self, samples: FloatArray) -> npt.NDArray[np.float32] | npt.NDArray[np.int16]:
+        at, self._encoded_samples = self._encoded_samples, self._encoded_samples + len(samples)
         if self._settings.sample_format in _FLOAT_FORMATS:
-            return np.clip(samples, -1.0, 1.0)
-        return np.frombuffer(to_pcm16(samples), np.int16)
+            return _frame(np.clip(samples, -1.0, 1.0), self._settings.sample_format, self._rate_hz, at)
+        return _frame(np.frombuffer(to_pcm16(samples), np.int16), self._settings.sample_format, self._rate_hz, at)
+
+
+def _frame(
+    amplitudes: npt.NDArray[np.float32] | npt.NDArray[np.int16], sample_format: str, rate_hz: int, at: int
+) -> AudioFrame:
+    frame = AudioFrame.from_ndarray(amplitudes[np.newaxis], sample_format, "mono")
+    frame.sample_rate, frame.pts = rate_hz, at
+    return frame
 
 
 class _Sink:
@@ -216,18 +218,12 @@ class TempoChanger:
 
     def _filtered(self, block: FloatArray | None) -> FloatArray:
         """Put one block through the filters; None ends their input."""
-        self._graph.push(None if block is None else self._frame(block))
+        self._graph.push(None if block is None else _frame(block, "flt", SAMPLE_RATE_HZ, self._fed_samples))
+        self._fed_samples += 0 if block is None else len(block)
         ready: list[FloatArray] = [np.zeros(0, np.float32)]
         while (frame := self._pulled()) is not None:
             ready.append(frame.to_ndarray()[0])
         return np.concatenate(ready)
-
-    def _frame(self, block: FloatArray) -> AudioFrame:
-        frame = AudioFrame.from_ndarray(block[np.newaxis], format="flt", layout="mono")
-        frame.sample_rate = SAMPLE_RATE_HZ
-        frame.pts = self._fed_samples
-        self._fed_samples += len(block)
-        return frame
 
     def _pulled(self) -> AudioFrame | None:
         try:

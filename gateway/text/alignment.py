@@ -34,11 +34,6 @@ class Alignment:
 
     spans: tuple[SpokenStretch, ...]
 
-    @classmethod
-    def identity(cls, length: int) -> Alignment:
-        """Align a text of `length` characters with itself."""
-        return cls((SpokenStretch(length, length),) if length else ())
-
     def then(self, later: Alignment) -> Alignment:
         """Align this source with what became of its spoken text, of which `later` tells."""
         inner = sorted({*self._spoken_starts[1:-1], *later._source_starts[1:-1]})
@@ -91,7 +86,7 @@ class Alignment:
 def align(source: str, spoken: str) -> Alignment:
     """Align a text with its normalised form by the words that they have in common."""
     if source == spoken:
-        return Alignment.identity(len(source))
+        return unchanged(source).alignment
     tokens, words = _TOKEN.findall(source), _TOKEN.findall(spoken)
     matcher = SequenceMatcher(None, tokens, words, autojunk=False)
     return Alignment(
@@ -153,4 +148,4 @@ def replaced(text: str, changes: Iterable[tuple[int, int, str]]) -> NormalizedTe
 
 def unchanged(text: str) -> NormalizedText:
     """Return a text as it is."""
-    return NormalizedText(text, Alignment.identity(len(text)))
+    return replaced(text, ())

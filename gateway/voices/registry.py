@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -293,7 +294,7 @@ class VoiceRegistry:
             if self._budget is not None and isinstance(source, InlineVoice):
                 audio = source.audio
                 self._budget.take(self._caller(), key, len(audio) if isinstance(audio, bytes) else audio.nbytes)
-            task = asyncio.create_task(self._registering(source, self._caller()), name=f"register-{key}")
+            task = asyncio.create_task(self._register(source, self._caller()), name=f"register-{key}")
             task.add_done_callback(note_end)
             self._registrations[key] = task
         return self._registrations[key]
@@ -304,17 +305,12 @@ class VoiceRegistry:
         if len(self._known) > self._max_known:
             del self._known[next(iter(self._known))]
 
-    async def _registering(self, source: NamedVoice | StoredVoice | InlineVoice, caller: str) -> RegisteredVoice:
-        """Register a voice; one that a caller brings waits for its caller's others."""
-        if self._budget is None or not isinstance(source, InlineVoice):
-            return await self._register(source)
-        async with self._budget.turn(caller):
-            return await self._register(source)
-
-    async def _register(self, source: NamedVoice | StoredVoice | InlineVoice) -> RegisteredVoice:
+    async def _register(self, source: NamedVoice | StoredVoice | InlineVoice, caller: str) -> RegisteredVoice:
         if isinstance(source, InlineVoice):
-            audio = await readable(source.audio) if isinstance(source.audio, bytes) else source.audio
-            return await self._token2wav.register_voice(audio)
+            # A voice that a caller brings waits for its caller's others.
+            async with nullcontext() if self._budget is None else self._budget.turn(caller):
+                audio = await readable(source.audio) if isinstance(source.audio, bytes) else source.audio
+                return await self._token2wav.register_voice(audio)
         if isinstance(source, StoredVoice):
             return await self._creating().load(source)
         registered = await self._token2wav.register_voice(await asyncio.to_thread(_read_audio, source))

@@ -11,7 +11,7 @@ from gateway.speech.letter_times import LetterTimes
 from gateway.speech.request import SpokenSpan
 from gateway.speech.text_clock import TextClock, WordGatherer, WordTime
 from gateway.text import Segment, SpokenSegment
-from gateway.text.alignment import Alignment
+from gateway.text.alignment import unchanged
 from lab.ears.alignment import SphinxAligner
 from lab.tests.ears.conftest import RATE_HZ, Voice, noise
 from lab.voice.word_times import errors_ms, figures
@@ -26,7 +26,7 @@ def test_words_are_timed_as_the_recogniser_times_them(voices: list[Voice]) -> No
     found = []
     for voice in voices:
         ids = tokenizer.tokenize(s3_log_mel(voice.samples)).tolist()
-        segment = SpokenSegment(Segment(voice.text, 0), voice.text, Alignment.identity(len(voice.text)), "en", True)
+        segment = SpokenSegment(Segment(voice.text, 0), voice.text, unchanged(voice.text).alignment, "en", True)
         span = SpokenSpan(segment, 0, len(ids), True, letter_times=LetterTimes(aligner, voice.text))
         assert span.letter_times is not None
         span.letter_times.add(ids, is_last=True)

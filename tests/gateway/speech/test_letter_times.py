@@ -18,7 +18,7 @@ from gateway.speech.session import SpeechSession
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.speech.text_clock import CharacterTime, TextClock, WordGatherer
 from gateway.text import Segment, SpokenSegment
-from gateway.text.alignment import Alignment, SpokenStretch, align
+from gateway.text.alignment import Alignment, SpokenStretch, align, unchanged
 from gateway.voices.registry import NamedVoice
 from llm_service.aligner import PAUSES, Aligner, FloatArray, LetterModel, spell
 from tests.gateway.fakes import FakeToken2Wav, make_pipeline
@@ -149,7 +149,7 @@ def test_a_speech_that_left_its_text_is_told_by_the_letters() -> None:
 
 @given(st.text("ab ,.7\u4f60", min_size=1, max_size=30), st.text("ab_", max_size=60), st.integers(1, 9))
 def test_times_never_go_back_and_all_are_told_by_the_end(text: str, said: str, piece: int) -> None:
-    segment = SpokenSegment(Segment(text, 0), text, Alignment.identity(len(text)), "en", True)
+    segment = SpokenSegment(Segment(text, 0), text, unchanged(text).alignment, "en", True)
     letters = LetterTimes(PlainAligner(), text)
     span = SpokenSpan(segment, 0, letter_times=letters)
     clock, read = TextClock([span]), list[CharacterTime]()

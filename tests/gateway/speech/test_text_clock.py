@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from gateway.speech.request import SpokenSpan
 from gateway.speech.text_clock import CharacterTime, TextClock
 from gateway.text import Segment, SpokenSegment
-from gateway.text.alignment import Alignment, SpokenStretch
+from gateway.text.alignment import Alignment, SpokenStretch, unchanged
 
 
 def span(text: str, start: int, first_token: int, tokens: int, is_complete: bool = True) -> SpokenSpan:
-    segment = SpokenSegment(Segment(text, start), text, Alignment.identity(len(text)), "en", True)
+    segment = SpokenSegment(Segment(text, start), text, unchanged(text).alignment, "en", True)
     return SpokenSpan(segment, first_token, tokens, is_complete)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.alignment import Alignment, align
+from gateway.text.alignment import align, unchanged
 from gateway.text.cleaning import CleaningReader, cleaned
 from gateway.text.markdown import MarkupReader
 from gateway.text.stretches import Stretch
@@ -99,4 +99,4 @@ def test_an_alignment_covers_both_texts(source: str, spoken: str) -> None:
 @pytest.mark.parametrize("position", [-1, 3])
 def test_a_position_out_of_range_is_refused(position: int) -> None:
     with pytest.raises(ValueError, match=rf"got position {position}, expected 0 to 2"):
-        Alignment.identity(2).source_at(position)
+        unchanged("ab").alignment.source_at(position)
