@@ -73,6 +73,9 @@ class ReadyVoice:
 class VoiceRegistry:
     """Finds voices, the operator's and created ones, and keeps them registered at token2wav."""
 
+    max_known = 1024
+    """Most voices that are remembered; the least recently used is forgotten first."""
+
     def __init__(
         self,
         token2wav: Token2Wav,
@@ -82,7 +85,6 @@ class VoiceRegistry:
         viewer: Callable[[], Viewer] = lambda: EVERYBODY,
         budget: InlineVoiceBudget | None = None,
         caller: Callable[[], str] = lambda: "",
-        max_known: int = 1024,
         transcripts: TranscriptCheck | None = None,
     ) -> None:
         """Register nothing yet.
@@ -95,7 +97,6 @@ class VoiceRegistry:
             viewer: tells on whose behalf the call under way looks created voices up.
             budget: of voices that come with requests; None: there is no bound.
             caller: names who brings them.
-            max_known: voices that are remembered; the least recently used is forgotten first.
             transcripts: judges the operator's voices and those of requests; None: by their length only.
         """
         self._budget = budget
@@ -112,7 +113,6 @@ class VoiceRegistry:
         self._transcripts = transcripts or TranscriptCheck()
         self._known: dict[str, RegisteredVoice] = {}
         """What token2wav answered, by `_key`; the least recently used first."""
-        self._max_known = max_known
         self._registrations: dict[str, asyncio.Task[RegisteredVoice]] = {}
         """Registrations under way; all requests that wait for a voice share one and its result."""
 
@@ -302,7 +302,7 @@ class VoiceRegistry:
     def _remember(self, key: str, registered: RegisteredVoice) -> None:
         self._known.pop(key, None)
         self._known[key] = registered
-        if len(self._known) > self._max_known:
+        if len(self._known) > self.max_known:
             del self._known[next(iter(self._known))]
 
     async def _register(self, source: NamedVoice | StoredVoice | InlineVoice, caller: str) -> RegisteredVoice:

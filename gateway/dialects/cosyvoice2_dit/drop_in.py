@@ -39,7 +39,6 @@ from token2wav_service.python_backend.server_process import is_decoupled, read_p
 
 logger = logging.getLogger(__name__)
 
-CANCEL_POLL_INTERVAL_S = 0.05
 PRIORITY_PARAMETER = "priority_class"
 """Request parameter that names our scheduling class; the python backend does not show Triton's own priority."""
 SEED_PARAMETER = "seed"
@@ -152,17 +151,12 @@ class SpeechRequests:
 class _Model:
     """Serves requests over one pipeline; a responder takes the answer to each."""
 
-    def __init__(
-        self,
-        pb_utils: PbUtils,
-        runner: PipelineRunner,
-        requests: Requests,
-        cancel_poll_interval_s: float = CANCEL_POLL_INTERVAL_S,
-    ) -> None:
+    cancel_poll_interval_s = 0.05
+
+    def __init__(self, pb_utils: PbUtils, runner: PipelineRunner, requests: Requests) -> None:
         self._pb_utils = pb_utils
         self._runner = runner
         self._requests = requests
-        self._cancel_poll_interval_s = cancel_poll_interval_s
 
     def finalize(self) -> None:
         """Stop what runs; each request still gets its answer."""
@@ -180,7 +174,7 @@ class _Model:
     async def _serve(self, asked: Any, responder: Responder | _Gathered) -> None:
         speaking = asyncio.create_task(self._speak(asked, responder))
         try:
-            while not (await asyncio.wait({speaking}, timeout=self._cancel_poll_interval_s))[0]:
+            while not (await asyncio.wait({speaking}, timeout=self.cancel_poll_interval_s))[0]:
                 if await asyncio.to_thread(responder.is_cancelled):
                     speaking.cancel()
             speaking.result()

@@ -25,8 +25,6 @@ from gateway.speech.session import SessionAudio
 from gateway.speech.text_clock import WordGatherer, WordTime
 
 SERVICE_NAME = "nvidia.riva.tts.RivaSpeechSynthesis"
-DEFAULT_MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""Most bytes of one whole answer, 23 minutes at 24 kHz; clients refuse more than 4 MiB by default."""
 _LANGUAGE = "mul"
 """ISO 639 for several languages: a voice speaks all that the model speaks."""
 _SEPARATORS = ",:"
@@ -40,15 +38,12 @@ Response = riva_tts_pb2.SynthesizeSpeechResponse
 class RivaServicer:
     """The service's methods, as `add_RivaSpeechSynthesisServicer_to_server` takes them."""
 
-    def __init__(self, host: Host, max_answer_bytes: int = DEFAULT_MAX_ANSWER_BYTES) -> None:
-        """Keep what to speak with.
+    max_answer_bytes = 64 * 1024 * 1024
+    """Most bytes of one whole answer, 23 minutes at 24 kHz; clients refuse more than 4 MiB by default."""
 
-        Args:
-            host: the gateway's parts.
-            max_answer_bytes: of Synthesize's audio.
-        """
+    def __init__(self, host: Host) -> None:
+        """Keep what to speak with."""
         self._host = host
-        self._max_answer_bytes = max_answer_bytes
 
     async def Synthesize(self, request: Request, context: Any) -> Response:
         """Speak a text and return all of it.
@@ -103,8 +98,8 @@ class RivaServicer:
         return read_request(request, lambda name: name in self._host.voices.names, takes_phonemes=takes_phonemes)
 
     def _check_size(self, answer_bytes: int) -> None:
-        if answer_bytes > self._max_answer_bytes:
-            got = f"the audio passes {self._max_answer_bytes} bytes, the limit of one message"
+        if answer_bytes > self.max_answer_bytes:
+            got = f"the audio passes {self.max_answer_bytes} bytes, the limit of one message"
             raise TextTooLongError(f"{got}; use SynthesizeOnline, or send less text", param="text")
 
 

@@ -41,7 +41,8 @@ async def test_inline_voices_are_told_apart_by_content_never_by_transcript() -> 
 
 async def test_the_cache_is_bounded_and_drops_the_least_recently_used() -> None:
     token2wav = FakeToken2Wav()
-    registry = VoiceRegistry(token2wav, max_known=2)
+    registry = VoiceRegistry(token2wav)
+    registry.max_known = 2
     for level in (0.1, 0.2, 0.1, 0.3, 0.1):
         await registry.resolve(InlineVoice(tone(level)))
     assert len(token2wav.registrations) == 3

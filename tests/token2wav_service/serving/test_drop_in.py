@@ -60,9 +60,10 @@ class Harness:
         self.is_closed = False
         pb_utils = FakePbUtils()
         self.runner = drop_in.PipelineRunner(self._open)
-        parts = (pb_utils, self.runner, drop_in.SpeechRequests(pb_utils, default_voice), 0.002)
+        parts = (pb_utils, self.runner, drop_in.SpeechRequests(pb_utils, default_voice))
         self.streaming = drop_in.StreamingModel(*parts, max_requests=max_requests)
         self.whole = drop_in.WholeModel(*parts)
+        self.streaming.cancel_poll_interval_s = self.whole.cancel_poll_interval_s = 0.002
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[FakePipeline]:

@@ -237,11 +237,10 @@ async def test_audio_that_no_message_can_hold_is_refused_while_it_is_made(voices
     token2wav = FakeToken2Wav()
     pipeline = make_pipeline(FakeLLM(speech_deltas(100)), token2wav, voices)
     with ThreadPoolExecutor(1) as executor:
-        host = make_host(pipeline, VoiceRegistry(token2wav, voices), executor)
+        servicer = RivaServicer(make_host(pipeline, VoiceRegistry(token2wav, voices), executor))
+        servicer.max_answer_bytes = PCM
         with pytest.raises(TextTooLongError, match="use SynthesizeOnline"):
-            await RivaServicer(host, max_answer_bytes=PCM).Synthesize(
-                order(), SimpleNamespace(time_remaining=lambda: None)
-            )
+            await servicer.Synthesize(order(), SimpleNamespace(time_remaining=lambda: None))
     assert token2wav.open_streams == 0
 
 
