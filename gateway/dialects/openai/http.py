@@ -120,7 +120,7 @@ async def bare_audio(
     Raises:
         GatewayError: see `Speaker.synthesize`; or the format or speed can't be had here.
     """
-    clock, gatherer, samples = TextClock(result.spans), WordGatherer(), 0
+    times, samples = None if words is None else (TextClock(result.spans), WordGatherer()), 0
     async with (
         AsyncEncoder(AudioEncoder(output, speed), host.executor) as encoder,
         aclosing(host.pipeline.synthesize(wanted, result)) as audio,
@@ -128,7 +128,8 @@ async def bare_audio(
         async for chunk in audio:
             for piece in _pieces(chunk, is_whole=encoder.is_light):
                 yield await encoder.encode(piece)
-            if words is not None:
+            if words is not None and times is not None:
+                clock, gatherer = times
                 samples += len(chunk.samples)
                 ended = clock.read(samples / SAMPLE_RATE_HZ, chunk.is_last)
                 words += gatherer.push(ended, is_end=chunk.is_last)
