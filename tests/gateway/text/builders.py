@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
+import pytest
+import yaml
 from hypothesis import strategies as st
 
 from gateway.text import WHOLE_TEXT, SpokenSegment, TextFrontEnd, TextOptions
@@ -27,66 +30,19 @@ CHAPTER = (
     "Bonjour ! Ça va ? Am 5. Mai 2024 war es so: 1.234,5 <laughter>ha ha.</laughter> مرحبا؟ نعم. 🙂👩‍👩‍👧 é\u0301.\n\n"
 )
 
-FRAGMENTS = (
-    *(
-        "Hello",
-        " ",
-        "  ",
-        ". ",
-        ".",
-        "3.14",
-        "Dr. ",
-        "e.g. ",
-        "? ",
-        "! ",
-        '"',
-        "'",
-        ", ",
-        ": ",
-        "…",
-        "...",
-        "\n",
-        "\n\n",
-    ),
-    *(
-        "\r\n",
-        "\t",
-        "5. ",
-        "Mai",
-        "and",
-        "你好",
-        "。",
-        "，",
-        "！",
-        "」",
-        "“",
-        "”",
-        "日本",
-        "한국",
-        "שלום",
-        "مرحبا؟ ",
-        "नमस्ते। ",
-    ),
-    *(
-        "e\u0301",
-        "\u200d",
-        "👩‍👩‍👧",
-        "🇩🇪",
-        "\u202e",
-        "\u200b",
-        "\ufeff",
-        "\x00",
-        "[",
-        "<",
-        "</",
-        "]",
-        ">",
-        "[brea",
-        "[1]",
-        "<3",
-    ),
-    *("x" * 30, "1" * 30, "\u0301" * 30, " " * 30, "。" * 9, "https://a.b/c?d=1 ", "<|s_5|>", "a_b", "\\", "{x}"),
-)
+
+def _cases() -> dict[str, list[Any]]:
+    tables = yaml.safe_load((HERE / "data/cases.yaml").read_text("utf-8"))
+    return {
+        name: [pytest.param(*row, id=case) for case, row in rows.items()] if isinstance(rows, dict) else rows
+        for name, rows in tables.items()
+    }
+
+
+CASES = _cases()
+"""Rows for `parametrize`, by the name of their table."""
+
+FRAGMENTS = [*CASES["fragments"], "x" * 30, "1" * 30, "\u0301" * 30, " " * 30, "。" * 9]
 
 texts = st.lists(st.one_of(st.sampled_from([*FRAGMENTS, *INLINE_TAGS]), st.text(max_size=6)), max_size=60).map("".join)
 """Adversarial texts: no lone surrogates, which `st.text` leaves out too."""

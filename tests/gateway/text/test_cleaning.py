@@ -11,33 +11,12 @@ from gateway.text.cleaning import CleaningReader, cleaned
 from gateway.text.markdown import MarkupReader
 from gateway.text.stretches import Stretch
 from gateway.text.tags import InlineTags
-from tests.gateway.text.builders import texts_in_pieces
+from tests.gateway.text.builders import CASES, texts_in_pieces
 
 ODD = "e\u0301\u0302ｶﾞ²³⁵⁻¹`´’\u200b\u200d\u00a0\u3000ﬁ㎡ａ％，aé한\u1112\u1161\u11ab.م\u200c1 "
 
 
-@pytest.mark.parametrize(
-    ("written", "clean"),
-    [
-        pytest.param("New\u00a0York, 10\u202fkg,\u3000你好", "New York, 10 kg, 你好", id="blanks"),
-        pytest.param("so\u00adft ze\u200bro\ufeff \u202eok\u2060 \x00x", "soft zero ok x", id="invisible signs"),
-        pytest.param("می\u200cخواهم", "می\u200cخواهم", id="a joiner that Persian is written with"),
-        pytest.param("a\u2028b\x85c", "a\nb\nc", id="line ends"),
-        pytest.param("we`re we´re we’re weʼre", "we're we're we're we're", id="apostrophes"),
-        pytest.param("‘a’ “b” «c» `d` 他说‘你好’吧", "‘a’ “b” «c» `d` 他说‘你好’吧", id="quotes that are quotes"),
-        pytest.param("cafe\u0301, ｶﾞﾊﾟ, 한글", "café, ガパ, 한글", id="decomposed letters"),
-        pytest.param("1ﾞ1", "1\u30991", id="a mark behind no letter"),
-        pytest.param("ﬁne o\ufb00er ĳs", "fine offer ijs", id="ligatures"),
-        pytest.param("１２：３０，ＡＢＣ（３５％）！", "12：30，ABC（35%）！", id="full width, less Chinese marks"),
-        pytest.param("120㎡ 5㎏ ㏒ ㎥", "120m² 5kg log m³", id="squared abbreviations"),
-        pytest.param("H₂O, 10⁵, xⁿ, 10⁻³, x²", "H2O, 10^5, x^n, 10^-3, x²", id="raised and lowered"),
-        pytest.param("as they said.¹ The claim² and 研究¹", "as they said. The claim and 研究", id="numbers of notes"),
-        pytest.param("½ … ™ 5℃ √2 8÷2 5‰ ㅋㅋ กำ", "½ … ™ 5℃ √2 8÷2 5‰ ㅋㅋ กำ", id="signs that rules know"),
-        pytest.param("㌖ \ufdfa", "キロメートル \ufdfa", id="one for many, unless very many"),
-        pytest.param("COVID‑19, 1⁄2, ３－５", "COVID-19, 1/2, 3-5", id="hyphens and slashes"),
-        pytest.param("𝐇𝐞𝐥𝐥𝐨 s\u0336o\u0336 1\ufe0f\u20e3 Ⅳ", "Hello so 1 IV", id="letters in disguise"),
-    ],
-)
+@pytest.mark.parametrize(("written", "clean"), CASES["characters"])
 def test_a_character_is_written_in_one_way(written: str, clean: str) -> None:
     assert cleaned(written) == clean
     assert cleaned(clean) == clean

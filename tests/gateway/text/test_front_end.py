@@ -24,7 +24,7 @@ from gateway.text.breaks import ended
 from gateway.text.normalization import wetext_normalizer
 from gateway.text.normalization.language import DeclaredLanguages
 from servicekit.checkpoint_file import CheckpointDeclaration
-from tests.gateway.text.builders import SHORT, prepared, shouting, source_position, texts_in_pieces
+from tests.gateway.text.builders import CASES, SHORT, prepared, shouting, source_position, texts_in_pieces
 
 SHOUTING = TextFrontEnd({"en": shouting, "pt-br": shouting}, lambda text: "en" if "the" in text else None)
 ENGLISH = TextOptions(language="en-US")
@@ -62,32 +62,7 @@ def official() -> TextFrontEnd:
     return load_text_front_end(declaration=CheckpointDeclaration(languages=("zh", "en")))
 
 
-@pytest.mark.parametrize(
-    ("written", "spoken"),
-    [
-        ("Your code is 4207.", "Your code is four two zero seven."),
-        ("Room 302.", "Room three oh two."),
-        ("Meet me at 10:30.", "Meet me at ten thirty."),
-        ("Okay, see you at 7.", "Okay, see you at seven."),
-        ("OK, 20% off.", "OK, twenty percent off."),
-        ("Happy New Year 2025!", "Happy New Year twenty twenty five!"),
-        ("Done! I set a timer for 10 minutes.", "Done! I set a timer for ten minutes."),
-        ("40 litres/day", "forty litres"),
-        ("Leave New\u00a0York with 10\u00a0kg.", "Leave New York with ten kilograms."),
-        ("H₂O and CO₂, 10⁵", "H two O and CO two, ten to the power of five."),
-        ("№ 5 grows by 3‰, 10⁻³", "number five grows by three per mille, ten to the power of minus three."),
-        ("we`re and we´re 5", "we're and we're five."),
-        ("很棒，花了$999。The battery lasts 3 days.", "很棒，花了九百九十九美元。The battery lasts three days."),
-        ("用iPhone 15 Pro Max拍照。It lasts 3 days.", "用iPhone 十五 Pro Max拍照。It lasts three days."),
-        ("发邮件到abc@qq.com。", "发邮件到abc艾特qq点com。"),
-        ("COVID-19和B2B，MP3", "COVID十九和B to B，MP三"),
-        ("Lei Jun (雷军) is 55.", "Lei Jun (雷军) is fifty five."),
-        ("网址www.a.com", "网址a点com."),
-        ("２０２４年１０月，３５％", "二零二四年十月，百分之三十五。"),
-        ("10-15%", "百分之十到百分之十五。"),
-        ("4207", "四千二百零七"),
-    ],
-)
+@pytest.mark.parametrize(("written", "spoken"), CASES["official checkpoints"])
 def test_an_official_checkpoints_text_is_read_in_the_words_of_its_languages(
     official: TextFrontEnd, written: str, spoken: str
 ) -> None:

@@ -9,39 +9,15 @@ from hypothesis import strategies as st
 from gateway.errors import InvalidRequestError
 from gateway.text import LIVE_TEXT, WHOLE_TEXT, Normalization, SpokenSegment, TextOptions, plain_front_end
 from gateway.text.manner import check_breaks, read_break
-from tests.gateway.text.builders import prepared
+from tests.gateway.text.builders import CASES, prepared
 
 
-@pytest.mark.parametrize(
-    ("attributes", "seconds"),
-    [
-        (' time="300ms"', 0.3),
-        (" time='1.5s'/", 1.5),
-        (" time=.5s", 0.5),
-        (' TIME="10S"', 10.0),
-        (' strength="weak"', 0.5),
-        (' strength="x-strong" ', 1.25),
-        (' strength="none"', 0.0),
-        (' strength="strong" time="20ms"', 0.02),
-        ("", 0.75),
-    ],
-)
+@pytest.mark.parametrize(("attributes", "seconds"), CASES["breaks"])
 def test_a_break_lasts_what_it_says(attributes: str, seconds: float) -> None:
     assert read_break(attributes) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
-    ("attributes", "told"),
-    [
-        (' time="300"', "a number with its unit"),
-        (' time="-1s"', "a number with its unit"),
-        (' time="nan s"', "a number with its unit"),
-        (' time=""', "a number with its unit"),
-        (' time="10.1s"', "the longest is 10s"),
-        (' time="99999999s"', "the longest is 10s"),
-        (' strength="huge"', "expected one of none, x-weak, weak"),
-    ],
-)
+@pytest.mark.parametrize(("attributes", "told"), CASES["refused breaks"])
 def test_a_break_that_can_not_be_had_is_refused(attributes: str, told: str) -> None:
     with pytest.raises(InvalidRequestError, match=told):
         read_break(attributes)

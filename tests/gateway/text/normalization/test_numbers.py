@@ -14,41 +14,18 @@ from gateway.text.normalization.addresses import spoken_addresses
 from gateway.text.normalization.numbers import NUMBER_STYLES, NumberNormalizer
 from gateway.text.normalization.say_as import said_as
 from gateway.text.normalization.wetext_normalizer import WeTextNormalizer
-from tests.gateway.text.builders import texts
+from tests.gateway.text.builders import CASES, texts
 
 LANGUAGES = sorted(NUMBER_STYLES)
 NORMALIZERS = {language: NumberNormalizer(language) for language in LANGUAGES}
 
 
-@pytest.mark.parametrize(
-    ("language", "written", "spoken"),
-    [
-        ("de", "Es sind 21 Leute.", "Es sind einundzwanzig Leute."),
-        (
-            "de",
-            "1.234,5 im Jahr 1984",
-            "eintausendzweihundertvierunddreißig Komma fünf im Jahr neunzehnhundertvierundachtzig",
-        ),
-        ("de", "genau 1.984", "genau eintausendneunhundertvierundachtzig"),
-        ("fr", "l'11 septembre, 10 000 fois", "l'onze septembre, dix mille fois"),
-        ("es", "3,5 litros", "tres punto cinco litros"),
-        ("pt", "16", "dezasseis"),
-        ("pt-br", "16", "dezesseis"),
-        ("ru", "5 собак", "пять собак"),
-        ("th", "21", "ยี่สิบเอ็ด"),
-    ],
-)
+@pytest.mark.parametrize(("language", "written", "spoken"), CASES["numbers"])
 def test_numbers_become_words(language: str, written: str, spoken: str) -> None:
     assert NORMALIZERS[language].normalize(written).text == spoken
 
 
-@pytest.mark.parametrize(
-    "written",
-    [
-        *("A4", "3,50 €", "€5", "50 %", "5%", "12:30", "1.2.3", "5.5.2024", "5-6", "-5", "007", "am 5. Mai", "1'234"),
-        *("192.168.0.1", "v2", "#1", "1" * 16, "²", "5²", "x_5", "50 $", "$ 50", "1.23", "5e3"),
-    ],
-)
+@pytest.mark.parametrize("written", CASES["no plain numbers"])
 def test_what_may_not_be_a_plain_number_stays_as_it_is(written: str) -> None:
     assert NORMALIZERS["de"].normalize(written).text == written
 
@@ -86,35 +63,12 @@ def test_a_text_without_digits_stays_as_it_is(text: str) -> None:
     assert NORMALIZERS["de"].normalize(text).text == text
 
 
-@pytest.mark.parametrize(
-    ("written", "spoken"),
-    [
-        ("https://example.com", "example dot com"),
-        (
-            "See http://www.example.com/docs/a_b, please.",
-            "See example dot com slash docs slash a underscore b, please.",
-        ),
-        ("https://example.co.uk/?utm=1#top", "example dot co dot U K"),
-        ("www.example.org.", "example dot org."),
-        ("example.com/path", "example dot com slash path"),
-        ("Visit docs.python.org/3 now", "Visit docs dot python dot org slash 3 now"),
-        ("http://localhost:8080/", "localhost 8 0 8 0"),
-        ("john.doe99@mail.com", "john dot doe 9 9 at mail dot com"),
-        ("write to a-b@c.io!", "write to a dash b at c dot I O!"),
-    ],
-)
+@pytest.mark.parametrize(("written", "spoken"), CASES["addresses"])
 def test_addresses_become_words(written: str, spoken: str) -> None:
     assert spoken_addresses(written, "en").text == spoken
 
 
-@pytest.mark.parametrize(
-    ("written", "spoken"),
-    [
-        ("发到a_b@qq.com，谢谢", "发到a下划线b艾特qq点com，谢谢"),
-        ("访问www.a.com/x吧", "访问a点com斜杠x吧"),
-        ("邮箱ab@c.cn谢谢", "邮箱ab艾特c点C N谢谢"),
-    ],
-)
+@pytest.mark.parametrize(("written", "spoken"), CASES["addresses in Chinese"])
 def test_an_address_begins_and_ends_beside_chinese(written: str, spoken: str) -> None:
     assert spoken_addresses(written, "zh").text == spoken
 
@@ -149,63 +103,18 @@ def said(text: str, kind: str, language: str, form: str | None = None) -> str:
     return said_as(text, kind, form, language, lambda plain: saying(language)(plain).text)
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "english", "chinese"),
-    [
-        ("digits", "4207", "four two zero seven", "四二零七"),
-        ("characters", "AB3", "A B three", "A B 三"),
-        ("spell-out", "a-b", "A B", "A B"),
-        ("cardinal", "1,234", "one thousand two hundred and thirty four", "一千二百三十四"),
-        ("cardinal", "-5", "minus five", "负五"),
-        ("ordinal", "21", "twenty first", "第二十一"),
-        ("ordinal", "3rd", "third", "第三"),
-        ("telephone", "+86 110-119", "plus eight six, one one zero, one one nine", "加八六，幺幺零，幺幺九"),
-        ("time", "14:30", "fourteen thirty", "十四点三十分"),
-        ("time", "2:05 p.m.", "two oh five P M", "下午两点五分"),
-        ("time", "8:00am", "eight A M", "上午八点整"),
-        ("currency", "$3.50", "three dollars and fifty cents", "三点五零美元"),
-        ("currency", "20 EUR", "twenty euros", "二十欧元"),
-        ("currency", "CNY5", "five yuan", "五元"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "text", "english", "chinese"), CASES["say-as"])
 def test_a_text_is_read_as_what_it_is_said_to_be(kind: str, text: str, english: str, chinese: str) -> None:
     assert said(text, kind, "en").replace("two hundred thirty", "two hundred and thirty") == english
     assert said(text, kind, "zh") == chinese
 
 
-@pytest.mark.parametrize(
-    ("form", "text", "english", "chinese"),
-    [
-        ("mdy", "5/3/2024", "May third, twenty twenty four", "二零二四年五月三日"),
-        ("dmy", "3.5.2024", "May third, twenty twenty four", "二零二四年五月三日"),
-        ("ymd", "2024-05-03", "May third, twenty twenty four", "二零二四年五月三日"),
-        ("md", "5/3", "May third", "五月三日"),
-        ("my", "5/2024", "May twenty twenty four", "二零二四年五月"),
-        ("y", "1999", "nineteen ninety nine", "一九九九年"),
-    ],
-)
+@pytest.mark.parametrize(("form", "text", "english", "chinese"), CASES["dates by format"])
 def test_a_date_is_read_by_its_format(form: str, text: str, english: str, chinese: str) -> None:
     assert (said(text, "date", "en", form), said(text, "date", "zh", form)) == (english, chinese)
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "form"),
-    [
-        ("digits", "four", None),
-        ("characters", "-", None),
-        ("cardinal", "1.2.3", None),
-        ("ordinal", "first", None),
-        ("telephone", "call me", None),
-        ("date", "13/13/2024", "mdy"),
-        ("date", "5/3", "mdy"),
-        ("date", "5/3", "xyz"),
-        ("time", "25:61", None),
-        ("currency", "3.50", None),
-        ("currency", "$3 EUR", None),
-        ("poem", "a", None),
-        ("digits", "", None),
-    ],
-)
+@pytest.mark.parametrize(("kind", "text", "form"), CASES["refused say-as"])
 def test_what_can_not_be_read_so_is_refused(kind: str, text: str, form: str | None) -> None:
     for language in ("en", "zh"):
         with pytest.raises(ValueError, match=r"expected|nothing to read"):

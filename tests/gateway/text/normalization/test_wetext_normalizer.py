@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.text.english.forms import read_english
 from gateway.text.normalization.wetext_normalizer import WETEXT_LANGUAGES, WeTextNormalizer
-from tests.gateway.text.builders import texts
+from tests.gateway.text.builders import CASES, texts
 
 pytest.importorskip("wetext", reason="the text extra is not installed")
 
@@ -24,36 +24,7 @@ written_english = st.lists(
 ).map(", ".join)
 
 
-@pytest.mark.parametrize(
-    ("language", "written", "spoken"),
-    [
-        ("ja", "5月1日に3個", "五月一日に三個"),
-        ("ja", '「5個」と"5"', '「五個」と"五"'),
-        ("ja", "10-20%、10〜20人、2-3個", "十から二十パーセント、十から二十人、二から三個"),
-        ("ja", "COVID-19とGPT-4", "COVID十九とGPT四"),
-        ("ja", "3-2で勝った", "三対二で勝った"),
-        ("ja", "気温は-5度", "気温はマイナス五度"),
-        ("ja", "5丁目3-2、〒100-0001", "五丁目三の二、〒一〇〇の〇〇〇一"),
-        ("ja", "電話03-1234-5678", "電話ゼロ三の一二三四の五六七八"),
-        (
-            "en",
-            "Dr. Smith paid $3.50 at 3:30pm.",
-            "Doctor Smith paid three dollars and fifty cents at three thirty PM.",
-        ),
-        ("en", 'He said: "No, 5!"', 'He said: "No, five!"'),
-        ("en", "It costs $1,234.50", "It costs one thousand two hundred and thirty four dollars and fifty cents"),
-        (
-            "en",
-            "1,234 or 11,000 or 1000",
-            "one thousand two hundred and thirty four or eleven thousand or one thousand",
-        ),
-        ("en", "a thousand times", "a thousand times"),
-        ("en", "the 1990s and 2000s", "the nineteen nineties and two thousands"),
-        ("en", "No. 5", "Number five"),
-        ("en", "**bold** _5_ C# [1] {2} <3", "**bold** _five_ C sharp [one] {two} less than three"),
-        ("en", "  two  5\n\tlines  ", "  two  five\n\tlines  "),
-    ],
-)
+@pytest.mark.parametrize(("language", "written", "spoken"), CASES["grammars"])
 def test_written_forms_become_words(language: str, written: str, spoken: str) -> None:
     assert NORMALIZERS[language].normalize(written).text == spoken
 

@@ -13,24 +13,14 @@ from gateway.text.phonemes import phoneme_tags
 from gateway.text.ssml import check_ssml
 from llm_service.text_encoder import PHONEME_TOKENS
 from servicekit.checkpoint_file import CheckpointDeclaration
-from tests.gateway.text.builders import prepared, shouting, source_position
+from tests.gateway.text.builders import CASES, prepared, shouting, source_position
 
 
 def spoken(text: str, *lexicons: list[AliasRule]) -> str:
     return apply_lexicons(text, [Lexicon(rules) for rules in lexicons]).text
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("The Xiaomi phone.", "The show me phone."),
-        ("Xiaomi's and Xiaomi", "show me's and show me"),
-        ("xiaomi XIAOMI", "xiaomi XIAOMI"),
-        ("Xiaomis aXiaomi _Xiaomi Xiaomi5", "Xiaomis aXiaomi _Xiaomi Xiaomi5"),
-        ("我喜欢Xiaomi手机", "我喜欢show me手机"),
-        ("Xiaomi\u0301", "Xiaomi\u0301"),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), CASES["aliases"])
 def test_a_word_is_replaced_where_it_is_a_word_of_its_own(text: str, expected: str) -> None:
     assert spoken(text, [AliasRule("Xiaomi", "show me")]) == expected
 
@@ -103,39 +93,13 @@ def front_end() -> TextFrontEnd:
     return load_text_front_end(None, CheckpointDeclaration(family="cosyvoice3", phonemes="cosyvoice3"))
 
 
-@pytest.mark.parametrize(
-    ("written", "alphabet", "tags"),
-    [
-        pytest.param("ˈʃoʊ ˈmiː", "ipa", "[SH][OW1] [M][IY1]", id="two words"),
-        pytest.param("/təˈmeɪtoʊ/", "IPA", "[T][AH0][M][EY1][T][OW0]", id="the stress is the next vowel's"),
-        pytest.param("ˌɛnˈvɪdiə", "ipa", "[EH2][N][V][IH1][D][IY0][AH0]", id="a secondary stress"),
-        pytest.param("kæt", "ipa", "[K][AE1][T]", id="one syllable is stressed"),
-        pytest.param("t͡ʃɜːt͡ʃ", "ipa", "[CH][ER1][CH]", id="ties and lengths"),
-        pytest.param("ˈbʌtn̩", "ipa", "[B][AH1][T][AH0][N]", id="a consonant for a vowel"),
-        pytest.param("HH AH0 L OW1", "cmu-arpabet", "[HH][AH0][L][OW1]", id="CMU"),
-        pytest.param("hh-ah0.l ow1", "x-arpabet", "[HH][AH0][L][OW1]", id="CMU with borders"),
-        pytest.param("ni3 hao3", "pinyin", "[n][ǐ][h][ǎo]", id="pinyin with numbers"),
-        pytest.param("xiǎo mǐ", "x-pinyin", "[x][iǎo][m][ǐ]", id="pinyin with marks"),
-        pytest.param("nv3'er2", "pinyin", "[n][ǚ][ér]", id="ü and er"),
-        pytest.param("lüè liu2 gui4 ma5", "pinyin", "[l][vè][l][iú][g][uì][m][a]", id="marks of the last vowel"),
-    ],
-)
+@pytest.mark.parametrize(("written", "alphabet", "tags"), CASES["phonemes"])
 def test_phonemes_become_the_model_s_tags(written: str, alphabet: str, tags: str) -> None:
     assert phoneme_tags(written, alphabet) == tags
     assert {f"[{part}]" for part in tags.replace(" ", "")[1:-1].split("][")} <= set(PHONEME_TOKENS)
 
 
-@pytest.mark.parametrize(
-    ("written", "alphabet", "told"),
-    [
-        pytest.param("HH AX", "cmu", "'AX'", id="no phone of CMU's"),
-        pytest.param("ʁa", "ipa", r"U\+0281", id="no sound of English"),
-        pytest.param("foo3", "pinyin", "'foo3'", id="no syllable"),
-        pytest.param("ni9", "pinyin", "'ni9'", id="no tone"),
-        pytest.param("a", "sapi", "expected ipa, cmu-arpabet or pinyin", id="another alphabet"),
-        pytest.param(" ", "ipa", "expected 1 to 400", id="nothing"),
-    ],
-)
+@pytest.mark.parametrize(("written", "alphabet", "told"), CASES["refused phonemes"])
 def test_what_is_in_no_alphabet_is_refused(written: str, alphabet: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         phoneme_tags(written, alphabet)

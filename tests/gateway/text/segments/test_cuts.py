@@ -9,7 +9,7 @@ from gateway.text.breaks import BreakFinder, ended, full_stop
 from gateway.text.sentences import SentencexRules
 from gateway.text.splitter import INTERLEAVED_TEXT, LIVE_TEXT, WHOLE_TEXT, CutBounds, SplitSettings
 from gateway.text.tags import InlineTags
-from tests.gateway.text.builders import read_table, split_text, texts
+from tests.gateway.text.builders import CASES, read_table, split_text, texts
 
 EAGER = SplitSettings(first=CutBounds(1, 1000, 1000), later=CutBounds(1, 1000, 1000))
 BAR = "‖"
@@ -62,34 +62,7 @@ def test_an_item_of_a_list_stays_with_its_number() -> None:
     assert [segment.text for segment in segments] == ["Buy these: 1. Apples and figs ", "2. Pears ", "3. Plums"]
 
 
-@pytest.mark.parametrize(
-    ("written", "spoken"),
-    [
-        ("Please bring the blue folder", "Please bring the blue folder."),
-        ("Please bring the blue folder. ", "Please bring the blue folder. "),
-        ("Really?!", "Really?!"),
-        ("Yes\n\n", "Yes.\n\n"),
-        ('He said "Yes."', 'He said "Yes".'),
-        ("He said “yes”", "He said “yes”."),
-        ("(as we saw.)", "(as we saw)."),
-        ("But I—", "But I."),
-        ("But I - ", "But I. "),
-        ("Well...", "Well."),
-        ("Well…", "Well."),
-        ("First,", "First."),
-        ("Dear John,\n\n", "Dear John.\n\n"),
-        ("<strong>Now</strong>", "<strong>Now</strong>."),
-        ("ha [laughter]", "ha [laughter]."),
-        ("the dogs'", "the dogs'."),
-        ("你好", "你好。"),
-        ("你好，", "你好。"),
-        ("他说：“好的。”", "他说：“好的”。"),
-        ("see [1]", "see [1]."),
-        (" … ", " … "),
-        ("", ""),
-        ("A ", "A. "),
-    ],
-)
+@pytest.mark.parametrize(("written", "spoken"), CASES["last segments"])
 def test_the_last_segment_ends_in_a_stop(written: str, spoken: str) -> None:
     assert ended(written, None, is_last=True).text == spoken
 
@@ -99,17 +72,7 @@ def test_a_pause_within_a_text_stays(written: str) -> None:
     assert ended(written, None, is_last=False).text == written
 
 
-@pytest.mark.parametrize(
-    ("text", "language", "stop"),
-    [
-        ("नमस्ते", "hi", "।"),
-        ("hello", "hi", "."),
-        ("مرحبا", "ar", "."),
-        ("好", None, "。"),
-        ("さん", "ja", "。"),
-        ("Ja", "de", "."),
-    ],
-)
+@pytest.mark.parametrize(("text", "language", "stop"), CASES["full stops"])
 def test_the_stop_is_the_languages(text: str, language: str | None, stop: str) -> None:
     assert full_stop(text, language) == stop
 

@@ -21,7 +21,7 @@ from gateway.text.splitter import (
 )
 from gateway.text.tags import InlineTags
 from llm_service.prompt import LengthLimits, generation_bounds
-from tests.gateway.text.builders import CHAPTER, SHORT, finder, split_text, texts, texts_in_pieces
+from tests.gateway.text.builders import CASES, CHAPTER, SHORT, finder, split_text, texts, texts_in_pieces
 
 EAGER = SplitSettings(first=CutBounds(1, 160, 160), later=CutBounds(1, 160, 160))
 """Cuts after every sentence."""
@@ -32,26 +32,7 @@ def sentences(text: str) -> list[str]:
     return [segment.text for segment in split_text(text, finder(), EAGER)]
 
 
-@pytest.mark.parametrize(
-    "expected",
-    [
-        pytest.param(["Dr. Smith paid 3.14 dollars. ", "Then he left."], id="abbreviation-and-decimal"),
-        pytest.param(["See https://a.b/c.html?x=1. ", "Or example.com now. ", "Go!"], id="url-at-the-end"),
-        pytest.param(["See https://a.b/c.html?x=1 now! ", "Good."], id="url-inside"),
-        pytest.param(['"Stop!" she said. ', '"Why?" ', "He ran."], id="quotes"),
-        pytest.param(["I like e.g. this, i.e. that. ", "Yes."], id="lower-case-abbreviations"),
-        pytest.param(["Wait... what? ", "Nothing."], id="ellipsis"),
-        pytest.param(["你好。", "“去吧！”", "他说。"], id="chinese"),
-        pytest.param(["「はい。」", "彼は言った。"], id="japanese"),
-        pytest.param(["Bonjour ! ", "Ça va ? ", "Oui."], id="space-before-the-mark"),
-        pytest.param(["« Oui. » ", "Il part."], id="space-before-the-closing-quote"),
-        pytest.param(["नमस्ते। ", "आप कैसे हैं?"], id="devanagari"),
-        pytest.param(["Chapter 1\n\n", "It was late"], id="paragraph"),
-        pytest.param(["He met J. R. R. Tolkien. ", "Good."], id="initials"),
-        pytest.param(["<strong>Good.</strong> ", "Next."], id="closing-tag-behind-the-mark"),
-        pytest.param(["Good [laughter]. ", "[breath] Next."], id="tag-before-the-mark"),
-    ],
-)
+@pytest.mark.parametrize("expected", CASES["sentences"])
 def test_sentences_end_where_a_reader_would_end_them(expected: list[str]) -> None:
     assert sentences("".join(expected)) == expected
 
