@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -25,99 +26,8 @@ from token2wav_service.errors import CheckpointError
 
 MANIFESTS = ASSETS / "checkpoint_manifests" / "cosyvoice.json.gz"
 COSYVOICE = (Family.COSYVOICE2, Family.COSYVOICE3)
-
-OFFICIAL_STYLE = {
-    Family.COSYVOICE2: """
-seed: !apply:random.seed [1986]
-sample_rate: 24000
-spk_embed_dim: 192
-token_mel_ratio: 2
-chunk_size: 25
-llm: !new:some.Model
-  sampling: !name:some.sampling
-    top_p: 0.8
-flow: !new:any.Flow
-  input_size: 512
-  output_size: 80
-  spk_embed_dim: !ref <spk_embed_dim>
-  vocab_size: 6561
-  token_mel_ratio: !ref <token_mel_ratio>
-  pre_lookahead_len: 3
-  encoder: !new:any.Encoder
-    output_size: 512
-    attention_heads: 8
-    linear_units: 2048
-    num_blocks: 6
-    dropout_rate: 0.1
-    input_size: 512
-    static_chunk_size: !ref <chunk_size>
-  decoder: !new:any.Solver
-    in_channels: 240
-    cfm_params: !new:any.Params
-      content:
-        inference_cfg_rate: 0.7
-    estimator: !new:any.UNet
-      in_channels: 320
-      out_channels: 80
-      channels: [256]
-      dropout: 0.0
-      attention_head_dim: 64
-      n_blocks: 4
-      num_mid_blocks: 12
-      num_heads: 8
-      act_fn: 'gelu'
-      static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
-hift: !new:any.Vocoder
-  in_channels: 80
-  base_channels: 512
-  sampling_rate: !ref <sample_rate>
-  upsample_rates: [8, 5, 3]
-  istft_params:
-    n_fft: 16
-    hop_len: 4
-  f0_predictor: !new:any.Pitch
-    num_class: 1
-    in_channels: 80
-    cond_channels: 512
-""",
-    Family.COSYVOICE3: """
-spk_embed_dim: 192
-token_mel_ratio: 2
-chunk_size: 25
-flow: !new:any.Flow
-  input_size: 80
-  output_size: 80
-  spk_embed_dim: !ref <spk_embed_dim>
-  vocab_size: 6561
-  token_mel_ratio: !ref <token_mel_ratio>
-  pre_lookahead_len: 3
-  pre_lookahead_layer: !new:any.Layer
-    in_channels: 80
-    channels: 1024
-    pre_lookahead_len: 3
-  decoder: !new:any.Solver
-    cfm_params: !new:any.Params
-      content:
-        inference_cfg_rate: 0.7
-    estimator: !new:any.DiT
-      dim: 1024
-      depth: 22
-      heads: 16
-      dim_head: 64
-      ff_mult: 2
-      mel_dim: 80
-      mu_dim: 80
-      spk_dim: 80
-      out_channels: 80
-      static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
-hift: !new:any.CausalVocoder
-  in_channels: 80
-  base_channels: 512
-  f0_predictor: !new:any.Pitch
-    in_channels: 80
-    cond_channels: 512
-""",
-}
+DESCRIPTIONS = ASSETS / "descriptions"
+"""Written as the official checkpoints write theirs."""
 
 
 @pytest.fixture(scope="module", params=list(Family))
@@ -134,7 +44,7 @@ def checkpoint(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.mark.parametrize("family", COSYVOICE)
 def test_a_description_of_the_official_form_gives_the_official_keys_and_shapes(family: Family, tmp_path: Path) -> None:
-    (tmp_path / family.files.description).write_text(OFFICIAL_STYLE[family], "utf-8")
+    shutil.copy(DESCRIPTIONS / family.files.description, tmp_path)
     manifests = json.loads(gzip.decompress(MANIFESTS.read_bytes()))
 
     config = read_config(tmp_path)
@@ -177,7 +87,7 @@ def test_the_voices_version_follows_the_family_s_files(family: Family, checkpoin
 
 def test_a_directory_of_two_families_is_refused(tmp_path: Path) -> None:
     for family in COSYVOICE:
-        (tmp_path / family.files.description).write_text(OFFICIAL_STYLE[family], "utf-8")
+        shutil.copy(DESCRIPTIONS / family.files.description, tmp_path)
     with pytest.raises(CheckpointError, match=r"cosyvoice2\.yaml.*cosyvoice3\.yaml.*leave only"):
         load_models(tmp_path)
 
@@ -231,7 +141,7 @@ def test_a_description_that_can_t_be_read_says_why(text: str, reason: str, tmp_p
     ],
 )
 def test_sizes_that_no_flow_can_have_are_named(old: str, new: str, reason: str, tmp_path: Path) -> None:
-    text = OFFICIAL_STYLE[Family.COSYVOICE2]
+    text = (DESCRIPTIONS / "cosyvoice2.yaml").read_text("utf-8")
     assert old in text
     (tmp_path / "cosyvoice2.yaml").write_text(text.replace(old, new), "utf-8")
     with pytest.raises(CheckpointError, match=reason):
