@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
 import socket
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
 
 HOST = "127.0.0.1"
 
@@ -78,3 +82,42 @@ async def stop_and_continue(pids: Sequence[int], seconds: float) -> None:
                 os.kill(pid, number)
         if number is signal.SIGSTOP:
             await asyncio.sleep(seconds)
+
+
+_RECEIVE_BYTES = 4096
+_END_OF_CHUNKS = b"\r\n0\r\n\r\n"
+
+
+class StalledReader:
+    """One connection; what the server sent is read when the test says so. A context manager that hangs up."""
+
+    def __init__(self, url: str) -> None:
+        """Connect with room for little."""
+        split = urlsplit(url)
+        self._host = f"{split.hostname}:{split.port}"
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+        self._socket.connect((split.hostname, split.port))
+        self._socket.setblocking(False)
+
+    async def ask(self, path: str, body: Mapping[str, Any]) -> None:
+        """Send a request."""
+        content = json.dumps(body)
+        head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Length: {len(content)}\r\n\r\n"
+        await asyncio.get_running_loop().sock_sendall(self._socket, (head + content).encode())
+
+    async def is_answer_whole(self) -> bool:
+        """Read what there is until the connection ends, or the answer does."""
+        received = b""
+        with suppress(ConnectionError):
+            while piece := await asyncio.get_running_loop().sock_recv(self._socket, 1 << 20):
+                received = received[-len(_END_OF_CHUNKS) :] + piece
+                if received.endswith(_END_OF_CHUNKS):
+                    return True
+        return False
+
+    def __enter__(self) -> StalledReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._socket.close()

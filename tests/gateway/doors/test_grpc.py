@@ -1,17 +1,20 @@
-"""The gRPC server around the dialects: health, reflection, limits, its port and its end."""
+"""The gRPC server around the dialects: health, reflection, limits, callers who stand still, its port and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
 from gateway.access.access import Access
@@ -19,9 +22,21 @@ from gateway.access.caller import CallerLimits
 from gateway.access.connections import Connections, WireLimits
 from gateway.doors.grpc import GrpcSettings
 from gateway.errors import ConfigError
+from gateway.host import HostLimits
 from gateway.speech.request import SpeechRequest, check_request
 from gateway.voices.registry import NamedVoice
-from tests.gateway.doors.grpc_door import CANCEL, CONFIG, FLUSH, PATIENCE_S, Door, failure_of, listen, opened_grpc, say
+from tests.gateway.doors.grpc_door import (
+    CANCEL,
+    CONFIG,
+    END,
+    FLUSH,
+    PATIENCE_S,
+    Door,
+    failure_of,
+    listen,
+    opened_grpc,
+    say,
+)
 from tests.gateway.doors.raw_http2 import SYNTHESIZE, raw_http2
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 from tests.gateway.routing.fakes import until
@@ -202,3 +217,34 @@ async def _leave_early(door: Door, rng: random.Random) -> None:
     except (grpc.aio.AioRpcError, asyncio.TimeoutError, asyncio.InvalidStateError):
         pass
     call.cancel()
+
+
+IMPATIENT = HostLimits(run_ahead_s=math.inf, reader_timeout_s=0.3)
+
+
+def whole(door: Door) -> Any:
+    return door.tts.Synthesize(tts_service_pb2.SynthesizeRequest(text="hello"))
+
+
+def written(door: Door) -> Any:
+    return door.tts.StreamingSynthesize(iter([CONFIG, say(text="hello"), END]))
+
+
+def online(door: Door) -> Any:
+    request = riva_tts_pb2.SynthesizeSpeechRequest(text="hello", encoding=1, sample_rate_hz=24000)
+    return door.riva.SynthesizeOnline(iter([request]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ask", [whole, written, online])
+async def test_a_reader_who_stands_still_is_given_up(voices: list[NamedVoice], ask: Callable[[Door], Any]) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(25 * 3600, per_delta=50)), FakeToken2Wav()
+    async with opened_grpc(llm, token2wav, voices, limits=IMPATIENT) as door:
+        call = ask(door)
+        await call.read()
+        while not token2wav.open_streams:
+            await asyncio.sleep(0.01)
+        await door.until_idle()
+        status, details, metadata = await failure_of(call)
+    assert (status, metadata["error-code"]) == (grpc.StatusCode.CANCELLED, "stalled_reader")
+    assert "stood still for 0.3 s" in details

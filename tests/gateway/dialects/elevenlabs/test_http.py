@@ -15,8 +15,8 @@ import pytest
 
 from gateway.voices.registry import NamedVoice
 from tests.gateway.dialects.socket_door import ONE, TWO, opened_door
-from tests.gateway.doors.stalled_reader import StalledReader
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
+from tests.raw_clients import StalledReader
 
 Voices = list[NamedVoice]
 PATH = "/v1/text-to-speech/default"
