@@ -1,14 +1,18 @@
-"""Models, methods, and what OpenAI's clients are told when they get no speech."""
+"""Models, methods, and what OpenAI's clients are told when they get no speech, or speech that left its text."""
 
 from __future__ import annotations
 
 import pytest
 
 from gateway import errors
+from gateway.config import GatewayConfig, parse_args
+from gateway.speech.guard import GuardMode, GuardSettings
+from gateway.speech.speaker import PipelineSettings
 from gateway.voices.registry import NamedVoice
 from servicekit.checkpoint_file import CheckpointDeclaration
 from tests.gateway.doors.http_door import opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
+from tests.gateway.speaking import events_of
 
 Voices = list[NamedVoice]
 
@@ -80,3 +84,68 @@ async def test_a_fault_of_our_own_is_openai_shaped(voices: Voices) -> None:
 
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
     assert "bug" not in response.text
+
+
+ENGLISH = CheckpointDeclaration(languages=("en",), tags=())
+CHINESE_TEXT = "今天天气很好。"
+MIXED_TEXT = f"The library closes at six on Fridays. {CHINESE_TEXT}"
+REFUSE = PipelineSettings(refuses_foreign=True)
+
+
+@pytest.mark.parametrize("text", [CHINESE_TEXT, MIXED_TEXT], ids=["all of it", "the end of it"])
+async def test_another_language_is_refused_before_anything_is_spoken_where_that_is_set(
+    voices: Voices, text: str
+) -> None:
+    llm = FakeLLM(speech_deltas(9))
+    async with opened_door(llm, FakeToken2Wav(), voices, declaration=ENGLISH, settings=REFUSE) as door:
+        await door.until_ready()
+        asked = len(llm.utterances)
+        answer = await door.speak(input=text)
+        english = await door.speak(input="The library closes at six on Fridays.")
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "undeclared_language", "input")
+    assert "'zh'" in error["message"] and "it speaks en" in error["message"]
+    assert english.status_code == 200 and len(llm.utterances) == asked + 1
+
+
+async def test_tags_that_the_checkpoint_does_not_know_are_not_spoken(voices: Voices) -> None:
+    llm = FakeLLM(speech_deltas(9))
+    knows_sighs = CheckpointDeclaration(languages=("en",), tags=("[sigh]",))
+    async with opened_door(llm, FakeToken2Wav(), voices, declaration=knows_sighs) as door:
+        await door.speak(input="Well, [sigh] that is [laughter]funny.")
+        await door.speak(input="Well, [laughter] again.", normalize=False)
+
+    cleaned, written = llm.utterances[-2:]
+    assert cleaned.text == "Well, [sigh] that is funny."
+    assert written.text == "Well, [laughter] again."
+
+
+TEXT = "The library closes at six on Fridays, and on the other days it is open until nine."
+MEND = PipelineSettings(guard=GuardSettings(GuardMode.MEND, redraws=1))
+
+
+async def test_speech_that_stays_too_short_is_heard_with_a_warning(
+    voices: Voices, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened_door(FakeLLM(speech_deltas(9)), FakeToken2Wav(), voices, settings=MEND) as door:
+        answer = await door.speak(input=TEXT, stream_format="sse")
+
+    told = "the speech ended before its text can have been said (heard)"
+    assert answer.headers["x-speech-warning"] == told
+    assert events_of(answer.content)[-1]["warning"] == told
+    assert any(told in record.getMessage() for record in caplog.records)
+
+
+async def test_nothing_is_said_of_good_speech(voices: Voices) -> None:
+    async with opened_door(FakeLLM(speech_deltas(120)), FakeToken2Wav(), voices, settings=MEND) as door:
+        answer = await door.speak(input=TEXT, stream_format="sse")
+
+    assert "x-speech-warning" not in answer.headers and "warning" not in events_of(answer.content)[-1]
+
+
+@pytest.mark.parametrize("mode", list(GuardMode))
+def test_the_operator_chooses_what_is_done(mode: GuardMode) -> None:
+    required = ["--voices-dir", "v", "--tokenizer-dir", "t"]
+    assert parse_args([*required, "--speech-guard", mode.value]).speech_guard is mode
+    assert parse_args(required).speech_guard is GatewayConfig.speech_guard is GuardMode.MEND
