@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 
 from gateway.dialects.json_socket import JsonSocket, SocketClosedError
 from gateway.voices.registry import NamedVoice
-from tests.gateway.dialects.socket_door import (
+from tests.gateway.doors.http_door import (
     AUTO,
     MAX_MESSAGE_BYTES,
     ONE,

@@ -14,7 +14,7 @@ from llm_service.checkpoint import make_random_llm
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import COSYVOICE2, COSYVOICE3, SpeechVocabulary
 from servicekit.checkpoint_file import CheckpointDeclaration
-from tests.gateway.dialects.socket_door import opened_door
+from tests.gateway.doors.http_door import opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.workers import made_once
 

@@ -21,8 +21,8 @@ from wyoming.client import AsyncTcpClient
 from wyoming.event import Event
 
 from tests.gateway.access.door import Door
-from tests.gateway.dialects.socket_door import AUTO, SINGLE, STREAM, Client, alignments_of, end, samples_of
 from tests.gateway.doors import grpc_door, wyoming_door
+from tests.gateway.doors.http_door import AUTO, SINGLE, STREAM, Client, alignments_of, end, samples_of
 from tests.gateway.speaking import audio_of, events_of
 
 ELEVENLABS = "/v1/text-to-speech/default"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gateway.voices.registry import NamedVoice
-from tests.gateway.dialects.socket_door import ONE, TWO, opened_door
+from tests.gateway.doors.http_door import ONE, TWO, opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.raw_clients import StalledReader
 

@@ -9,7 +9,7 @@ from websockets.exceptions import InvalidStatus
 
 from gateway.dialects.json_socket import quiet_refusals
 from gateway.voices.registry import NamedVoice
-from tests.gateway.dialects.socket_door import AUTO, LIVEKIT, MULTI, ONE, SINGLE, begin, end, opened_door, text_of
+from tests.gateway.doors.http_door import AUTO, LIVEKIT, MULTI, ONE, SINGLE, begin, end, opened_door, text_of
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 
 Voices = list[NamedVoice]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.voices.registry import NamedVoice
-from tests.gateway.dialects.socket_door import (
+from tests.gateway.doors.http_door import (
     AUTO,
     LIVEKIT,
     MULTI,

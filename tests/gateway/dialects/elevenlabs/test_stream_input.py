@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.voices.registry import NamedVoice
-from tests.gateway.dialects.socket_door import ONE, SINGLE, TWO, opened_door, samples_of, text_of
+from tests.gateway.doors.http_door import ONE, SINGLE, TWO, opened_door, samples_of, text_of
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 
 Voices = list[NamedVoice]

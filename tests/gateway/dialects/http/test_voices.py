@@ -29,8 +29,7 @@ async def voice_door(
 ) -> AsyncIterator[Door]:
     maker = FakeVoiceMaker()
     store = make_store(folder / "created", maker, limits) if limits is not None else None
-    async with opened_door(FakeLLM(speech_deltas(20)), maker, voices, store) as door:
-        await door.until_ready()
+    async with opened_door(FakeLLM(speech_deltas(20)), maker, voices, store=store) as door:
         yield door
 
 

@@ -39,8 +39,9 @@ async def open_webui_says(door: Door, **changes: object) -> bytes:
 async def test_open_webui_hears_an_mp3_in_every_voice_that_it_offers(voices: Voices, voice: str) -> None:
     pytest.importorskip("av")
     llm = FakeLLM(speech_deltas(20))
-    async with opened_door(llm, FakeToken2Wav(), voices, None, AudioFormat.MP3, VoiceAliases()) as door:
-        await door.until_ready()
+    async with opened_door(
+        llm, FakeToken2Wav(), voices, default_format=AudioFormat.MP3, aliases=VoiceAliases()
+    ) as door:
         assert (await open_webui_says(door, voice=voice)).startswith(MP3_FRAME)
     assert llm.utterances[-1].text == "Here is your answer."
 

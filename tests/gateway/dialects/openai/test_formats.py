@@ -88,16 +88,14 @@ async def test_a_sample_rate_that_cant_be_is_the_callers_mistake(voices: Voices,
 
 @pytest.mark.parametrize("name", FORMATS)
 async def test_every_format_leaves_while_the_llm_still_speaks(voices: Voices, name: str) -> None:
-    llm = FakeLLM(speech_deltas(60))
+    llm = FakeLLM(speech_deltas(60), gate=(gate := asyncio.Event()), ungated=20)
     async with opened_door(llm, FakeToken2Wav(), voices) as door:
-        await door.until_ready()
-        llm.gate, llm.ungated = asyncio.Event(), 20
         body = {"model": "m", "input": "hello", "voice": "default", "response_format": name, "speed": 0.9}
         async with door.http.stream("POST", "/v1/audio/speech", json=body) as response:
             parts = response.aiter_raw()
             first = await anext(parts)
             assert door.llm.running == 1
-            llm.gate.set()
+            gate.set()
             whole = first + b"".join([part async for part in parts])
     samples, rate_hz = decoded(whole, AudioFormat(name), 24_000)
     assert len(samples) / rate_hz == pytest.approx(60 / 25 / 0.9, abs=0.15)

@@ -113,7 +113,7 @@ async def test_an_answer_that_is_cut_by_a_stop_leaves_no_traceback(
     async with opened_door(llm, token2wav, voices) as door:
         monkeypatch.setattr(server_log, "handlers", [caplog.handler])
         speaking = asyncio.create_task(_read_some(door.http))
-        while not any(stream.chunks for stream in token2wav.streams[1:]):
+        while not any(stream.chunks for stream in token2wav.streams):
             await asyncio.sleep(0.01)
         server_log.setLevel(logging.INFO)  # the next server sets it again
         monkeypatch.setattr(door.server.config, "timeout_graceful_shutdown", 0)
@@ -152,15 +152,12 @@ async def test_a_client_that_leaves_frees_both_services(
     token2wav = FakeToken2Wav(is_held=is_held)
     async with opened_door(llm, token2wav, voices) as door:
         speaking = asyncio.create_task(_read_some(door.http))
-        while not any(stream.chunks for stream in token2wav.streams[1:]):
+        while not any(stream.chunks for stream in token2wav.streams):
             await asyncio.sleep(0.01)
-        busy = token2wav.open_streams
         await asyncio.sleep(0.05)
         speaking.cancel()
         await asyncio.gather(speaking, return_exceptions=True)
-        while token2wav.open_streams == busy:
-            await asyncio.sleep(0.01)
-        assert llm.running == token2wav.open_streams == 1, "only the warm-up is left"
+        await door.until_idle()
     assert caplog.text.count("the client left") == 1
 
 
@@ -194,7 +191,8 @@ async def test_health_answers_once_speech_can_be_made(voices: Voices) -> None:
     async with opened_door(FakeLLM(speech_deltas(25)), FakeToken2Wav(), voices) as door:
         await door.until_ready()
         assert (await door.http.get("/health")).status_code == 200
-    async with opened_door(FakeLLM([], errors.LLMUnavailableError("gone")), FakeToken2Wav(), voices) as door:
+    gone = FakeLLM([], errors.LLMUnavailableError("gone"))
+    async with opened_door(gone, FakeToken2Wav(), voices, warmed_by=gone) as door:
         assert (await door.http.get("/health")).status_code == 503
 
 
@@ -205,12 +203,11 @@ async def test_healthz_answers_whatever_the_services_do(voices: Voices) -> None:
 
 async def test_readyz_waits_for_the_warm_up_and_says_why(voices: Voices) -> None:
     llm = FakeLLM([], errors.LLMUnavailableError("the LLM is down; start it"))
-    async with opened_door(llm, FakeToken2Wav(), voices) as door:
+    async with opened_door(llm, FakeToken2Wav(), voices, warmed_by=llm) as door:
         await asyncio.sleep(0.05)
         refused = await door.http.get("/readyz")
         llm.deltas, llm.error = speech_deltas(5), None
-        while (await door.http.get("/readyz")).status_code != 200:
-            await asyncio.sleep(0.01)
+        await door.until_ready()
     assert refused.status_code == 503
     assert "no speech LLM can be had now" in refused.json()["error"]["message"]
 
@@ -218,8 +215,7 @@ async def test_readyz_waits_for_the_warm_up_and_says_why(voices: Voices) -> None
 @pytest.mark.parametrize("silent", ["LLM", "token2wav"])
 async def test_readyz_notices_a_service_that_stops_answering(voices: Voices, silent: str) -> None:
     async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
-        while (await door.http.get("/readyz")).status_code != 200:
-            await asyncio.sleep(0.01)
+        await door.until_ready()
         door.llm.ready, door.token2wav.ready = silent != "LLM", silent != "token2wav"
         response = await door.http.get("/readyz")
     assert response.status_code == 503

@@ -106,7 +106,6 @@ async def called(door: Door, folder: Path) -> AsyncIterator[tuple[Provider, asyn
 async def test_a_call_hears_whole_frames_of_the_speech_and_then_a_mark(voices: Voices, tmp_path: Path) -> None:
     llm = FakeLLM(speech_deltas(SPEECH_TOKENS))
     async with opened_door(llm, SpeakingToken2Wav(), voices) as door:
-        await door.until_ready()
         async with called(door, tmp_path) as (provider, process):
             await provider.start()
             await provider.hear_until("mark")
@@ -122,10 +121,8 @@ async def test_a_call_hears_whole_frames_of_the_speech_and_then_a_mark(voices: V
 
 @pytest.mark.slow
 async def test_a_key_stops_the_speech_everywhere_and_the_next_text_is_spoken(voices: Voices, tmp_path: Path) -> None:
-    llm = FakeLLM(speech_deltas(SPEECH_TOKENS))
+    llm = FakeLLM(speech_deltas(SPEECH_TOKENS), gate=asyncio.Event(), ungated=30)
     async with opened_door(llm, SpeakingToken2Wav(), voices) as door:
-        await door.until_ready()
-        llm.gate, llm.ungated = asyncio.Event(), 30
         async with called(door, tmp_path) as (provider, _):
             await provider.start()
             await provider.hear_until("media")
@@ -143,10 +140,8 @@ async def test_a_key_stops_the_speech_everywhere_and_the_next_text_is_spoken(voi
 
 @pytest.mark.slow
 async def test_a_caller_who_hangs_up_frees_the_stream(voices: Voices, tmp_path: Path) -> None:
-    llm = FakeLLM(speech_deltas(SPEECH_TOKENS))
+    llm = FakeLLM(speech_deltas(SPEECH_TOKENS), gate=asyncio.Event(), ungated=30)
     async with opened_door(llm, SpeakingToken2Wav(), voices) as door:
-        await door.until_ready()
-        llm.gate, llm.ungated = asyncio.Event(), 30
         async with called(door, tmp_path) as (provider, _):
             await provider.start()
             await provider.hear_until("media")

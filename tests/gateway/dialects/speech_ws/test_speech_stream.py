@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from gateway.core import InlineVoice
 from gateway.dialects.json_socket import MOST_REFUSED
 from gateway.voices.registry import NamedVoice
-from tests.gateway.dialects.socket_door import ONE, PATIENCE_S, STREAM, TWO, Client, opened_door
+from tests.gateway.doors.http_door import ONE, PATIENCE_S, STREAM, TWO, Client, opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 from tests.gateway.speech.test_interleaved import TakingLLM
 
