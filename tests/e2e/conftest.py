@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -18,7 +19,7 @@ from cosydit.stack.stack import PORT_COUNT, LocalStack, Ports, StackOptions
 from servicekit.settings import Given
 from tests.workers import free_ports, random_checkpoint, wait_until
 
-WAIT_S = 60.0
+WAIT_S, SPEECH_S = 60.0, 120.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,18 @@ class RunningStack:
     def options(self) -> StackOptions:
         return self.stack.options
 
+    def speak(self, text: str, headers: dict[str, str] | None = None, **fields: object) -> httpx.Response:
+        """Ask the gateway for speech, of PCM unless a field of the body says otherwise."""
+        url = f"{self.options.gateway_url}/v1/audio/speech"
+        return httpx.post(url, json=_body(text, fields), headers=headers, timeout=SPEECH_S, trust_env=False)
+
+    def leave(self, text: str) -> None:
+        """Ask for a text and go away at its first bytes."""
+        url = f"{self.options.gateway_url}/v1/audio/speech"
+        with httpx.Client(timeout=SPEECH_S, trust_env=False) as client:
+            with client.stream("POST", url, json=_body(text, {})) as answer:
+                next(answer.iter_bytes())
+
     def token2wav_metric(self, name: str) -> float:
         return read_metric(f"http://127.0.0.1:{self.options.ports.triton_metrics}/metrics", f"cosydit_token2wav_{name}")
 
@@ -42,6 +55,10 @@ class RunningStack:
         wait_until(lambda: self.token2wav_metric("open_streams") == 0, "token2wav's streams ending")
         wait_until(lambda: self.token2wav_metric("state_bytes") == 0, "token2wav's state being freed")
         wait_until(lambda: self.llm_metric("requests_running") == 0, "the LLM's requests ending")
+
+
+def _body(text: str, fields: dict[str, object]) -> dict[str, object]:
+    return {"model": "cosydit", "input": text, "voice": "default", "response_format": "pcm", **fields}
 
 
 def read_metric(url: str, name: str) -> float:

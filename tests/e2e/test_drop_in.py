@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import httpx
 import pytest
 import torch
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
@@ -65,20 +64,14 @@ def channel(idle_after: RunningStack) -> Any:
         yield channel
 
 
-def _over_http(running: RunningStack, seed: int) -> bytes:
-    body = {"model": "cosydit", "input": TEXT, "voice": "default", "response_format": "pcm", "seed": seed}
-    url = f"{running.options.gateway_url}/v1/audio/speech"
-    answer = httpx.post(url, json=body, timeout=TIMEOUT_S, trust_env=False)
-    assert answer.status_code == 200, answer.text
-    return answer.content
-
-
 def test_both_doors_speak_alike(idle_after: RunningStack, channel: grpc.Channel) -> None:
     request = tts_service_pb2.SynthesizeRequest(text=TEXT, config=speech_pb2.SpeechConfig(seed=5))
     stub = tts_service_pb2_grpc.TextToSpeechServiceStub(channel)
     answers = list(stub.Synthesize(request, timeout=TIMEOUT_S))
     pcm = b"".join(answer.audio.content for answer in answers)
-    got, expected = (torch.from_numpy(pcm_to_floats(each)) for each in (pcm, _over_http(idle_after, 5)))
+    over_http = idle_after.speak(TEXT, seed=5)
+    assert over_http.status_code == 200, over_http.text
+    got, expected = (torch.from_numpy(pcm_to_floats(each)) for each in (pcm, over_http.content))
     assert snr_db(got, expected) >= WAVE_SNR_DB
     assert answers[-1].finished.sent_samples == len(got)
     assert answers[-1].finished.sent_characters == len(TEXT)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -24,9 +23,8 @@ TEXT = "Numbers one to four speak at once."
 CALLERS = 4
 
 
-def _speak(running: RunningStack, text: str = TEXT, seed: int = 0, voice: str = "default") -> bytes:
-    body = {"model": "cosydit", "input": text, "voice": voice, "response_format": "pcm", "seed": seed}
-    answer = httpx.post(f"{running.options.gateway_url}/v1/audio/speech", json=body, timeout=120, trust_env=False)
+def _speak(running: RunningStack, seed: int) -> bytes:
+    answer = running.speak(TEXT, seed=seed)
     assert answer.status_code == 200, answer.text
     return answer.content
 
@@ -34,7 +32,7 @@ def _speak(running: RunningStack, text: str = TEXT, seed: int = 0, voice: str = 
 @lru_cache
 def _spoken(running: RunningStack, seed: int) -> bytes:
     """Return what a caller without neighbours hears."""
-    return _speak(running, seed=seed)
+    return _speak(running, seed)
 
 
 def _assert_same_speech(got: bytes, expected: bytes) -> None:
@@ -44,8 +42,7 @@ def _assert_same_speech(got: bytes, expected: bytes) -> None:
 
 
 def test_wav_comes_out_and_is_not_silent(idle_after: RunningStack) -> None:
-    body = {"model": "cosydit", "input": TEXT, "voice": "default", "response_format": "wav"}
-    answer = httpx.post(f"{idle_after.options.gateway_url}/v1/audio/speech", json=body, timeout=120, trust_env=False)
+    answer = idle_after.speak(TEXT, response_format="wav")
     assert answer.headers["content-type"].startswith("audio/")
     assert answer.headers["x-request-id"]
     with wave.open(io.BytesIO(answer.content)) as file:
@@ -54,7 +51,7 @@ def test_wav_comes_out_and_is_not_silent(idle_after: RunningStack) -> None:
 
 
 def test_equal_seeds_give_equal_speech_and_others_do_not(idle_after: RunningStack) -> None:
-    first, again, other = (_speak(idle_after, seed=seed) for seed in (3, 3, 6))
+    first, again, other = (_speak(idle_after, seed) for seed in (3, 3, 6))
     _assert_same_speech(again, first)
     assert other != first
 
@@ -63,7 +60,7 @@ def test_concurrent_callers_share_steps_and_hear_what_they_hear_alone(idle_after
     alone = [_spoken(idle_after, seed=seed) for seed in range(CALLERS)]
     steps, streams = (idle_after.token2wav_metric(f"step_batch_size_{kind}") for kind in ("count", "sum"))
     with ThreadPoolExecutor(CALLERS) as pool:
-        together = list(pool.map(lambda seed: _speak(idle_after, seed=seed), range(CALLERS)))
+        together = list(pool.map(lambda seed: _speak(idle_after, seed), range(CALLERS)))
     for got, expected in zip(together, alone, strict=True):
         _assert_same_speech(got, expected)
     new_steps = idle_after.token2wav_metric("step_batch_size_count") - steps
@@ -72,10 +69,7 @@ def test_concurrent_callers_share_steps_and_hear_what_they_hear_alone(idle_after
 
 
 def test_a_caller_who_leaves_frees_both_services(idle_after: RunningStack) -> None:
-    url = f"{idle_after.options.gateway_url}/v1/audio/speech"
-    body = {"model": "cosydit", "input": TEXT * 10, "voice": "default", "response_format": "pcm"}
-    with httpx.Client(timeout=120, trust_env=False) as client, client.stream("POST", url, json=body) as answer:
-        next(answer.iter_bytes())
+    idle_after.leave(TEXT * 10)
     idle_after.wait_idle()
 
 

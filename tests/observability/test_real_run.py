@@ -17,6 +17,7 @@ import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.stack import PORT_COUNT, LocalStack, Ports, StackOptions
+from tests.e2e.conftest import RunningStack
 from tests.observability.debian_prometheus import (
     CONFIG,
     Binaries,
@@ -40,10 +41,9 @@ TEXT = "Hello there, this is a sentence to be spoken. And this is one more of th
 
 
 @dataclass(frozen=True)
-class Watched:
+class Watched(RunningStack):
     """A stack under watch."""
 
-    options: StackOptions
     receiver: Receiver
     metrics_port: int
 
@@ -52,21 +52,6 @@ class Watched:
         ports = self.options.ports
         numbers = {"gateway": self.metrics_port, "token2wav": ports.triton_metrics, "llm": ports.llm}
         return {job: f"127.0.0.1:{port}" for job, port in numbers.items()}
-
-    def speak(self, text: str = TEXT, voice: str = "default", **headers: str) -> httpx.Response:
-        body = {"model": "cosydit", "input": text, "voice": voice, "response_format": "pcm", "seed": 1}
-        url = f"{self.options.gateway_url}/v1/audio/speech"
-        return httpx.post(url, json=body, headers=headers, timeout=120, trust_env=False)
-
-    def leave(self) -> None:
-        """Ask for a long text and go away at its first bytes."""
-        body = {"model": "cosydit", "input": TEXT * 10, "voice": "default", "response_format": "pcm"}
-        url = f"{self.options.gateway_url}/v1/audio/speech"
-        with (
-            httpx.Client(timeout=120, trust_env=False) as client,
-            client.stream("POST", url, json=body) as answer,
-        ):
-            next(answer.iter_bytes())
 
     def log_lines(self, name: str) -> list[str]:
         (path,) = self.options.work_dir.rglob(f"{name}.log")
@@ -90,8 +75,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
         environment.setenv("COSYDIT_LOG_FORMAT", "json")
-        stack.enter_context(LocalStack(options, with_gateway=True))
-        yield Watched(options, receiver, metrics_port)
+        running = stack.enter_context(LocalStack(options, with_gateway=True))
+        yield Watched(running, receiver, metrics_port)
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +94,10 @@ def prometheus(watched: Watched, binaries: Binaries, tmp_path_factory: pytest.Te
 def put_under_load(watched: Watched) -> None:
     """Speak four at once for some scrapes; one caller errs, one leaves, one asks for a voice that is not there."""
     with ThreadPoolExecutor(4) as callers:
-        answers = list(callers.map(lambda _: watched.speak(), range(REQUESTS)))
+        answers = list(callers.map(lambda _: watched.speak(TEXT), range(REQUESTS)))
     assert {answer.status_code for answer in answers} == {200}
-    assert watched.speak(voice="nobody").status_code == 404
-    watched.leave()
+    assert watched.speak(TEXT, voice="nobody").status_code == 404
+    watched.leave(TEXT * 10)
     client = StreamClient(watched.options.token2wav_url)
     (refused,) = client.ask("open", voice_id=text("nobody"))
     client.close()
@@ -186,7 +171,7 @@ def test_one_trace_from_the_client_s_request_to_each_chunk(watched: Watched) -> 
 def a_whole_trace(watched: Watched) -> list[ReceivedSpan]:
     """Speak until a request's trace is whole, at most three times."""
     for trace in TRACES:
-        assert watched.speak(traceparent=f"00-{trace}-{PARENT}-01").status_code == 200
+        assert watched.speak(TEXT, {"traceparent": f"00-{trace}-{PARENT}-01"}).status_code == 200
         if spans := watched.receiver.wait(trace, is_whole):
             return spans
     raise AssertionError("; ".join(watched.receiver.received(trace) for trace in TRACES))
@@ -203,7 +188,7 @@ def is_whole(spans: list[ReceivedSpan]) -> bool:
 
 def test_logs_are_json_and_follow_a_stream_through_the_services(watched: Watched) -> None:
     trace = "1" * 32
-    assert watched.speak(traceparent=f"00-{trace}-{'2' * 16}-01").status_code == 200
+    assert watched.speak(TEXT, {"traceparent": f"00-{trace}-{'2' * 16}-01"}).status_code == 200
     wait_until(
         lambda: f'"trace_id": "{trace}"' in "\n".join(watched.log_lines("token2wav_service")), "token2wav's line"
     )
