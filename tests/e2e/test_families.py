@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -22,7 +19,7 @@ from llm_service.prompt import build_prompt
 from llm_service.text_encoder import load_text_encoder
 from servicekit.clock import SystemClock
 from tests.e2e.conftest import RunningStack, make_options
-from tests.token2wav_service.serving.client import infer_input
+from tests.token2wav_service.serving.client import StreamClient, infer_input
 from token2wav_service.checkpoint.family import Family
 
 pytestmark = pytest.mark.servers
@@ -36,9 +33,7 @@ def test_a_family_speaks_through_the_whole_stack_and_takes_instructions(tmp_path
     options = make_options(layout, tmp_path / "work", BLS_INSTANCE_NUM="1", **settings)
     with LocalStack(options, with_gateway=True) as stack:
         running = RunningStack(stack)
-        body = {"model": "cosydit", "input": "Hello.", "voice": "default", "response_format": "pcm", "seed": 1}
-        url = f"{running.options.gateway_url}/v1/audio/speech"
-        first, again = (httpx.post(url, json=body, timeout=120, trust_env=False) for _ in range(2))
+        first, again = (running.speak("Hello.", seed=1) for _ in range(2))
         assert first.status_code == 200, first.text
         assert len(first.content) % (2 * 960) == 0
         assert any(first.content)
@@ -49,7 +44,7 @@ def test_a_family_speaks_through_the_whole_stack_and_takes_instructions(tmp_path
             address, "Hello.", None, None, heard.append, SystemClock(), timeout_s=120, model=family.value
         )
         assert timing.audio_s > 0.1 and len(b"".join(heard)) == round(timing.audio_s * 48000)
-        kind = httpx.post(url, json={**body, "instructions": "Be kind."}, timeout=120, trust_env=False)
+        kind = running.speak("Hello.", seed=1, instructions="Be kind.")
         assert kind.status_code == 200 and "x-ignored-fields" not in kind.headers
         assert any(kind.content) and kind.content != first.content
         if family is Family.COSYVOICE2:
@@ -78,16 +73,15 @@ def check_the_originals_models(address: str, layout: CheckpointLayout) -> None:
     ids = build_prompt(encoder.encode, "You hear me.", "Hello.", (), encoder.vocabulary).token_ids
     with grpc.InferenceServerClient(address) as client:
         assert not client.is_model_ready("audio_tokenizer"), "requests bring no voice"
-        tokens = [token for piece in ask_llm(client, ids, encoder.vocabulary.end_ids[0]) for token in piece]
+        tokens = ask_llm(address, ids, encoder.vocabulary.end_ids[0])
         assert 0 < len(tokens) <= 20 and all(encoder.vocabulary.is_speech(token) for token in tokens)
         asked = infer_input("target_speech_tokens", np.array([tokens], np.int32))
         audio = client.infer("token2wav", [asked]).as_numpy("waveform")
     assert audio.shape == (1, len(tokens) * 960) and np.abs(audio).max() > 0
 
 
-def ask_llm(client: grpc.InferenceServerClient, ids: Sequence[int], end_id: int) -> list[list[int]]:
-    """Return the pieces of an answer of at most 20 tokens."""
-    answers: queue.Queue[Any] = queue.Queue()
+def ask_llm(address: str, ids: Sequence[int], end_id: int) -> list[int]:
+    """Return an answer of at most 20 tokens."""
     tensors = {
         "input_ids": np.array([ids], np.int32),
         "input_lengths": np.array([[len(ids)]], np.int32),
@@ -96,14 +90,8 @@ def ask_llm(client: grpc.InferenceServerClient, ids: Sequence[int], end_id: int)
         "streaming": np.array([[True]]),
         "random_seed": np.array([[42]], np.uint64),
     }
-    client.start_stream(lambda result, error: answers.put(error or result))
-    inputs = [infer_input(name, value) for name, value in tensors.items()]
-    client.async_stream_infer("tensorrt_llm", inputs, enable_empty_final_response=True)
-    pieces = list[list[int]]()
-    while True:
-        answer = answers.get(timeout=120)
-        assert not isinstance(answer, Exception), answer
-        if answer.get_response().parameters["triton_final_response"].bool_param:
-            return pieces
-        length = answer.as_numpy("sequence_length")[0][0]
-        pieces.append(answer.as_numpy("output_ids")[0][0][:length].tolist())
+    client = StreamClient(address)
+    client.send_to("tensorrt_llm", tensors)
+    pieces = [each["output_ids"][0][0][: each["sequence_length"][0][0]] for each in client.until_final()]
+    client.close()
+    return [int(token) for piece in pieces for token in piece]

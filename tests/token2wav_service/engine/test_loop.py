@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.token2wav_service.engine.factory import POISON, ManualClock, make_engine, make_prompt, tokens_of
-from tests.token2wav_service.serving.client import wait_until
+from tests.workers import wait_until
 from token2wav_service.engine.loop import FEW_RESULTS, MAX_PENDING_VOICES, REAP_INTERVAL_S, REST_AFTER_S, ServingLoop
 from token2wav_service.errors import (
     CapacityError,

@@ -1,11 +1,10 @@
-"""A small tritonclient program against `token2wav_dit`: one bidirectional stream, answers by request id."""
+"""Small tritonclient programs: one bidirectional stream, answers by request id."""
 
 from __future__ import annotations
 
 import queue
-import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,6 @@ from tritonclient.utils import np_to_triton_dtype
 from token2wav_service.serving.process.server import TritonProcess
 
 WAIT_S = 30.0
-POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -40,11 +38,12 @@ class StreamClient:
         self._client.start_stream(self._collect)
 
     def send(self, operation: str, request_id: str, **tensors: Any) -> None:
-        named = {"operation": text(operation), **tensors}
-        inputs = [infer_input(name, value) for name, value in named.items()]
-        self._client.async_stream_infer(
-            "token2wav_dit", inputs, request_id=request_id, enable_empty_final_response=True
-        )
+        self.send_to("token2wav_dit", {"operation": text(operation), **tensors}, request_id=request_id)
+
+    def send_to(self, model: str, tensors: Mapping[str, Any], **options: Any) -> None:
+        """Send tensors to any model that is decoupled; `options` are those of tritonclient."""
+        inputs = [infer_input(name, value) for name, value in tensors.items()]
+        self._client.async_stream_infer(model, inputs, enable_empty_final_response=True, **options)
 
     def next(self) -> Answer:
         return self._answers.get(timeout=WAIT_S)
@@ -56,6 +55,13 @@ class StreamClient:
         while not (answers[-1].is_final or answers[-1].error):
             answers.append(self.next())
         return answers
+
+    def until_final(self) -> Iterator[dict[str, Any]]:
+        """Yield the tensors of a request's answers; fail if one is an error."""
+        while not (answer := self.next()).is_final:
+            yield answer.tensors
+        if answer.error is not None:
+            raise RuntimeError(answer.error)
 
     def open_stream(self) -> Any:
         """Register a voice, open a stream and return its stream_id tensor; the lease's request id is `lease`."""
@@ -108,14 +114,6 @@ def connected(server: TritonProcess) -> Iterator[StreamClient]:
         yield client
     finally:
         client.close(cancel=True)
-
-
-def wait_until(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> None:
-    """Poll until `condition` holds; fail naming `what` if it never does."""
-    deadline = time.monotonic() + wait_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(POLL_S)
 
 
 def token2wav_metric(server: TritonProcess, name: str) -> float:

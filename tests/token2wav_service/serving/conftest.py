@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.token2wav_service.serving.client import wait_until
 from tests.token2wav_service.serving.fake_llm import FakeLLMServer
-from tests.workers import free_ports, random_checkpoint
+from tests.workers import free_ports, random_checkpoint, wait_until
 from token2wav_service.serving.assemble import TEMPLATES, assemble
 from token2wav_service.serving.process.installation import ServerOptions
 from token2wav_service.serving.process.server import TritonProcess
@@ -38,9 +37,29 @@ class TritonPythonModel:
 """
 
 
+def write_model(folder: Path, model_text: str) -> Path:
+    """Lay out a repository of a token2wav_dit with this model.py."""
+    model = folder / "repository" / "token2wav_dit"
+    (model / "1").mkdir(parents=True)
+    shutil.copy(TEMPLATES / "token2wav_dit" / "config.pbtxt", model)
+    (model / "1" / "model.py").write_text(model_text)
+    return model.parent
+
+
+def options_of(repository: Path) -> ServerOptions:
+    return ServerOptions(repository, "127.0.0.1", *free_ports(3), EXIT_TIMEOUT_S)
+
+
+@contextmanager
+def started(options: ServerOptions) -> Iterator[TritonProcess]:
+    with TritonProcess(options) as process:
+        wait_ready(process)
+        yield process
+
+
 def wait_ready(process: TritonProcess) -> None:
     """Wait until every model is loaded."""
-    wait_until(lambda: process.is_ready() or process.returncode is not None, "readiness", 60.0)
+    wait_until(lambda: process.is_ready() or process.returncode is not None, "readiness")
     assert process.is_ready(), f"the server ended with status {process.returncode}"
     process.hide_shared_memory()
 
@@ -48,17 +67,10 @@ def wait_ready(process: TritonProcess) -> None:
 @pytest.fixture(scope="module")
 def fake_engine_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonProcess]:
     """A real tritonserver that serves token2wav_dit's own configuration and adapter on a fake engine."""
-    folder = tmp_path_factory.mktemp("triton")
-    model = folder / "repository" / "token2wav_dit"
-    (model / "1").mkdir(parents=True)
-    shutil.copy(TEMPLATES / "token2wav_dit" / "config.pbtxt", model)
-    (model / "1" / "model.py").write_text(FAKE_ENGINE_MODEL)
-    http_port, grpc_port, metrics_port = free_ports(3)
-    options = ServerOptions(folder / "repository", "127.0.0.1", http_port, grpc_port, metrics_port, EXIT_TIMEOUT_S)
+    repository = write_model(tmp_path_factory.mktemp("triton"), FAKE_ENGINE_MODEL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
-        with TritonProcess(options) as process:
-            wait_ready(process)
+        with started(options_of(repository)) as process:
             yield process
 
 
@@ -86,15 +98,20 @@ def fake_llm() -> Iterator[FakeLLMServer]:
         yield server
 
 
+@pytest.fixture(autouse=True)
+def fresh_llm(request: pytest.FixtureRequest) -> None:
+    """What a test did with the LLM is forgotten before the next."""
+    if "fake_llm" in request.fixturenames:
+        request.getfixturevalue("fake_llm").forget()
+
+
 @contextmanager
 def assembled_server(folder: Path, settings: Mapping[str, str], llm: FakeLLMServer) -> Iterator[TritonProcess]:
     """Assemble the whole repository and serve it."""
-    http_port, grpc_port, metrics_port = free_ports(3)
-    options = ServerOptions(folder / "repository", "127.0.0.1", http_port, grpc_port, metrics_port, EXIT_TIMEOUT_S)
+    options = options_of(folder / "repository")
     own = {"llm_api_base": llm.url, "triton_grpc_address": f"127.0.0.1:{options.grpc_port}", "num_threads": "1"}
     assemble(options.model_repository, {**settings, **own})
-    with TritonProcess(options) as process:
-        wait_ready(process)
+    with started(options) as process:
         yield process
 
 

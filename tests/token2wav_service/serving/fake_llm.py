@@ -6,10 +6,10 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from llm_service.vocab import llm_id_from_speech_id
+from tests.workers import QuietHandler, listening
 
 WAIT_S = 30.0
 FIRST_TOKENS = 40
@@ -27,7 +27,7 @@ class FakeLLMServer:
         self._changed = threading.Condition()
         owner = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 self._reply(200, {"object": "list", "data": [{"id": "speech", "object": "model"}]})
 
@@ -58,24 +58,17 @@ class FakeLLMServer:
                 except OSError:
                     self.close_connection = True  # the caller left
 
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._handler = Handler
 
     @contextmanager
     def running(self) -> Iterator[FakeLLMServer]:
-        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            for event in list(self._held.values()):
-                event.set()
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join()
+        with listening(self._handler) as port:
+            self.url = f"http://127.0.0.1:{port}"
+            try:
+                yield self
+            finally:
+                for event in list(self._held.values()):
+                    event.set()
 
     def hold(self, *seeds: int) -> None:
         """Answers to these seeds stop after their first tokens."""
@@ -92,6 +85,7 @@ class FakeLLMServer:
             return list(self.seeds)
 
     def forget(self) -> None:
+        self.is_failing = False
         self.seeds.clear()
         self.bodies.clear()
         self._held.clear()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +12,20 @@ import tritonclient.grpc as grpc_client
 
 from cosydit.cli.main import main as cosydit
 from tests.token2wav_service.serving.client import (
+    StreamClient,
+    connected,
     infer_input,
     read_metrics,
     token2wav_metric,
-    wait_until,
 )
 from tests.token2wav_service.serving.fake_llm import FakeLLMServer
+from tests.workers import wait_until
 from token2wav_service.contract import DROP_IN_MODEL, SAMPLES_PER_TOKEN
 from token2wav_service.serving.process.server import TritonProcess
 
 pytestmark = pytest.mark.servers
 
-WAIT_S = 30.0
 SPOKEN_TOKENS = 50
-
-
-@pytest.fixture(autouse=True)
-def fresh_llm(fake_llm: FakeLLMServer) -> None:
-    fake_llm.forget()
-    fake_llm.is_failing = False
 
 
 def voice_samples() -> Any:
@@ -41,79 +33,46 @@ def voice_samples() -> Any:
     return (0.3 * np.sin(2 * np.pi * 150 * time)).astype(np.float32)
 
 
-def original_inputs(target_text: str = "hello there") -> list[Any]:
-    """The tensors that a client of the original runtime sends."""
+def original_tensors(target_text: str = "hello there") -> dict[str, Any]:
+    """What a client of the original runtime sends."""
     wave = voice_samples()[None]
-    return [
-        infer_input("reference_wav", wave),
-        infer_input("reference_wav_len", np.array([[wave.shape[1]]], np.int32)),
-        infer_input("reference_text", np.array([[b"a transcript"]], np.object_)),
-        infer_input("target_text", np.array([[target_text.encode()]], np.object_)),
-    ]
+    return {
+        "reference_wav": wave,
+        "reference_wav_len": np.array([[wave.shape[1]]], np.int32),
+        "reference_text": np.array([[b"a transcript"]], np.object_),
+        "target_text": np.array([[target_text.encode()]], np.object_),
+    }
 
 
-class OriginalClient:
-    """Does what the original runtime's gRPC client does: one stream, chunks until the final flag."""
-
-    def __init__(self, server: TritonProcess) -> None:
-        self._client = grpc_client.InferenceServerClient(f"127.0.0.1:{server.options.grpc_port}")
-        self._answers: queue.Queue[Any] = queue.Queue()
-        self._client.start_stream(lambda result, error: self._answers.put(error or result))
-
-    def send(self, inputs: list[Any], **options: Any) -> None:
-        outputs = [grpc_client.InferRequestedOutput("waveform")]
-        self._client.async_stream_infer(
-            DROP_IN_MODEL, inputs, outputs=outputs, enable_empty_final_response=True, **options
-        )
-
-    def next(self) -> Any:
-        answer = self._answers.get(timeout=WAIT_S)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def hear_chunks(self) -> Iterator[Any]:
-        """Yield waveforms up to the final flag."""
-        while True:
-            answer = self.next()
-            if answer.get_response().parameters["triton_final_response"].bool_param:
-                return
-            yield answer.as_numpy("waveform").reshape(-1)
-
-    def close(self, cancel: bool = False) -> None:
-        self._client.stop_stream(cancel_requests=cancel)
-        self._client.close()
+def ask(client: StreamClient, tensors: dict[str, Any], **options: Any) -> None:
+    client.send_to(DROP_IN_MODEL, tensors, outputs=[grpc_client.InferRequestedOutput("waveform")], **options)
 
 
-@contextmanager
-def original_client(server: TritonProcess) -> Iterator[OriginalClient]:
-    client = OriginalClient(server)
-    try:
-        yield client
-    finally:
-        client.close(cancel=True)
+def hear(client: StreamClient) -> int:
+    """Hear one request to its end; return how many samples came."""
+    return sum(tensors["waveform"].size for tensors in client.until_final())
 
 
 def test_a_request_without_reference_speaks_in_the_default_voice(streaming_server: TritonProcess) -> None:
-    with original_client(streaming_server) as client:
-        client.send([infer_input("target_text", np.array([[b"hello"]], np.object_))])
-        assert sum(map(len, client.hear_chunks())) == SPOKEN_TOKENS * SAMPLES_PER_TOKEN
+    with connected(streaming_server) as client:
+        ask(client, {"target_text": np.array([[b"hello"]], np.object_)})
+        assert hear(client) == SPOKEN_TOKENS * SAMPLES_PER_TOKEN
 
 
 def test_triton_priority_orders_the_requests_that_wait(
     streaming_server: TritonProcess, fake_llm: FakeLLMServer
 ) -> None:
     fake_llm.hold(100)
-    with original_client(streaming_server) as client:
-        client.send(original_inputs(), parameters={"seed": 100})
+    with connected(streaming_server) as client:
+        ask(client, original_tensors(), parameters={"seed": 100})
         fake_llm.wait_for(1)
         for priority in (9, 2, 5, 1):
-            client.send(original_inputs(), priority=priority, parameters={"seed": priority})
+            ask(client, original_tensors(), priority=priority, parameters={"seed": priority})
         wait_until(lambda: pending_requests(streaming_server) == 4, "four requests waiting in Triton")
         fake_llm.release(100)
         assert fake_llm.wait_for(5) == [100, 1, 2, 5, 9]
         for _ in range(5):
-            list(client.hear_chunks())
+            hear(client)
 
 
 def pending_requests(server: TritonProcess) -> float:
@@ -123,10 +82,10 @@ def pending_requests(server: TritonProcess) -> float:
 
 def test_an_llm_that_fails_is_a_typed_error(streaming_server: TritonProcess, fake_llm: FakeLLMServer) -> None:
     fake_llm.is_failing = True
-    with original_client(streaming_server) as client:
-        client.send(original_inputs())
+    with connected(streaming_server) as client:
+        ask(client, original_tensors())
         with pytest.raises(Exception, match="UNAVAILABLE: "):
-            list(client.hear_chunks())
+            hear(client)
     wait_until(lambda: token2wav_metric(streaming_server, "open_streams") == 0, "the stream's release")
 
 

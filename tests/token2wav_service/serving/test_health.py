@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.token2wav_service.serving.client import wait_until
 from tests.token2wav_service.serving.conftest import FAKE_ENGINE_MODEL
 from tests.token2wav_service.serving.test_status_and_drain import SERVER_WAIT_S, launched
+from tests.workers import wait_until
 from token2wav_service.serving.process.health import FAILURES_TO_END, HealthWatch, ask_model, main, model_processes
 from token2wav_service.serving.process.installation import ServerOptions
 from token2wav_service.serving.process.server import TritonProcess

@@ -189,12 +189,6 @@ def streaming(small_checkpoint: Checkpoint, fake_llm: FakeLLMServer) -> Iterator
     model.finalize()
 
 
-@pytest.fixture(autouse=True)
-def fresh_llm(fake_llm: FakeLLMServer) -> None:
-    fake_llm.forget()
-    fake_llm.is_failing = False
-
-
 def token_request(**changes: Any) -> FakeRequest:
     """What the original's `cosyvoice2` sends its LLM, padded by two ids."""
     end = COSYVOICE2.end_ids[0]

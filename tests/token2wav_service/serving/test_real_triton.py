@@ -14,8 +14,8 @@ from tests.token2wav_service.serving.client import (
     read_metrics,
     text,
     token2wav_metric,
-    wait_until,
 )
+from tests.workers import wait_until
 from token2wav_service.contract import ErrorCode, decode_error
 from token2wav_service.serving.process.server import TritonProcess
 

@@ -16,9 +16,8 @@ from typing import IO
 
 import pytest
 
-from tests.token2wav_service.serving.client import wait_until
 from tests.token2wav_service.serving.conftest import wait_ready
-from tests.workers import free_ports
+from tests.workers import free_ports, wait_until
 from token2wav_service.serving import __main__ as serving_command
 from token2wav_service.serving.__main__ import main
 from token2wav_service.serving.process import installation as installation_module

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,14 +19,13 @@ from typing import Any
 import pytest
 
 from tests import ROOT
-from tests.token2wav_service.serving.client import StreamClient, text, wait_until
-from tests.token2wav_service.serving.conftest import FAKE_ENGINE_MODEL
+from tests.token2wav_service.serving.client import StreamClient, text
+from tests.token2wav_service.serving.conftest import FAKE_ENGINE_MODEL, write_model
 from tests.token2wav_service.serving.fakes import FakeEngineLoop, FakePbUtils, FakeRequest
 from tests.token2wav_service.serving.test_token2wav_model import WAIT_S, decode_audio
 from tests.token2wav_service.serving.test_token2wav_model import text as text_tensor
-from tests.workers import QuietHandler, free_ports, listening
+from tests.workers import QuietHandler, free_ports, listening, wait_until
 from token2wav_service.contract import ErrorCode, ServerStatus, decode_error
-from token2wav_service.serving.assemble import TEMPLATES
 from token2wav_service.serving.process import health
 from token2wav_service.serving.process.health import drain, open_streams
 from token2wav_service.serving.process.installation import ServerOptions
@@ -72,12 +70,9 @@ def test_the_status_of_a_failed_engine_is_draining() -> None:
 @contextmanager
 def launched(folder: Path, model_text: str = DRAINING_MODEL) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Run the launcher on a token2wav_dit with this model.py; gives its process and gRPC address."""
-    model = folder / "repository" / "token2wav_dit"
-    (model / "1").mkdir(parents=True)
-    shutil.copy(TEMPLATES / "token2wav_dit" / "config.pbtxt", model)
-    (model / "1" / "model.py").write_text(model_text)
+    repository = write_model(folder, model_text)
     http, grpc, metrics = map(str, free_ports(3))
-    command = [sys.executable, "-m", "token2wav_service.serving", "--model-repository", str(folder / "repository")]
+    command = [sys.executable, "-m", "token2wav_service.serving", "--model-repository", str(repository)]
     command += ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics, "--exit-timeout-s", "1"]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     with (folder / "log").open("wb") as log:
