@@ -1,4 +1,4 @@
-"""An event loop whose time is made up: it jumps to the next timer when nothing else is left to do.
+"""A clock that a test moves, and an event loop whose time is made up: it jumps to the next timer when all else is done.
 
     ready callbacks run at 12.0 s ─► none left ─► the next timer is due at 12.5 s ─► it is 12.5 s
 
@@ -29,20 +29,17 @@ class StandstillError(RuntimeError):
     """Everything waits, and no timer will ever wake it."""
 
 
-class VirtualClock:
-    """A `Clock` in a simulation's seconds, from 0; moved by its loop only."""
+class ManualClock:
+    """Stands still at 0 s until a test, or its loop, moves it."""
 
     def __init__(self) -> None:
-        """Begin at 0."""
-        self._now_s = 0.0
+        self.seconds = 0.0
 
     def now(self) -> float:
-        """Return the simulation's seconds."""
-        return self._now_s
+        return self.seconds
 
     def advance(self, seconds: float) -> None:
-        """Let so many seconds pass."""
-        self._now_s += seconds
+        self.seconds += seconds
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -50,7 +47,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         """Begin at 0 s."""
-        self.clock = VirtualClock()
+        self.clock = ManualClock()
         super().__init__(_JumpingSelector(self._let_pass))
         self._order = count()
         self._scheduled: list[_OrderedTimer] = []
@@ -112,7 +109,7 @@ class _JumpingSelector(selectors.SelectSelector):
         return []
 
 
-def run_virtually(work: Callable[[VirtualClock], Coroutine[Any, Any, T]]) -> T:
+def run_virtually(work: Callable[[ManualClock], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine in a new loop's virtual time, from 0 s to its end.
 
     Args:

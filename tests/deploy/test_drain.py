@@ -9,7 +9,7 @@ import pytest
 
 import servicekit.drain
 from servicekit.drain import main, sum_of, wait_until_idle
-from tests.virtual_time import VirtualClock
+from tests.virtual_time import ManualClock
 from tests.workers import QuietHandler, listening
 
 STREAMS = "cosydit_token2wav_open_streams"
@@ -17,7 +17,7 @@ STREAMS = "cosydit_token2wav_open_streams"
 
 def drained(texts: Sequence[str | OSError], *, timeout_s: float = 60.0) -> tuple[str, float]:
     """Wait on a service whose metrics are `texts`, one a reading; return the reason and the seconds it took."""
-    time, remaining = VirtualClock(), iter(texts)
+    time, remaining = ManualClock(), iter(texts)
 
     def read() -> str:
         answer = next(remaining)

@@ -29,21 +29,12 @@ from gateway.voices.registry import NamedVoice, VoiceRegistry
 from llm_service.vocab import COSYVOICE2, llm_id_from_speech_id
 from servicekit.checkpoint_file import CheckpointDeclaration
 from servicekit.clock import Clock
+from tests.virtual_time import ManualClock
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
 
 PROMPT_TOKENS = (7, 8, 9)
 UNPACED = HostLimits(run_ahead_s=math.inf)
 """Audio goes out as fast as it is made."""
-
-
-class ManualClock:
-    """Stands still until told otherwise."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now(self) -> float:
-        return self.seconds
 
 
 @dataclass

@@ -15,7 +15,7 @@ from cosydit.bench.scrape import EMPTY, Scrape, Watch, WatchedService, Window, q
 from cosydit.cli.main import main
 from cosydit.cli.top_view import draw
 from cosydit.stack.run_file import announced, running
-from tests.gateway.fakes import ManualClock
+from tests.virtual_time import ManualClock
 from tests.workers import QuietHandler, free_ports, listening
 
 GATEWAY = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from servicekit.stream_limit import COLD_STREAMS, LEAST_STREAMS, StreamLimit
-from tests.gateway.fakes import ManualClock
+from tests.virtual_time import ManualClock
 
 ROOM_S = 0.6
 """Room of every piece: the audio before it."""

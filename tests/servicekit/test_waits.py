@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from servicekit.timeouts import MAX_EXTENSIONS, TICK_S, LoopLag, Patience, patient_timeout
-from tests.virtual_time import VirtualClock, run_virtually
+from tests.virtual_time import ManualClock, run_virtually
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("servicekit", "gpukit", "llm_service", "token2wav_service", "gateway", "cosydit")
@@ -109,7 +109,7 @@ needs_movable_limits = pytest.mark.skipif(
 )
 
 
-async def _waited_s(patience: Patience, clock: VirtualClock) -> float:
+async def _waited_s(patience: Patience, clock: ManualClock) -> float:
     """Wait for what never comes; return how long."""
     began_s = clock.now()
     with pytest.raises(asyncio.TimeoutError):
@@ -130,7 +130,7 @@ def test_a_wait_ends_with_its_limit_where_nobody_is_served() -> None:
 
 @needs_movable_limits
 def test_a_wait_goes_on_while_others_are_served_but_not_for_ever() -> None:
-    async def wait(clock: VirtualClock, times: int) -> float:
+    async def wait(clock: ManualClock, times: int) -> float:
         patience = Patience()
         progress = asyncio.create_task(_progress(patience, times))
         waited_s = await _waited_s(patience, clock)
@@ -142,7 +142,7 @@ def test_a_wait_goes_on_while_others_are_served_but_not_for_ever() -> None:
 
 
 def test_progress_of_before_the_wait_is_none() -> None:
-    async def wait(clock: VirtualClock) -> float:
+    async def wait(clock: ManualClock) -> float:
         patience = Patience()
         patience.progressed()
         await asyncio.sleep(1.0)
@@ -153,7 +153,7 @@ def test_progress_of_before_the_wait_is_none() -> None:
 
 @needs_movable_limits
 def test_what_the_loop_stood_still_is_added_once() -> None:
-    async def wait(clock: VirtualClock) -> float:
+    async def wait(clock: ManualClock) -> float:
         lag = LoopLag()
         asyncio.get_running_loop().call_later(5.0, lag.note, 3.0, 5.0)
         return await _waited_s(Patience(lag), clock)

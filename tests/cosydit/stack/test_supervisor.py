@@ -11,6 +11,7 @@ import pytest
 
 from cosydit.stack.process import ServiceSpec, answers
 from cosydit.stack.supervisor import RestartPolicy, Supervisor
+from tests.virtual_time import ManualClock
 
 pytestmark = pytest.mark.slow
 
@@ -41,14 +42,6 @@ class FakeService:
         self.kills += 1
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def now(self) -> float:
-        return self.now_s
-
-
 class Watching:
     """A supervisor over fakes, looked at every half second of its clock; every service that runs is ready."""
 
@@ -57,7 +50,7 @@ class Watching:
             kind: [FakeService(f"{kind}{number}") for number in range(count)] for kind, count in kinds.items()
         }
         self.unready: set[str] = set()
-        self._clock = Clock()
+        self._clock = ManualClock()
         self._supervisor = Supervisor(self.kinds, POLICY, self._clock, lambda url: url not in self.unready)
 
     def __getitem__(self, kind: str) -> list[FakeService]:
@@ -67,7 +60,7 @@ class Watching:
         for _ in range(int(seconds * 2)):
             if (lost := self._supervisor.look()) is not None:
                 return lost
-            self._clock.now_s += 0.5
+            self._clock.seconds += 0.5
         return self._supervisor.look()
 
 

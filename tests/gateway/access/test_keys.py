@@ -14,7 +14,7 @@ from gateway.access.caller import CallerLimits
 from gateway.access.keys import KeyBook, check_unique, find_key, key_line, new_key, parse_keys
 from gateway.errors import ConfigError
 from tests.gateway.access.door import KEY, OTHER_KEY, keys, recorded
-from tests.gateway.fakes import ManualClock
+from tests.virtual_time import ManualClock
 
 DIGEST = "sha256:" + hashlib.sha256(OTHER_KEY.encode()).hexdigest()
 DEFAULTS = CallerLimits(streams=8, audio_s_per_day=100.0)

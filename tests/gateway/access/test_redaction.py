@@ -17,7 +17,7 @@ from gateway.access.keys import MAX_WORD_CHARACTERS, new_key, redact
 from gateway.access.settings import AccessSettings, http_rules, open_access, uvicorn_options
 from gateway.processes.ports import open_port
 from tests.gateway.access.door import KEY, keys
-from tests.gateway.fakes import ManualClock
+from tests.virtual_time import ManualClock
 
 
 class Log(logging.Handler):

@@ -17,7 +17,7 @@ from gateway.access.settings import (
 from gateway.config import parse_args
 from gateway.errors import ConfigError, ForeignOriginError
 from tests.gateway.access.door import KEY, TLS, keys
-from tests.gateway.fakes import ManualClock
+from tests.virtual_time import ManualClock
 
 
 def parsed(*arguments: str, **environment: str) -> AccessSettings:

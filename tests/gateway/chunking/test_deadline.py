@@ -25,7 +25,7 @@ from gateway.config import parse_args
 from gateway.errors import ConfigError
 from gateway.speech.speaker import PipelineSettings
 from tests.gateway.chunking.virtual_time import CostOf, World, learnt, linear, listen
-from tests.gateway.fakes import ManualClock
+from tests.virtual_time import ManualClock
 from token2wav_service.serving.settings import SETTINGS
 
 FIXED_SCHEDULES: list[ChunkPolicy] = [

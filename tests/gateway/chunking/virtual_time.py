@@ -10,7 +10,7 @@ from itertools import count
 from gateway.chunking.chunker import Chunker, TokenChunk
 from gateway.chunking.pace import HELD_BACK_S, PaceBook, PaceMeter
 from gateway.chunking.policies import ChunkPolicy
-from tests.gateway.fakes import ManualClock
+from tests.virtual_time import ManualClock
 from token2wav_service.contract import LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 
 CostOf = Callable[[int, float], float]

@@ -8,7 +8,7 @@ import pytest
 
 from gateway import errors
 from gateway.routing.replica import Replica, RoutingSettings
-from tests.gateway.fakes import ManualClock
+from tests.virtual_time import ManualClock
 
 SECRET = "LLM at http://10.0.0.7:8000 can't be reached (ClientConnectorError: token2wav at 10.0.0.8:8001)"
 TOLD_WHOLE = (errors.EmptySpeechError,)

@@ -26,7 +26,7 @@ from gateway.routing.replica import ReplicaState, RoutingSettings
 from gateway.speech.request import MAX_SEED
 from servicekit.timeouts import timeout
 from tests.gateway.routing.fakes import QUICK, ScriptedLLM, routed_llm, until
-from tests.virtual_time import VirtualClock, run_virtually
+from tests.virtual_time import ManualClock, run_virtually
 
 UTTERANCE = Utterance("Say it.", "reference", (5, 6))
 LOST = LLMInterruptedError("it went away")
@@ -164,7 +164,7 @@ async def test_waiting_for_a_usable_replica_ends_with_why_there_is_none() -> Non
 def test_an_answer_waits_for_the_only_replica_to_be_started_again() -> None:
     llm = ScriptedLLM("a", breaks_after=5, error=LOST)
 
-    async def answer(clock: VirtualClock) -> list[int]:
+    async def answer(clock: ManualClock) -> list[int]:
         def come_back() -> None:
             llm.is_dead, llm.error = False, None
 
@@ -243,7 +243,7 @@ def test_an_answer_whose_text_is_being_written_goes_on_elsewhere(breaks_at: tupl
         llm.breaks_at = breaks_at
     text = Writing(pieces=4)
 
-    async def answer(clock: VirtualClock) -> list[SpeechTokenDelta]:
+    async def answer(clock: ManualClock) -> list[SpeechTokenDelta]:
         async with routed_llm(*llms, settings=RoutingSettings(), clock=clock) as router:  # type: ignore[arg-type]
             deltas = [
                 delta
@@ -281,7 +281,7 @@ def test_an_answer_that_waits_for_text_goes_on_where_its_replica_goes_silent(has
 
     now, text._coming = text._coming, late  # type: ignore[method-assign]
 
-    async def answer(clock: VirtualClock) -> list[int]:
+    async def answer(clock: ManualClock) -> list[int]:
         async with routed_llm(*llms, settings=RoutingSettings(), clock=clock) as router:  # type: ignore[arg-type]
             utterance = dataclasses.replace(UTTERANCE, text="piece ", coming_text=text)
             heard: list[int] = []
@@ -303,7 +303,7 @@ def test_an_answer_that_no_replica_goes_on_with_is_bounded_while_its_text_is_wri
     for llm in llms:
         llm._break_off = _always_lost  # type: ignore[method-assign]
 
-    async def answer(clock: VirtualClock) -> None:
+    async def answer(clock: ManualClock) -> None:
         async with routed_llm(*llms, settings=settings, clock=clock) as router:  # type: ignore[arg-type]
             with pytest.raises(LLMInterruptedError):
                 async for _ in router.generate(dataclasses.replace(UTTERANCE, coming_text=Writing(4)), Sampling(), 3):

@@ -17,10 +17,10 @@ from gateway.ledger import CallerLedger
 from gateway.processes.worker import lasting, merged, snapshot
 from gateway.voices.directory import Viewer
 from gateway.voices.registry import VoiceRegistry
-from tests.gateway.fakes import ManualClock
 from tests.gateway.processes.group import SLOTS, Group, Process
 from tests.gateway.routing.fakes import QUICK, until
 from tests.gateway.voices.fakes import FakeVoiceMaker, draft, make_store
+from tests.virtual_time import ManualClock
 
 ANNA = Caller("anna", CallerLimits(streams=1, audio_s_per_hour=10.0, unspoken_characters=100))
 

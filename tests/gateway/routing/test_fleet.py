@@ -10,7 +10,7 @@ import pytest
 from gateway.dialects.answers import LONGEST_RETRY_S
 from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.replica import YIELDED_S, FailureKind, LoadReport, ReplicaState, RoutingSettings
-from tests.gateway.fakes import ManualClock
+from tests.virtual_time import ManualClock
 
 SETTINGS = RoutingSettings()
 

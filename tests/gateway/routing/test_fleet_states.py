@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multip
 
 from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.replica import FailureKind, LoadReport, RoutingSettings
-from tests.gateway.fakes import ManualClock
+from tests.virtual_time import ManualClock
 from tests.workers import is_whole
 
 ADDRESSES = ("a", "b")

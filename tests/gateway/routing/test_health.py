@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.routing.replica import Replica, ReplicaState, RoutingSettings
-from tests.gateway.fakes import ManualClock
+from tests.virtual_time import ManualClock
 
 SETTINGS = RoutingSettings(failures_to_eject=3, interval_s=1.0, failover_s=3.0)
 

@@ -36,9 +36,9 @@ from gateway.voices.registry import NamedVoice, VoiceRegistry
 from llm_service.aligner import FloatArray, LetterModel
 from llm_service.checkpoint import make_random_llm
 from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
-from tests.gateway.fakes import FakeToken2Wav, ManualClock
+from tests.gateway.fakes import FakeToken2Wav
 from tests.gateway.speech.test_letter_times import PlainAligner, tokens_of
-from tests.virtual_time import VirtualClock, run_virtually
+from tests.virtual_time import ManualClock, run_virtually
 
 TEXT = "Please bring the blue folder to the office before nine."
 LENGTH = SpeechLength(shortest=20, usual=90, longest=150)
@@ -410,7 +410,7 @@ def spoken_live(llm: InterleavingLLM, mode: GuardMode = GuardMode.MEND, pause_s:
     ask = SegmentAsk(utterance, Sampling(), 5, stream_tokens=0, free_tokens=FREE)
     heard = SpokenLive([], None, [])
 
-    async def hear(clock: VirtualClock) -> SpokenLive:
+    async def hear(clock: ManualClock) -> SpokenLive:
         async for delta in guarded(llm, ask, GuardSettings(mode, SILENT), heard.notes.append):
             assert heard.finish_reason is None, "the last delta, and only it, has a finish_reason"
             heard.tokens += delta.token_ids
@@ -482,7 +482,7 @@ def test_silence_while_the_text_is_written_is_cut() -> None:
 def test_a_caller_who_leaves_while_the_writer_is_waited_for_ends_the_answer() -> None:
     llm = InterleavingLLM([(GOOD, "stop")])
 
-    async def leave(clock: VirtualClock) -> None:
+    async def leave(clock: ManualClock) -> None:
         ask = SegmentAsk(Utterance(PIECES[0], "", (), coming_text=Writing(9.0)), Sampling(), 5, 0, FREE)
         deltas = guarded(llm, ask, GuardSettings(GuardMode.MEND), lambda note: None)
         for _ in range(4):

@@ -18,7 +18,7 @@ from gateway.speech.speaker import PipelineSettings
 from gateway.text import INTERLEAVED_TEXT, TextOptions, plain_front_end
 from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeToken2Wav, make_pipeline
-from tests.virtual_time import VirtualClock, run_virtually
+from tests.virtual_time import ManualClock, run_virtually
 
 TOKENS_A_PIECE = 10
 TEXT = "Once upon a time there was a king who had three sons. He loved them."
@@ -100,7 +100,7 @@ def test_a_slow_writer_is_waited_for_and_a_silent_one_ends_the_answer(
 ) -> None:
     llm = TakingLLM()
 
-    async def speak(clock: VirtualClock) -> list[SpeechResult]:
+    async def speak(clock: ManualClock) -> list[SpeechResult]:
         speech = session(llm, voices)
         speech._pause_s = 0.5
 

@@ -24,7 +24,7 @@ from gateway.errors import (
 from gateway.routing.replica import LoadReport, ReplicaState, RoutingSettings
 from gateway.token2wav.routed import RoutedToken2Wav
 from tests.gateway.routing.fakes import QUICK, ScriptedToken2Wav, audio_of, chunks, routed, until
-from tests.virtual_time import VirtualClock, run_virtually
+from tests.virtual_time import ManualClock, run_virtually
 
 SEED = 7
 
@@ -509,7 +509,7 @@ async def test_a_stream_is_not_played_again_where_it_was_too_slow_but_where_that
 
 
 def test_a_stream_that_hung_at_a_replica_which_serves_nobody_is_tried_there_again() -> None:
-    async def run(clock: VirtualClock) -> None:
+    async def run(clock: ManualClock) -> None:
         (replica,) = _replicas("a", answers=1)
         async with routed(replica, settings=RoutingSettings(), clock=clock) as router:
             async with router.open_stream(await _voice(router), SEED) as stream:
@@ -539,7 +539,7 @@ async def test_a_stream_that_was_too_slow_at_one_replica_goes_on_at_another() ->
         assert slow.opened_total == 1
 
 
-async def _speak_over_a_restart(clock: VirtualClock, replicas: list[ScriptedToken2Wav], away_s: float) -> FloatArray:
+async def _speak_over_a_restart(clock: ManualClock, replicas: list[ScriptedToken2Wav], away_s: float) -> FloatArray:
     async with routed(*replicas, settings=RoutingSettings(), clock=clock) as router:
         async with router.open_stream(await _voice(router), SEED) as stream:
             heard = [await stream.push(chunk) for chunk in chunks(5)[:2]]

@@ -15,8 +15,8 @@ from gateway.core import RegisteredVoice
 from gateway.voices.directory import StoredVoice, Viewer, VoiceDirectory
 from gateway.voices.store import CreatedVoices, VoiceLimits
 from servicekit.files import LOCK_FILE, locked
-from tests.gateway.fakes import ManualClock
 from tests.gateway.voices.fakes import UNIX_TIME, UNREADABLE, FakeVoiceMaker, draft, make_store
+from tests.virtual_time import ManualClock
 from token2wav_service.voice_file import VoiceFile
 
 PATIENCE_S = 30.0

@@ -17,7 +17,7 @@ from llm_service.embedded.types import GenerationOutput, GenerationRequest, Samp
 from llm_service.gpu.build import GpuEngineOptions, engine_of
 from llm_service.gpu.weights import Weights
 from llm_service.vocab import COSYVOICE2, SOS_ID, TASK_ID, SpeechVocabulary
-from tests.gateway.fakes import ManualClock
+from tests.virtual_time import ManualClock
 
 LIMITS = EngineLimits(slots=4, max_sequence_tokens=300)
 SINGLE = EventPacking(least_share=0.0)

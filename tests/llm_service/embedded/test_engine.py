@@ -33,7 +33,6 @@ from llm_service.vocab import (
     TASK_ID,
 )
 from servicekit.clock import SystemClock
-from tests.gateway.fakes import ManualClock
 from tests.llm_service.embedded.engines import (
     check_integrity,
     engine_on_kernels,
@@ -45,6 +44,7 @@ from tests.llm_service.embedded.engines import (
 )
 from tests.triton_compiler import ARCHITECTURES, compiled_kernels
 from tests.triton_interpreter import make_the_interpreter_cheap
+from tests.virtual_time import ManualClock
 
 WAIT_S = 30.0
 GREEDY = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 25}

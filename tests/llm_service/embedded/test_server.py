@@ -18,6 +18,7 @@ from llm_service.embedded.loop import LONGEST_TURN_S, EngineLoop
 from llm_service.embedded.types import GenerationOutput
 from llm_service.vocab import END_IDS
 from tests.llm_service.embedded.engines import make_engine
+from tests.virtual_time import ManualClock
 from tests.workers import wait_until
 
 from .conftest import MODEL_NAME, WAIT_S, read_metrics
@@ -139,27 +140,21 @@ def test_a_huge_body_and_an_unknown_path_are_refused(client: httpx.Client) -> No
 
 
 def test_an_engine_that_hangs_in_a_step_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Clock:
-        now_s = 0.0
-
-        def now(self) -> float:
-            return self.now_s
-
     def hang(_: SpeechLMEngine) -> list[GenerationOutput]:
         is_hanging.set()
         assert may_go_on.wait(WAIT_S)
         return []
 
-    is_hanging, may_go_on, clock = threading.Event(), threading.Event(), Clock()
+    is_hanging, may_go_on, clock = threading.Event(), threading.Event(), ManualClock()
     monkeypatch.setattr(SpeechLMEngine, "idle_s", lambda _: 0.0)
     monkeypatch.setattr(SpeechLMEngine, "step", hang)
-    loop = EngineLoop(make_engine(None), 8, clock)  # type: ignore[arg-type]
+    loop = EngineLoop(make_engine(None), 8, clock)
     server = SpeechLMServer(loop, MODEL_NAME, lambda: 0.0)
     loop.start()
     assert is_hanging.wait(WAIT_S)
     client = TestClient(create_app(server))
     assert client.get("/health").status_code == 200
-    clock.now_s = LONGEST_TURN_S + 1
+    clock.seconds = LONGEST_TURN_S + 1
     refused = client.get("/health")
     assert (refused.status_code, "hangs" in refused.text) == (503, True)
     may_go_on.set()

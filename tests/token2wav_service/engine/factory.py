@@ -12,6 +12,7 @@ import numpy as np
 
 from servicekit.clock import Clock
 from tests.token2wav_service.streaming.flow_factory import VOCAB, make_flow, make_hift
+from tests.virtual_time import ManualClock
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner
@@ -28,16 +29,6 @@ POISON = 66
 """A token that makes `PoisonableRunner` fail."""
 MODEL_VERSION = "model-1"
 SPEAKER_DIMENSIONS = 16
-
-
-class ManualClock:
-    """Time that moves when told to."""
-
-    def __init__(self) -> None:
-        self.time_s = 0.0
-
-    def now(self) -> float:
-        return self.time_s
 
 
 class SeededExtractor:

@@ -9,7 +9,6 @@ import pytest
 
 from servicekit.stream_limit import COLD_STREAMS, LEAST_STREAMS, reserved_streams
 from tests.token2wav_service.engine.factory import (
-    ManualClock,
     PoisonableRunner,
     drain,
     make_engine,
@@ -18,6 +17,7 @@ from tests.token2wav_service.engine.factory import (
     push_all,
     tokens_of,
 )
+from tests.virtual_time import ManualClock
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.stream import PlaybackDeadline, Punctuality
 from token2wav_service.errors import CapacityError
@@ -46,7 +46,7 @@ def _speak(engine: Token2WavEngine, clock: ManualClock, streams: list[str], chun
         for stream in streams:
             engine.add_chunk(TokenChunk(stream, index, tokens_of(CHUNK_TOKENS, index), index == chunks - 1))
         drain(engine)
-        clock.time_s += 0.2
+        clock.seconds += 0.2
 
 
 def test_a_cold_engine_admits_some_and_refuses_others_at_once_with_seconds() -> None:
@@ -98,7 +98,7 @@ def slowed(engine: Token2WavEngine, clock: ManualClock, step_s: float) -> None:
     run = runner.run
 
     def slow_run(works):  # type: ignore[no-untyped-def]
-        clock.time_s += step_s
+        clock.seconds += step_s
         return run(works)
 
     runner.run = slow_run  # type: ignore[method-assign]
@@ -111,7 +111,7 @@ def test_queue_and_step_times_are_measured_and_taken_once() -> None:
     stream = open_stream(engine)
     windows = push_all(engine, stream, tokens_of(40, 0), 15)
     assert engine.stats().queued_chunks == windows == 3
-    clock.time_s += 0.1
+    clock.seconds += 0.1
     results = drain(engine)
     taken = engine.take_measurements()
     assert taken.step_s == pytest.approx((0.25,) * 3)
@@ -141,7 +141,7 @@ def test_a_chunk_that_was_pushed_too_late_is_no_miss_of_the_engine() -> None:
     stream = open_stream(engine)
     engine.add_chunk(TokenChunk(stream, 0, tokens_of(18, 0), False))
     engine.step()
-    clock.time_s += 5.0
+    clock.seconds += 5.0
     engine.add_chunk(TokenChunk(stream, 1, tokens_of(18, 1), False))
     slowed(engine, clock, 0.5)
     engine.step()

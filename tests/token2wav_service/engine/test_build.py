@@ -9,7 +9,8 @@ import pytest
 
 from servicekit.clock import SystemClock
 from servicekit.stream_limit import StreamLimit
-from tests.token2wav_service.engine.factory import ManualClock, drain, make_engine, open_stream, push_all, tokens_of
+from tests.token2wav_service.engine.factory import drain, make_engine, open_stream, push_all, tokens_of
+from tests.virtual_time import ManualClock
 from token2wav_service.build import build_engine, choose_runner
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.make_random import SMALL_SIZES, make_random_token2wav

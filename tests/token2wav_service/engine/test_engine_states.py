@@ -12,7 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
 
-from tests.token2wav_service.engine.factory import ManualClock, SeededExtractor, make_prompt
+from tests.token2wav_service.engine.factory import SeededExtractor, make_prompt
+from tests.virtual_time import ManualClock
 from tests.workers import is_whole
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.engine.engine import BegunStep, ChunkResult, Token2WavEngine
@@ -198,7 +199,7 @@ class EngineStates(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, IDLE_S + 1]))
     def pass_time(self, seconds: float) -> None:
-        self.clock.time_s += seconds
+        self.clock.seconds += seconds
         for stream_id in self.engine.idle_streams():
             assert self.pushed[stream_id].answered == self.pushed[stream_id].chunks
             self.abort(stream_id)

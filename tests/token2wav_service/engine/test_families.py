@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.token2wav_service.engine.factory import MODEL_VERSION, ManualClock, SeededExtractor, make_prompt
+from tests.token2wav_service.engine.factory import MODEL_VERSION, SeededExtractor, make_prompt
 from tests.token2wav_service.streaming.family_factory import BLOCK, COSYVOICE, make_block_flow, make_causal_hift
 from tests.token2wav_service.streaming.flow_factory import VOCAB, make_hift
+from tests.virtual_time import ManualClock
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine

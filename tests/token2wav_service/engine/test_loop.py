@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.token2wav_service.engine.factory import POISON, ManualClock, make_engine, make_prompt, tokens_of
+from tests.token2wav_service.engine.factory import POISON, make_engine, make_prompt, tokens_of
+from tests.virtual_time import ManualClock
 from tests.workers import wait_until
 from token2wav_service.engine.loop import FEW_RESULTS, MAX_PENDING_VOICES, REAP_INTERVAL_S, REST_AFTER_S, ServingLoop
 from token2wav_service.errors import (
@@ -161,19 +162,19 @@ def test_a_failed_chunk_answers_those_behind_it(loop: ServingLoop) -> None:
 
 def test_the_engine_rests_once_after_its_work_and_not_while_a_stream_is_open(clock: ManualClock) -> None:
     rests: queue.Queue[float] = queue.Queue()
-    loop = ServingLoop(make_engine(clock), on_rest=lambda: rests.put(clock.time_s))
+    loop = ServingLoop(make_engine(clock), on_rest=lambda: rests.put(clock.seconds))
     loop.start()
     try:
         listener = Listener(loop)
         listener.push(0, 18, False)
         listener.results.get(timeout=WAIT_S)
-        clock.time_s += 2 * REST_AFTER_S  # far less than an idle stream is kept open
+        clock.seconds += 2 * REST_AFTER_S  # far less than an idle stream is kept open
         listener.push(1, 10, True)
         listener.ends.get(timeout=WAIT_S)
         assert rests.empty()
-        clock.time_s += 2 * REST_AFTER_S
-        assert rests.get(timeout=WAIT_S) == clock.time_s
-        clock.time_s += 2 * REST_AFTER_S
+        clock.seconds += 2 * REST_AFTER_S
+        assert rests.get(timeout=WAIT_S) == clock.seconds
+        clock.seconds += 2 * REST_AFTER_S
         Listener(loop, loop.register_voice(make_prompt()).result(WAIT_S).voice_id)
         assert rests.empty()
     finally:
@@ -189,10 +190,10 @@ def test_an_idle_stream_is_aborted_under_load_too(loop: ServingLoop, clock: Manu
         if not idle.ends.empty():
             ended_under_load.set()
         else:
-            clock.time_s += REAP_INTERVAL_S
+            clock.seconds += REAP_INTERVAL_S
             loop.push(TokenChunk(busy.stream_id, index, tokens_of(8, index), False), lambda _: push(index + 2))
 
-    clock.time_s += loop.engine.config.idle_timeout_s - 2 * REAP_INTERVAL_S
+    clock.seconds += loop.engine.config.idle_timeout_s - 2 * REAP_INTERVAL_S
     for index in range(2):
         push(index)
     assert ended_under_load.wait(WAIT_S)

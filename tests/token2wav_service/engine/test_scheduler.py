@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from tests.token2wav_service.engine.factory import ManualClock, make_engine, open_stream, tokens_of
+from tests.token2wav_service.engine.factory import make_engine, open_stream, tokens_of
+from tests.virtual_time import ManualClock
 from token2wav_service.engine.stream import CLASS_PENALTY_S, next_batch
 from token2wav_service.types import TokenChunk
 
@@ -131,9 +132,9 @@ def test_a_stream_that_paused_is_not_before_those_that_waited() -> None:
     for stream_id in (paused, other):
         engine.add_chunk(TokenChunk(stream_id, 0, tokens_of(18, 0), False))
         engine.step()
-    clock.time_s = 40.0  # both listeners have run dry
+    clock.seconds = 40.0  # both listeners have run dry
     engine.add_chunk(TokenChunk(other, 1, tokens_of(18, 1), False))
-    clock.time_s = 40.01
+    clock.seconds = 40.01
     engine.add_chunk(TokenChunk(paused, 1, tokens_of(18, 1), False))
     engine.add_chunk(TokenChunk(paused, 2, tokens_of(18, 2), False))
     assert [result.stream_id for _ in range(3) for result in engine.step()] == [other, paused, paused]
@@ -147,7 +148,7 @@ def test_a_new_stream_whose_text_came_late_is_not_before_a_listener_who_runs_dry
     late, listener = open_stream(engine, seed=0), open_stream(engine, seed=1)
     engine.add_chunk(TokenChunk(listener, 0, tokens_of(18, 0), False))
     engine.step()
-    clock.time_s = 0.4  # more than a first audio may take, and the listener has 0.04 s left
+    clock.seconds = 0.4  # more than a first audio may take, and the listener has 0.04 s left
     engine.add_chunk(TokenChunk(late, 0, tokens_of(18, 0), False))
     engine.add_chunk(TokenChunk(listener, 1, tokens_of(18, 1), False))
     assert [result.stream_id for _ in range(2) for result in engine.step()] == [listener, late]
