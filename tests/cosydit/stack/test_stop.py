@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from cosydit.stack import run_file
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.process import ServiceProcess, ServiceSpec, ServiceStartError, stopped_by_signals
 from cosydit.stack.stack import LocalStack, StackOptions
-from tests.workers import free_ports
+from tests.workers import free_ports, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -44,12 +44,6 @@ class Running:
     def services(self) -> list[int]:
         return [int(pid) for pid in re.findall(r"pid (\d+), log", self.output)]
 
-    def until(self, is_so: Callable[[], bool]) -> None:
-        began_s = time.monotonic()
-        while not is_so():
-            assert time.monotonic() - began_s < PATIENCE_S, self.output
-            time.sleep(0.02)
-
     def end(self) -> int:
         return self.process.wait(PATIENCE_S)
 
@@ -63,7 +57,7 @@ def running(command: str, tmp_path: Path, ending_s: str, last_word: str) -> Iter
         process = subprocess.Popen(arguments, stdout=out, stderr=out, start_new_session=True, cwd=ROOT)
     started = Running(process, log)
     try:
-        started.until(lambda: last_word in started.output)
+        wait_until(lambda: last_word in started.output, f"{last_word!r} in {log}")
         yield started
     finally:
         for pid in [process.pid, *started.services]:
@@ -85,10 +79,11 @@ def test_serve_says_where_everything_is_and_other_commands_find_it(tmp_path: Pat
     assert run_file.running(tmp_path) == []
 
 
-def is_alive(pid: int) -> bool:
-    with suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
+def is_running(pid: int) -> bool:
+    """Tell whether a process that need not be our child lives; a zombie does not."""
+    stat = Path(f"/proc/{pid}/stat")
+    with suppress(OSError):
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
 
@@ -107,7 +102,7 @@ def test_each_signal_that_ends_a_command_ends_its_services(
         assert len(started.services) == services
         started.process.send_signal(number)
         assert started.end() == INTERRUPTED
-        assert not any(map(is_alive, started.services))
+        assert not any(map(is_running, started.services))
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
@@ -115,10 +110,10 @@ def test_a_second_signal_kills_all_services_at_once(tmp_path: Path, second: int)
     with running("serve", tmp_path, LONG_S, "speak:") as started:
         started.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
-        assert all(map(is_alive, started.services)), "they may take their time"
+        assert all(map(is_running, started.services)), "they may take their time"
         started.process.send_signal(second)
         assert started.end() == INTERRUPTED
-        assert not any(map(is_alive, started.services))
+        assert not any(map(is_running, started.services))
 
 
 def test_a_signal_that_was_to_be_ignored_stays_ignored() -> None:
@@ -158,21 +153,13 @@ def test_an_interrupted_stop_kills_what_would_not_end(tmp_path: Path) -> None:
     assert service.returncode == -signal.SIGKILL
 
 
-def is_running(pid: int) -> bool:
-    """Tell whether a process that need not be our child lives; a zombie does not."""
-    stat = Path(f"/proc/{pid}/stat")
-    with suppress(OSError):
-        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
 def test_the_services_of_a_killed_serve_end_as_at_any_stop(tmp_path: Path) -> None:
     with running("serve", tmp_path, "0.5", "speak:") as started:
         services = started.services
         assert len(services) == 3 and all(map(is_running, services))
         started.process.kill()
         started.end()
-        started.until(lambda: not any(map(is_running, services)))
+        wait_until(lambda: not any(map(is_running, services)), "the services' end")
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
@@ -184,7 +171,7 @@ def test_a_serve_that_stops_too_slowly_takes_its_services_along(tmp_path: Path, 
     started = Running(serve._process, tmp_path / "out")  # type: ignore[arg-type]
     services: list[int] = []
     try:
-        started.until(lambda: "speak:" in started.output)
+        wait_until(lambda: "speak:" in started.output, "the start")
         services = started.services
         assert len(services) == 3 and all(map(is_running, services))
         if is_frozen:

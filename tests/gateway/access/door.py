@@ -37,7 +37,7 @@ from gateway.telemetry.telemetry import Telemetry
 from gateway.text import TextFrontEnd
 from gateway.voices.directory import Viewer
 from gateway.voices.registry import NamedVoice, VoiceAliases, VoiceRegistry
-from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, app_of, make_host, speech_deltas
+from tests.gateway.fakes import Behind, FakeLLM, ManualClock, app_of, make_host, speech_deltas
 from tests.gateway.voices.fakes import FakeVoiceMaker, make_store
 
 KEY = "sk-of-anna-0123456789"
@@ -56,7 +56,7 @@ def keys(limits: str = "") -> tuple[ApiKey, ...]:
 
 
 @dataclass
-class Door:
+class Door(Behind):
     """Running doors and what stands behind them."""
 
     url: str
@@ -67,8 +67,6 @@ class Door:
     channel: grpc.aio.Channel
     access: Access
     clock: ManualClock
-    llm: FakeLLM
-    token2wav: FakeToken2Wav
     routes: list[BaseRoute]
 
     async def speak(self, headers: dict[str, str] | None = None, **changes: object) -> httpx.Response:
@@ -76,12 +74,8 @@ class Door:
 
     async def until_idle(self) -> None:
         """Return when nothing is spoken and no caller holds a stream."""
-        for _ in range(500):
-            streams = sum(self.access.ledger.streams(name) for name in ("anna", "bob", "127.0.0.1"))
-            if not (self.llm.running or self.token2wav.open_streams or streams):
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"{self.llm.running} at the LLM, {self.token2wav.open_streams} streams")
+        await super().until_idle()
+        await self.until(lambda: not any(map(self.access.ledger.streams, ("anna", "bob", "127.0.0.1"))))
 
 
 @asynccontextmanager
@@ -119,7 +113,7 @@ async def opened_door(
             assert wyoming_port is not None
             url = str(http.base_url).rstrip("/")
             ports = {"HTTP": port, "gRPC": grpc_port, "Wyoming": wyoming_port}
-            door = Door(url, address, ports, http, channel, access, clock, llm, token2wav, app.routes)
+            door = Door(llm, token2wav, url, address, ports, http, channel, access, clock, app.routes)
             yield door
             await door.until_idle()
 

@@ -6,8 +6,7 @@ import os
 import re
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 
 from cosydit.stack.process import ServiceProcess, ServiceSpec
 from tests.gateway.processes.services import HELD_TEXT, HOST, SLOTS, Services, running_services
-from tests.workers import demo_checkpoint, free_ports
+from tests.workers import demo_checkpoint, free_ports, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -96,13 +95,6 @@ def sockets_of(pid: int) -> set[str]:
     return {os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd") if os.path.lexists(entry.path)}
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    ends_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < ends_s, f"{what} did not happen"
-        time.sleep(0.05)
-
-
 def are_ready(doors: dict[int, list[httpx.Client]]) -> bool:
     return all(clients[0].get("/readyz").status_code == 200 for clients in doors.values())
 
@@ -146,7 +138,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     spec = ServiceSpec("gateway", command, f"{url}/readyz", folder / "gateway.log")
     with running_services(llm, token2wav) as services, ServiceProcess(spec) as process:
         process.wait_ready(4 * PATIENCE_S)
-        until(lambda: process.spec.log_path.read_text().count("is open (pid") == 2, "both processes")
+        wait_until(lambda: process.spec.log_path.read_text().count("is open (pid") == 2, "both processes")
         yield Gateway(url, f"http://{HOST}:{metrics_port}", process, services)
 
 
@@ -158,14 +150,14 @@ def doors(gateway: Gateway) -> Iterator[list[list[httpx.Client]]]:
         yield [doors[pid] for pid in sorted(doors)]
     gateway.services.let_go()
     if gateway.process.returncode is None:
-        until(lambda: gateway.metric("cosydit_gateway_streams") == 0, "the end of all streams")
+        wait_until(lambda: gateway.metric("cosydit_gateway_streams") == 0, "the end of all streams")
 
 
 def test_one_scrape_counts_what_all_processes_did(gateway: Gateway, doors: list[list[httpx.Client]]) -> None:
     counted = ("cosydit_gateway_requests_total", "cosydit_gateway_time_to_first_audio_seconds_count")
     before = [gateway.metric(name) for name in counted]
     assert [speak(door) for door in (doors[0][0], doors[1][0], doors[0][1])] == [200] * 3
-    until(lambda: [gateway.metric(name) for name in counted] == [count + 3 for count in before], "the count")
+    wait_until(lambda: [gateway.metric(name) for name in counted] == [count + 3 for count in before], "the count")
     assert gateway.metric("cosydit_gateway_replicas", service="token2wav", state="ready") == 1
     assert httpx.get(f"{gateway.metrics_url}/livez").status_code == 200
 
@@ -181,7 +173,7 @@ def test_all_slots_are_shared_and_the_next_stream_is_refused_at_either_door(
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
             assert int(refused.headers["retry-after"]) >= 1
         gateway.services.let_go()
-        until(lambda: speak(doors[0][-1]) == 200, "room")
+        wait_until(lambda: speak(doors[0][-1]) == 200, "room")
 
 
 def test_the_streams_of_a_key_are_counted_over_both_doors(gateway: Gateway, doors: list[list[httpx.Client]]) -> None:
@@ -191,7 +183,7 @@ def test_the_streams_of_a_key_are_counted_over_both_doors(gateway: Gateway, door
         refused = second[0].post("/v1/audio/speech", json=body("And me."), headers=BOB)
         assert (refused.status_code, "limit is 1" in refused.text) == (429, True)
         assert speak(second[0], key=ANNA) == 200
-    until(lambda: speak(second[0], key=BOB) == 200, "the end of the stream")
+    wait_until(lambda: speak(second[0], key=BOB) == 200, "the end of the stream")
 
 
 def test_a_killed_process_is_replaced_though_forks_fail_and_takes_nothing_but_its_own_streams(
@@ -204,15 +196,15 @@ def test_a_killed_process_is_replaced_though_forks_fail_and_takes_nothing_but_it
         heard = stack.enter_context(held_stream(kept[0])).iter_bytes()
         next(heard)
         for door, key in zip(lost[1:SLOTS], MANY[1:], strict=True):
-            until(lambda door=door, key=key: is_begun(stack, door, key), "a place")  # type: ignore[misc]
+            wait_until(lambda door=door, key=key: is_begun(stack, door, key), "a place")  # type: ignore[misc]
         assert speak(kept[1], key=EVE) == 429
         os.kill(killed, signal.SIGKILL)
-        until(lambda: speak(kept[1], key=EVE) == 200, "room at the other one")
-        until(lambda: gateway.process.spec.log_path.read_text().count("is open (pid") == 3, "a new process")
+        wait_until(lambda: speak(kept[1], key=EVE) == 200, "room at the other one")
+        wait_until(lambda: gateway.process.spec.log_path.read_text().count("is open (pid") == 3, "a new process")
         assert gateway.process.spec.log_path.read_text().count("can't be forked") == 2
         with gateway.doors() as alive:
             assert killed not in alive
-            until(lambda: are_ready(alive), "readiness")
+            wait_until(lambda: are_ready(alive), "readiness")
         gateway.services.let_go()
         assert sum(map(len, heard)) > 0
     assert gateway.metric("cosydit_gateway_requests_total") >= before
@@ -224,10 +216,10 @@ def test_a_process_that_hangs_is_replaced(gateway: Gateway) -> None:
 
     before, hung = opened(), max(gateway.workers())
     os.kill(hung, signal.SIGSTOP)
-    until(lambda: opened() == before + 1, "a new process")
+    wait_until(lambda: opened() == before + 1, "a new process")
     with gateway.doors() as alive:
         assert hung not in alive
-        until(lambda: are_ready(alive), "readiness")
+        wait_until(lambda: are_ready(alive), "readiness")
 
 
 def test_all_processes_drain_together_and_end_when_the_last_stream_has(
@@ -239,11 +231,11 @@ def test_all_processes_drain_together_and_end_when_the_last_stream_has(
             next(stream)
         os.kill(gateway.process.pid, signal.SIGTERM)
         for of_worker in doors:
-            until(lambda door=of_worker[1]: door.get("/readyz").status_code == 503, "the withdrawal")  # type: ignore[misc]
+            wait_until(lambda door=of_worker[1]: door.get("/readyz").status_code == 503, "the withdrawal")  # type: ignore[misc]
         assert gateway.process.returncode is None
         gateway.services.let_go()
         assert all(sum(map(len, stream)) > 0 for stream in streams)
-    until(lambda: gateway.process.returncode is not None, "the end")
+    wait_until(lambda: gateway.process.returncode is not None, "the end")
     assert gateway.process.returncode == 0
     log = gateway.process.spec.log_path.read_text()
     assert set(re.findall(r"process=(\d)", log)) == {"0", "1", "2"}
