@@ -19,8 +19,7 @@ from gateway.core import AudioChunk, FloatArray, Sampling, SpeechTokenDelta, Utt
 from gateway.errors import LLMInterruptedError
 from gateway.voices.registry import NamedVoice
 from tests.gateway.audio.signals import best_lag, snr_db, speech_like
-from tests.gateway.dialects.socket_door import Door
-from tests.gateway.doors.http_door import opened_door
+from tests.gateway.doors.http_door import Door, opened_door
 from tests.gateway.fakes import FakeLLM, FakeStream, FakeToken2Wav, speech_deltas
 from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
 

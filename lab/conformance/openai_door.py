@@ -13,8 +13,7 @@ from gateway.errors import LLMInterruptedError
 from gateway.voices.profile import VoiceAliases
 from gateway.voices.registry import NamedVoice
 from tests.gateway.audio.signals import best_lag, decoded, snr_db
-from tests.gateway.dialects.socket_door import Door
-from tests.gateway.doors.http_door import opened_door
+from tests.gateway.doors.http_door import Door, opened_door
 from tests.gateway.fakes import FakeLLM, speech_deltas
 from tests.gateway.speaking import SPEECH_TOKENS, SpeakingToken2Wav, spoken_sound
 from token2wav_service.contract import SAMPLE_RATE_HZ

@@ -39,7 +39,7 @@ from lab.simulate.servers import Token2WavLink, Token2WavServer
 from lab.simulate.single_gpu import SPEECH_TOKENS, VOICES, WARM_UP_BURST, PipelineDoor, voice_of
 from lab.simulate.token2wav import ModelledToken2Wav
 from llm_service.embedded.answer import EventPacking
-from tests.virtual_time import VirtualClock, run_virtually
+from tests.virtual_time import ManualClock, run_virtually
 from token2wav_service.contract import TOKEN_RATE_HZ
 
 PROCESSES, SLOTS = 4, 1000
@@ -114,7 +114,7 @@ class _Process:
         costs: CostModel,
         settings: RoutingSettings,
         server: Token2WavServer,
-        clock: VirtualClock,
+        clock: ManualClock,
     ) -> None:
         process = SerialProcess()
         llm = PacedLLM(process, costs.gateway.message_s)
@@ -148,7 +148,7 @@ class _Process:
 class _Host:
     """The processes of one host; a caller's connection reaches any of them."""
 
-    def __init__(self, costs: CostModel, clock: VirtualClock) -> None:
+    def __init__(self, costs: CostModel, clock: ManualClock) -> None:
         settings = RoutingSettings()
         self.server = Token2WavServer("127.0.0.1:8001", lambda: ModelledToken2Wav(costs, OwnGPU(), clock, SLOTS))
         self._processes = [_Process(costs, settings, self.server, clock) for _ in range(PROCESSES)]
@@ -188,7 +188,7 @@ def simulate_admission(costs: CostModel, requests_per_s: float, seconds: float) 
     return run_virtually(lambda clock: _run(costs, requests_per_s, seconds, clock))
 
 
-async def _run(costs: CostModel, requests_per_s: float, seconds: float, clock: VirtualClock) -> Heard:
+async def _run(costs: CostModel, requests_per_s: float, seconds: float, clock: ManualClock) -> Heard:
     host = _Host(costs, clock)
     await host.start()
     for jobs in warm_up_jobs(warm_up_bursts(WARM_UP_BURST), VOICES):
@@ -205,7 +205,7 @@ async def _run(costs: CostModel, requests_per_s: float, seconds: float, clock: V
 
 
 async def _load(
-    host: _Host, jobs: Sequence[PreparedRequest], load: LoadPlan, clock: VirtualClock
+    host: _Host, jobs: Sequence[PreparedRequest], load: LoadPlan, clock: ManualClock
 ) -> list[RequestRecord]:
     generator = LoadGenerator(host, lambda job: f"{job.utt}|{job.voice}", clock, PIECES_OF_A_CHUNK_S)
     return (await generator.run(jobs, load, lambda record: None)).records

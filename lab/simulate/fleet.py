@@ -34,7 +34,7 @@ from lab.simulate.llm import ModelledLLM
 from lab.simulate.servers import LLMLink, Token2WavLink, Token2WavServer
 from lab.simulate.single_gpu import PipelineDoor, voice_of
 from lab.simulate.token2wav import MAX_STREAMS, ModelledToken2Wav
-from tests.virtual_time import VirtualClock, run_virtually
+from tests.virtual_time import ManualClock, run_virtually
 from token2wav_service.contract import TOKEN_RATE_HZ
 
 LETTERS_PER_S = 15.0
@@ -116,7 +116,7 @@ class _GatewayProcess:
         costs: CostModel,
         servers: dict[str, Token2WavServer],
         llms: dict[str, ModelledLLM],
-        clock: VirtualClock,
+        clock: ManualClock,
         draw: Random,
     ) -> None:
         process, settings = SerialProcess(), RoutingSettings()
@@ -155,7 +155,7 @@ class _GatewayProcess:
 
 
 class _Fleet:
-    def __init__(self, costs: CostModel, plan: FleetPlan, clock: VirtualClock) -> None:
+    def __init__(self, costs: CostModel, plan: FleetPlan, clock: ManualClock) -> None:
         self._costs, self._plan, self._clock = costs, plan, clock
         ports = count(_FIRST_PORT)
         self._token2wav_numbers = count()

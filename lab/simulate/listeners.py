@@ -16,7 +16,7 @@ import numpy as np
 from lab.simulate.compute import OwnGPU
 from lab.simulate.costs import CostModel
 from lab.simulate.engine import ModelledExtractor, ModelledRunner, VirtualEngineLoop
-from tests.virtual_time import VirtualClock, run_virtually
+from tests.virtual_time import ManualClock, run_virtually
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLE_RATE_HZ, TOKEN_RATE_HZ
 from token2wav_service.engine.engine import Token2WavEngine
@@ -55,7 +55,7 @@ def listen(costs: CostModel, listeners: int, held_s: float) -> Trial:
     return run_virtually(lambda clock: _listen(costs, listeners, held_s, clock))
 
 
-async def _listen(costs: CostModel, listeners: int, held_s: float, clock: VirtualClock) -> Trial:
+async def _listen(costs: CostModel, listeners: int, held_s: float, clock: ManualClock) -> Trial:
     runner = ModelledRunner(listeners)
     voices = VoiceStore(ModelledExtractor(), runner, _VOICE_BYTES, VoiceModel(lambda: "modelled"))
     config = Token2WavConfig(Path(), max_batch_size=64, max_streams=listeners)
@@ -78,7 +78,7 @@ async def _listen(costs: CostModel, listeners: int, held_s: float, clock: Virtua
 class _Listener:
     """Plays one stream."""
 
-    def __init__(self, loop: VirtualEngineLoop, voice_id: str, number: int, trial: Trial, clock: VirtualClock) -> None:
+    def __init__(self, loop: VirtualEngineLoop, voice_id: str, number: int, trial: Trial, clock: ManualClock) -> None:
         self._loop, self._trial, self._clock = loop, trial, clock
         self._stream_id = loop.open_stream(voice_id, StreamOptions(seed=number), self._end)
         self._index = 0

@@ -27,7 +27,7 @@ from lab.simulate.costs import CostModel
 from lab.simulate.llm import ModelledLLM
 from lab.simulate.servers import LLMLink, Token2WavLink, Token2WavServer
 from lab.simulate.token2wav import ModelledToken2Wav
-from tests.virtual_time import VirtualClock, run_virtually
+from tests.virtual_time import ManualClock, run_virtually
 
 SPEECH_TOKENS = 200
 """Speech tokens of every request: random weights speak until `--llm-max-speech-tokens`, 8 s."""
@@ -77,7 +77,7 @@ def simulate_plans(
 
 
 async def _sweep(
-    costs: CostModel, plans: Sequence[RunPlan], bursts: Sequence[int], seed: int, clock: VirtualClock
+    costs: CostModel, plans: Sequence[RunPlan], bursts: Sequence[int], seed: int, clock: ManualClock
 ) -> list[FinishedRun]:
     gpu, gateway = SharedGPU(costs.slowdowns), SerialProcess()
     llm = ModelledLLM(costs, gpu, _all_alike, Random(f"llm {seed}"))
@@ -103,7 +103,7 @@ async def _sweep(
     return finished
 
 
-async def _run(door: PipelineDoor, jobs: Sequence[PreparedRequest], load: LoadPlan, clock: VirtualClock) -> LoadResult:
+async def _run(door: PipelineDoor, jobs: Sequence[PreparedRequest], load: LoadPlan, clock: ManualClock) -> LoadResult:
     generator = LoadGenerator(door, lambda job: f"{job.utt}|{job.voice}", clock, PIECES_OF_A_CHUNK_S)
     return await generator.run(jobs, load, lambda record: None)
 

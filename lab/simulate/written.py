@@ -34,7 +34,7 @@ from gateway.voices.registry import VoiceRegistry
 from llm_service.embedded.interleaving import InterleavedPrompt, Interleaver
 from llm_service.text_encoder import TextEncoder
 from llm_service.vocab import COSYVOICE2
-from tests.virtual_time import VirtualClock, run_virtually
+from tests.virtual_time import ManualClock, run_virtually
 from token2wav_service.contract import DEFAULT_PRIORITY, LOOKAHEAD_TOKENS, SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
 
 CLAUSES, INTERLEAVED = "clauses", "interleaved"
@@ -95,7 +95,7 @@ class WordEncoder:
 class PacedLM:
     """Implements `core.SpeechLM`: answers as long as their text asks for, a token at a time."""
 
-    def __init__(self, speeds: Speeds, clock: VirtualClock) -> None:
+    def __init__(self, speeds: Speeds, clock: ManualClock) -> None:
         """Say nothing yet."""
         self._speeds, self._clock = speeds, clock
         encoder: TextEncoder = WordEncoder()  # type: ignore[assignment]
@@ -183,7 +183,7 @@ def _tokens_of(text: str) -> int:
 class PacedToken2Wav:
     """Implements `core.Token2Wav`: silence, a chunk after the other."""
 
-    def __init__(self, speeds: Speeds, clock: VirtualClock) -> None:
+    def __init__(self, speeds: Speeds, clock: ManualClock) -> None:
         """Have no stream."""
         self._speeds, self._clock = speeds, clock
 
@@ -207,7 +207,7 @@ class _PacedStream:
     stream_id = "paced"
     hop_multiple = 1
 
-    def __init__(self, speeds: Speeds, clock: VirtualClock) -> None:
+    def __init__(self, speeds: Speeds, clock: ManualClock) -> None:
         self._speeds, self._clock = speeds, clock
         self._free_s = 0.0
 
@@ -236,7 +236,7 @@ def hear(text: str, words_per_s: float, mode: str, transcript: str, speeds: Spee
 
 
 async def _hear(
-    text: str, words_per_s: float, is_interleaved: bool, transcript: str, speeds: Speeds, clock: VirtualClock
+    text: str, words_per_s: float, is_interleaved: bool, transcript: str, speeds: Speeds, clock: ManualClock
 ) -> Heard:
     llm, token2wav = PacedLM(speeds, clock), PacedToken2Wav(speeds, clock)
     settings = PipelineSettings(guard=GuardSettings(GuardMode.MEND))

@@ -12,7 +12,7 @@ import pytest
 from lab.load.storms import QUIET_EVERY_S, Callers, Tally
 from lab.tests.load.virtual_storm import BatchingWorker, Storm, percentile, stormy
 from servicekit.stream_limit import COLD_STREAMS
-from tests.virtual_time import VirtualClock, run_virtually
+from tests.virtual_time import ManualClock, run_virtually
 from tests.workers import is_whole
 
 SPEECH_S = 8.0
@@ -36,7 +36,7 @@ def test_of_300_at_once_a_cold_gateway_admits_few_and_speaks_all_of_them_to_the_
 ) -> None:
     capacity = 10.0
 
-    async def run(clock: VirtualClock) -> None:
+    async def run(clock: ManualClock) -> None:
         llm_capacity, token2wav_capacity = (capacity if each == slow else 1000.0 for each in SERVICES)
         async with stormy(clock, tmp_path, llm_capacity, token2wav_capacity, slots) as storm:
             await _warm_up(storm)
@@ -54,7 +54,7 @@ def test_under_any_load_the_services_do_most_of_what_they_can_and_nobody_waits_f
 ) -> None:
     capacity, lasts_s = 20.0, 60.0 if is_whole() else 24.0
 
-    async def run(clock: VirtualClock) -> None:
+    async def run(clock: ManualClock) -> None:
         async with stormy(clock, tmp_path, llm_capacity=capacity, slots=64) as storm:
             await _warm_up(storm)
             began_s = clock.now()
@@ -78,7 +78,7 @@ class Passed:
     lasted_s: float
 
 
-async def _pass(clock: VirtualClock, folder: Path, times: int, has_quiet: bool = False) -> Passed:
+async def _pass(clock: ManualClock, folder: Path, times: int, has_quiet: bool = False) -> Passed:
     """Let callers ask again as soon as they were heard, or when they were told to; the services were busy before."""
     async with stormy(clock, folder, llm_capacity=CAPACITY, tokens=125, slots=64) as storm:
         await _warm_up(storm)
@@ -116,7 +116,7 @@ def test_another_key_hears_its_first_audio_as_soon_however_many_flood(tmp_path: 
 
 @pytest.mark.slow
 def test_a_key_that_floods_keeps_another_one_neither_out_nor_waiting(tmp_path: Path) -> None:
-    async def quiet_p95_s(clock: VirtualClock, flood: int) -> float:
+    async def quiet_p95_s(clock: ManualClock, flood: int) -> float:
         async with stormy(clock, tmp_path, llm_capacity=40.0, slots=16) as storm:
             await _warm_up(storm)
             flooding = asyncio.create_task(storm.arrive(200 * flood, 0.05, "loud"))
@@ -137,7 +137,7 @@ def test_a_key_that_floods_keeps_another_one_neither_out_nor_waiting(tmp_path: P
 def test_services_that_batch_refuse_nobody_before_they_are_seen_at_their_limit(
     tmp_path: Path, at_once: int, speed: float
 ) -> None:
-    async def run(clock: VirtualClock) -> None:
+    async def run(clock: ManualClock) -> None:
         async with stormy(clock, tmp_path, speed, 2 * speed, worker=BatchingWorker) as storm:
             await _warm_up(storm)
             await asyncio.gather(*(storm.ask() for _ in range(at_once)))
@@ -151,7 +151,7 @@ def test_services_that_batch_refuse_nobody_before_they_are_seen_at_their_limit(
 
 @pytest.mark.slow
 def test_fast_services_refuse_nobody(tmp_path: Path) -> None:
-    async def run(clock: VirtualClock) -> None:
+    async def run(clock: ManualClock) -> None:
         async with stormy(clock, tmp_path, llm_capacity=4000.0, token2wav_capacity=4000.0) as storm:
             await _warm_up(storm)
             await asyncio.gather(*(storm.ask() for _ in range(300)))

@@ -18,7 +18,7 @@ from lab.simulate.listeners import listen
 from lab.simulate.llm import ModelledLLM
 from lab.simulate.single_gpu import SPEECH_TOKENS, simulate_plans
 from lab.tests.simulate.costs import COSTS
-from tests.virtual_time import VirtualClock, run_virtually
+from tests.virtual_time import ManualClock, run_virtually
 
 CLOSED = RunPlan("closed", LoadPlan(4, 12), ("default", "second"))
 OPEN = RunPlan("open", LoadPlan(requests=20, requests_per_s=8.0, seed=3), ("default",))
@@ -59,7 +59,7 @@ def test_more_callers_wait_longer_and_get_more_out_of_the_gpu() -> None:
 
 
 def test_an_llm_alone_takes_what_its_cost_says() -> None:
-    async def speak(clock: VirtualClock) -> list[tuple[float, int]]:
+    async def speak(clock: ManualClock) -> list[tuple[float, int]]:
         llm = ModelledLLM(COSTS, OwnGPU(), lambda utterance: 10)
         llm.start()
         seen = [(clock.now(), len(delta.token_ids)) async for delta in llm.generate(SPOKEN, SerialProcess())]
@@ -109,7 +109,7 @@ def test_who_asks_while_a_step_runs_enters_the_step_after_next(asked_at_step: fl
     cost = replace(free, prompt_step_s=0.0, step_fixed_s=1.0)
     costs = replace(COSTS, llm=cost, gateway=replace(COSTS.gateway, message_s=0.0))
 
-    async def first_token_at_s(clock: VirtualClock) -> float:
+    async def first_token_at_s(clock: ManualClock) -> float:
         llm = ModelledLLM(costs, OwnGPU(), lambda utterance: 10)
         llm.start()
         loop, process = asyncio.get_running_loop(), SerialProcess()
@@ -132,7 +132,7 @@ def test_who_asks_while_a_step_runs_enters_the_step_after_next(asked_at_step: fl
 
 
 def test_an_llm_goes_on_after_what_was_spoken() -> None:
-    async def speak(clock: VirtualClock) -> list[int]:
+    async def speak(clock: ManualClock) -> list[int]:
         llm = ModelledLLM(COSTS, OwnGPU(), lambda utterance: 10)
         llm.start()
         begun = replace(SPOKEN, spoken_tokens=(0, 1, 2))
@@ -144,7 +144,7 @@ def test_an_llm_goes_on_after_what_was_spoken() -> None:
 
 
 def test_two_services_on_one_gpu_slow_each_other_for_as_long_as_both_compute() -> None:
-    async def share(clock: VirtualClock) -> dict[str, float]:
+    async def share(clock: ManualClock) -> dict[str, float]:
         gpu, ended = SharedGPU({"a": Slowdown(1.0, 0.0), "b": Slowdown(0.0, 2.0)}), {}
 
         async def compute(service: str, seconds: float, load: float) -> None:

@@ -16,8 +16,7 @@ from gateway.lexicons import LexiconBook
 from gateway.voices.registry import NamedVoice
 from gateway.voices.store import VoiceLimits
 from servicekit.checkpoint_file import CheckpointDeclaration
-from tests.gateway.dialects.socket_door import Door
-from tests.gateway.doors.http_door import opened_door
+from tests.gateway.doors.http_door import Door, opened_door
 from tests.gateway.fakes import FakeLLM
 from tests.gateway.voices.fakes import FakeVoiceMaker, make_store
 
@@ -92,7 +91,7 @@ async def visited(
     (folder / "default.wav").write_bytes(b"RIFF")
     named = [NamedVoice("default", folder / "default.wav", "I am default.")]
     store = make_store(folder / "created", maker, LIMITS) if can_create else None
-    door_opened = opened_door(llm, maker, named, store, declaration=declaration, lexicons=lexicons)
+    door_opened = opened_door(llm, maker, named, store=store, declaration=declaration, lexicons=lexicons)
     async with door_opened as door, _opened_page(browser, context) as page:
         await door.until_ready()
         page.set_default_timeout(PATIENCE_MS)
