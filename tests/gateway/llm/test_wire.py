@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from aiohttp import web
 
@@ -9,10 +11,13 @@ from gateway.core import Sampling, Utterance
 from gateway.errors import LLMProtocolError
 from gateway.llm.length import longest_speech
 from gateway.llm.wire import MAX_LINE_BYTES, EventLines, LLMWire, event_data
+from llm_service.checkpoint import make_random_llm
 from llm_service.prompt import LengthLimits
-from llm_service.vocab import SPEECH_TOKENS_PER_SECOND, llm_id_from_speech_id
+from llm_service.text_encoder import load_text_encoder
+from llm_service.vocab import COSYVOICE2, COSYVOICE3, SPEECH_TOKENS_PER_SECOND, SpeechVocabulary, llm_id_from_speech_id
 from tests.gateway.fakes import CharacterEncoder
 from tests.gateway.llm.server import client_of, collect
+from tests.workers import made_once
 
 BODY = ': hi\nevent: x\ndata: {"a": "é语"}\n\nid: 7\ndata:two\n\nretry: 9\ndata:  three  \n\ndata: [DONE]\n\ndata: 4\n'
 EVENTS = ['{"a": "é语"}', "two", "three"]
@@ -123,3 +128,20 @@ def test_a_slow_voice_may_take_longer() -> None:
 )
 def test_a_prompt_that_tells_no_pace_bounds_loosely(reference: str, tokens: list[int]) -> None:
     assert 3 < longest_s("Please bring the blue folder.", tokens, reference) < 12
+
+
+END_OF_PROMPT = 151646
+
+
+@pytest.mark.parametrize("vocabulary", [COSYVOICE2, COSYVOICE3], ids=["cosyvoice2", "cosyvoice3"])
+def test_the_llms_input_is_an_instruction_its_end_and_a_text_without_the_voices_prompt(
+    vocabulary: SpeechVocabulary, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    def make(directory: Path) -> None:
+        make_random_llm(directory, seed=3, vocabulary=vocabulary)
+
+    encoder = load_text_encoder(made_once(tmp_path_factory, f"llm-{vocabulary.name}", make))
+    before = "" if vocabulary is COSYVOICE2 else "You are a helpful assistant. "
+    expected = [*encoder.encode(f"{before}Be kind."), END_OF_PROMPT, *encoder.encode("Yes.")]
+    asked = LLMWire(encoder).token_prompt(Utterance("Yes.", "", (), instruction="Be kind."))
+    assert asked.token_ids == (vocabulary.sos_id, *expected, vocabulary.task_id)

@@ -13,7 +13,9 @@ import httpx
 import numpy as np
 import pytest
 
+from gateway.text import load_text_front_end
 from gateway.voices.registry import NamedVoice
+from servicekit.checkpoint_file import CheckpointDeclaration
 from tests.gateway.doors.http_door import ONE, TWO, opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.raw_clients import StalledReader
@@ -184,3 +186,24 @@ async def test_one_object_carries_all_audio_and_the_times_of_all_characters(voic
     assert "".join(alignment["characters"]) == f"{ONE} {TWO}"
     assert alignment["character_start_times_seconds"][0] == 0.0
     assert alignment["character_end_times_seconds"][-1] == 2.0, "as it is played, at twice the speed"
+
+
+HAPPY, SOFT = "Please say a sentence very happily.", "Please say a sentence in a very soft voice."
+
+
+async def test_what_follows_goes_on_from_speech_under_the_same_instruction(voices: Voices) -> None:
+    body = {"text": "One two three. <break time='20ms'/> Four. [whispers] Five.", "model_id": "eleven_v3"}
+    happy = {**body, "text": f"[happy] {body['text']}"}
+    front_end = load_text_front_end(None, CheckpointDeclaration(tags=("[laughter]",), instruct="endofprompt"))
+    llm = FakeLLM(speech_deltas(30))
+    async with opened_door(llm, FakeToken2Wav(), voices, front_end=front_end) as door:
+        assert (await door.http.post(PATH, json=body, params=PCM)).is_success
+        first, second, third = llm.utterances
+        assert first.reference_text == "I am default." and second.reference_text == "I am default.One two three. "
+        assert (third.reference_text, third.reference_tokens) == ("", ())
+        llm.utterances.clear()
+        assert (await door.http.post(PATH, json=happy, params=PCM)).is_success
+        first, second, third = llm.utterances
+        assert (first.instruction, second.instruction, third.instruction) == (HAPPY, HAPPY, SOFT)
+        assert (second.reference_text, len(second.reference_tokens)) == ("One two three. ", 30)
+        assert not third.reference_tokens
