@@ -19,7 +19,7 @@ from servicekit.extras import install_command, installed_from, missing_extra, ow
 from servicekit.gpu_host import default_device, missing_for_kernels, mps_problem, read_gpus
 from tests import ROOT
 from tests.cosydit.stack.gpu_hosts import H100, H200, L4, SLICES, nvidia_smi
-from tests.package.test_resolve import PYPROJECT_EXTRAS
+from tests.package.test_metadata import PYPROJECT_EXTRAS
 
 
 class Wheel:
