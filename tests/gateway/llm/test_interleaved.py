@@ -25,7 +25,7 @@ from llm_service.vocab import COSYVOICE2
 from servicekit.clock import SystemClock
 from servicekit.timeouts import timeout
 from tests.gateway.routing.fakes import routed_llm
-from tests.llm_service.embedded.scripted import ScriptedModel
+from tests.llm_service.embedded.engines import ScriptedModel
 from tests.workers import random_llm
 
 LENGTH = 160

@@ -22,8 +22,7 @@ from llm_service.errors import EngineError, InvalidGenerationError
 from llm_service.vocab import COSYVOICE2, COSYVOICE3, SpeechVocabulary
 from servicekit.clock import SystemClock
 from tests import ROOT
-from tests.llm_service.embedded.engines import NO_GUARD, check_integrity, make_engine
-from tests.llm_service.embedded.scripted import ScriptedModel
+from tests.llm_service.embedded.engines import NO_GUARD, ScriptedModel, check_integrity, make_engine
 
 LIMITS = EngineLimits(slots=2, max_sequence_tokens=400)
 PARAMS = SamplingParams(max_tokens=200, seed=3, temperature=0.0, repetition_penalty=1.0)
