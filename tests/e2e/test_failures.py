@@ -128,18 +128,19 @@ async def test_token2wav_dying_in_mid_stream_staying_down_and_coming_back(mortal
 
 async def test_a_stream_goes_on_at_its_sample_when_the_only_token2wav_is_started_again(mortal: RunningStack) -> None:
     triton = mortal.stack.services[1]
-    async with _gateway(mortal, RoutingSettings()) as gateway:
-        unbroken = await _samples(gateway, asyncio.Event())
-        has_begun = asyncio.Event()
-        speaking = asyncio.create_task(_samples(gateway, has_begun))
-        await has_begun.wait()
+    async with _gateway(mortal, RoutingSettings()) as gateway, _speaking_as_if_unbroken(gateway):
         await asyncio.to_thread(_kill, triton)
         await asyncio.to_thread(_start_again, mortal.stack, triton)
-        heard = await speaking
-    _assert_same(heard, unbroken)
 
 
-def _assert_same(heard: FloatArray, unbroken: FloatArray) -> None:
+@asynccontextmanager
+async def _speaking_as_if_unbroken(gateway: Host) -> AsyncIterator[None]:
+    """Have something happen while a text is spoken; all is heard that is heard when nothing happens."""
+    unbroken, has_begun = await _samples(gateway, asyncio.Event()), asyncio.Event()
+    speaking = asyncio.create_task(_samples(gateway, has_begun))
+    await has_begun.wait()
+    yield
+    heard = await speaking
     assert len(heard) == len(unbroken)
     noise = np.mean((heard - unbroken) ** 2)
     assert noise == 0 or 10 * np.log10(np.mean(unbroken**2) / noise) >= SAME_AUDIO_DB
@@ -147,15 +148,11 @@ def _assert_same(heard: FloatArray, unbroken: FloatArray) -> None:
 
 async def test_a_stream_goes_on_at_its_sample_after_its_only_model_process_stood_still(mortal: RunningStack) -> None:
     triton = mortal.stack.services[1]
-    async with _gateway(mortal, RoutingSettings(restart_wait_s=READY_S)) as gateway:
-        unbroken = await _samples(gateway, asyncio.Event())
-        has_begun = asyncio.Event()
-        speaking = asyncio.create_task(_samples(gateway, has_begun))
-        await has_begun.wait()
+    routing = RoutingSettings(restart_wait_s=READY_S)
+    async with _gateway(mortal, routing) as gateway, _speaking_as_if_unbroken(gateway):
         await stop_and_continue(await asyncio.to_thread(_model_processes, triton.pid), STANDSTILL_S)
         if await asyncio.to_thread(_ends, triton, STANDSTILL_S):  # Triton may go on, or abort
             await asyncio.to_thread(_start_again, mortal.stack, triton)
-        _assert_same(await speaking, unbroken)
 
 
 def _model_processes(launcher: int) -> list[int]:

@@ -35,19 +35,7 @@ def test_only_failures_in_a_row_eject() -> None:
     assert (health.failures_total, health.ejections_total) == (5, 1)
 
 
-def test_an_ejected_replica_comes_back_with_the_first_probe_after_its_pause() -> None:
-    clock = ManualClock()
-    health = _ready(clock)
-    _fail(health, 3)
-    clock.seconds = 0.9
-    health.answered_probe()
-    assert health.state is ReplicaState.EJECTED
-    clock.seconds = 1.0
-    health.answered_probe()
-    assert health.state is ReplicaState.READY
-
-
-def test_the_pause_doubles_up_to_its_bound_until_work_goes_well() -> None:
+def test_the_first_probe_after_a_pause_that_doubles_up_to_its_bound_brings_a_replica_back() -> None:
     clock = ManualClock()
     health = _ready(clock)
     for pause_s in (1.0, 2.0, 3.0, 3.0):
