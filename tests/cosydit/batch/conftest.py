@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cosydit.batch.fake_llm import FakeLLM
+from tests.cosydit.batch.fake_llm import FakeLLM, running_llm
 from tests.workers import random_checkpoint
 
 
@@ -18,5 +18,5 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def llm() -> Iterator[FakeLLM]:
-    with FakeLLM() as server:
+    with running_llm() as server:
         yield server
