@@ -93,19 +93,25 @@ def open_stream(engine: Token2WavEngine, seed: int = 0, priority: int = 10) -> s
     return engine.open_stream(voice_id, StreamOptions(seed=seed, priority=priority))
 
 
-def tokens_of(count: int, seed: int) -> tuple[int, ...]:
+def tokens_of(count: int, seed: int = 3) -> tuple[int, ...]:
     drawn = np.random.default_rng(seed).integers(0, POISON, count)
     return tuple(int(token) for token in drawn)
 
 
+def push(engine: Token2WavEngine, stream_id: str, tokens: tuple[int, ...], hops: list[int]) -> None:
+    """Push chunks that speak `hops` tokens, and the rest as the last one."""
+    start = 0
+    for index, hop in enumerate(hops):
+        engine.add_chunk(TokenChunk(stream_id, index, tokens[start : start + hop + 3], False))
+        start += hop
+    engine.add_chunk(TokenChunk(stream_id, len(hops), tokens[start:], True))
+
+
 def push_all(engine: Token2WavEngine, stream_id: str, tokens: tuple[int, ...], hop: int) -> int:
     """Push every window of an equal-hop schedule; returns their number."""
-    index = start = 0
-    while start + hop + 3 <= len(tokens):
-        engine.add_chunk(TokenChunk(stream_id, index, tokens[start : start + hop + 3], False))
-        index, start = index + 1, start + hop
-    engine.add_chunk(TokenChunk(stream_id, index, tokens[start:], True))
-    return index + 1
+    hops = [hop] * ((len(tokens) - 3) // hop)
+    push(engine, stream_id, tokens, hops)
+    return len(hops) + 1
 
 
 def drain(engine: Token2WavEngine) -> list[ChunkResult]:

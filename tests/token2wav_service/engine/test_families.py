@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.token2wav_service.engine.factory import MODEL_VERSION, SeededExtractor, make_prompt
+from tests.token2wav_service.engine.factory import MODEL_VERSION, SeededExtractor, make_prompt, push, tokens_of
 from tests.token2wav_service.streaming.family_factory import BLOCK, COSYVOICE, make_block_flow, make_causal_hift
-from tests.token2wav_service.streaming.flow_factory import VOCAB, make_hift
+from tests.token2wav_service.streaming.flow_factory import make_hift
 from tests.virtual_time import ManualClock
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy, Token2WavConfig
@@ -23,7 +23,7 @@ from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamV
 from token2wav_service.models.vocoder.hift import fold_weight_norm
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.runtime.torch_runner import ModelRunner
-from token2wav_service.types import AudioChunk, FloatArray, StreamOptions, TokenChunk
+from token2wav_service.types import AudioChunk, FloatArray, StreamOptions
 
 SPEAKER_DIMENSIONS = 192
 SAMPLES_PER_TOKEN = 960
@@ -75,15 +75,6 @@ def open_stream(engine: Token2WavEngine, seed: int, prompt_tokens: int = 27) -> 
     return engine.open_stream(voice.voice_id, StreamOptions(seed=seed))
 
 
-def push(engine: Token2WavEngine, stream_id: str, tokens: tuple[int, ...], hops: list[int]) -> None:
-    """Push chunks that speak `hops` tokens, and the rest as the last one."""
-    start = 0
-    for index, hop in enumerate(hops):
-        engine.add_chunk(TokenChunk(stream_id, index, tokens[start : start + hop + 3], False))
-        start += hop
-    engine.add_chunk(TokenChunk(stream_id, len(hops), tokens[start:], True))
-
-
 def run(engine: Token2WavEngine) -> dict[str, list[FloatArray]]:
     """Step until nothing is left; returns every stream's chunks."""
     heard: dict[str, list[FloatArray]] = {}
@@ -99,10 +90,6 @@ def speak(engine: Token2WavEngine, tokens: tuple[int, ...], hops: list[int], see
     stream_id = open_stream(engine, seed)
     push(engine, stream_id, tokens, hops)
     return run(engine)[stream_id]
-
-
-def tokens_of(count: int, seed: int = 3) -> tuple[int, ...]:
-    return tuple(int(token) for token in np.random.default_rng(seed).integers(0, VOCAB, count))
 
 
 @pytest.mark.parametrize("family", COSYVOICE)

@@ -18,9 +18,11 @@ from tests.token2wav_service.engine.factory import (
     ManualClock,
     SeededExtractor,
     make_prompt,
+    push,
     run_step,
+    tokens_of,
 )
-from tests.token2wav_service.engine.test_families import MelVocoder, WideExtractor, open_stream, push, run, tokens_of
+from tests.token2wav_service.engine.test_families import MelVocoder, WideExtractor, open_stream, run
 from tests.token2wav_service.runtime.plain_convolution import convolve
 from tests.token2wav_service.streaming.family_factory import COSYVOICE, make_block_flow, make_causal_hift
 from tests.token2wav_service.streaming.flow_factory import make_flow, make_hift
