@@ -16,7 +16,8 @@ import soundfile
 
 from cosydit.stack.process import answers_ok, read_json
 from tests import ROOT
-from tests.cosydit.stack.test_stop import SHORT_S, is_alive, running
+from tests.cosydit.stack.test_stop import SHORT_S, is_running, running
+from tests.workers import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -49,13 +50,13 @@ def test_serve_brings_a_killed_service_back(tmp_path: Path) -> None:
     with running("serve", tmp_path, SHORT_S, "speak:") as started:
         for pid in started.services:
             os.killpg(pid, signal.SIGKILL)
-        started.until(lambda: len(re.findall(r"is ready again \(pid \d+\)", started.output)) == 3)
+        wait_until(lambda: started.output.count("is ready again (pid ") == 3, "the return of all services")
         new = [int(pid) for pid in re.findall(r"is ready again \(pid (\d+)\)", started.output)]
-        assert all(is_alive(pid) for pid in new) and not set(new) & set(started.services)
+        assert all(is_running(pid) for pid in new) and not set(new) & set(started.services)
         assert started.process.poll() is None
         started.process.send_signal(signal.SIGTERM)
         started.end()
-        assert not any(is_alive(pid) for pid in new)
+        assert not any(is_running(pid) for pid in new)
 
 
 # Row 14: probes of readiness
