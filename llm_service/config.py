@@ -49,12 +49,7 @@ class LLMSetting(Setting):
 
 
 SETTINGS = (
-    LLMSetting(
-        "model_dir",
-        "directory of the checkpoint in Hugging Face layout",
-        PATH,
-        in_serve=False,
-    ),
+    LLMSetting("model_dir", "directory of the checkpoint in Hugging Face layout", PATH, in_serve=False),
     LLMSetting("tokenizer_dir", "directory of the tokenizer (default: model_dir)", PATH, in_serve=False),
     LLMSetting("host", f"address to listen on (default {LOOPBACK_HOST})", TEXT, in_serve=False),
     LLMSetting("port", "HTTP port; with embedded 0 takes any free one", PORT, "8000"),

@@ -14,8 +14,6 @@ Token2WavError
  +- StreamAbortedError
  +- CheckpointError
  +- MemoryBudgetError
-
-
  +- ProgramCaptureError
  +- ExportError
  +- TensorRTError

@@ -156,25 +156,23 @@ def add_norm(
     )  # fmt: skip
 
 
-def product_parts(a: Tensor, weight: Tensor, room: Tensor, tile: Tile | None = None) -> Parts:
+def product_parts(a: Tensor, weight: Tensor, room: Tensor) -> Parts:
     """Return a @ weight.T in parts.
 
     Args:
         a: [R, K].
         weight: [N, K].
         room: flat float32 of at least MAX_PARTS * R * N.
-        tile: for measurements; by default what suits the sizes.
     """
     rows, columns = a.shape[0], weight.shape[0]
-    tile = tile or _tile(a, weight)
     splits = parts_of(a.shape[1])
-    _product(a, weight, None, room, PARTS, splits, tile)
+    _product(a, weight, None, room, PARTS, splits, _tile(a, weight))
     return Parts(room, splits, rows * columns)
 
 
-def silu_product(a: Tensor, gate_up: Tensor, out: Tensor, tile: Tile | None = None) -> None:
+def silu_product(a: Tensor, gate_up: Tensor, out: Tensor) -> None:
     """out [R, F] = silu(a @ gate.T) * (a @ up.T), gate and up rows of `gate_up` [2F, K] in turn."""
-    _product(a, gate_up, None, out, SILU, 1, tile or _tile(a, gate_up))
+    _product(a, gate_up, None, out, SILU, 1, _tile(a, gate_up))
 
 
 def logits(a: Tensor, head: Tensor, bias: Tensor, out: Tensor, tile: Tile | None = None) -> None:
