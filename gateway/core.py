@@ -201,7 +201,7 @@ def _forget(of_callers: Counter[str], caller: str, unspoken: list[int]) -> None:
 class UnspokenText:
     """Counts the text that a session has accepted and not spoken yet; all sessions of one caller share a limit."""
 
-    def __init__(self, limit: int | None = None, of_callers: Counter[str] | None = None, caller: str = "") -> None:
+    def __init__(self, limit: int | None, of_callers: Counter[str], caller: str) -> None:
         """Begin without text.
 
         Args:
@@ -210,8 +210,7 @@ class UnspokenText:
         """
         self._limit = limit
         self._own = [0]
-        self._of_callers = Counter[str]() if of_callers is None else of_callers
-        self._caller = caller
+        self._of_callers, self._caller = of_callers, caller
         finalize(self, _forget, self._of_callers, caller, self._own).atexit = False
 
     @property

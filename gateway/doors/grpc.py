@@ -27,7 +27,6 @@ from riva.proto import riva_tts_pb2, riva_tts_pb2_grpc
 from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
 
 from gateway.access.access import Access
-from gateway.access.caller import CallerLimits
 from gateway.access.connections import WireLimits
 from gateway.access.grpc_access import MAX_OPEN_CALLS, MAX_WATCHES, GrpcAccess
 from gateway.access.settings import TlsFiles
@@ -83,25 +82,22 @@ class GrpcSettings:
 
 
 @asynccontextmanager
-async def serving_grpc(
-    host: Host, settings: GrpcSettings, access: Access | None = None, telemetry: Telemetry | None = None
-) -> AsyncIterator[int]:
+async def serving_grpc(host: Host, settings: GrpcSettings, access: Access, telemetry: Telemetry) -> AsyncIterator[int]:
     """Serve until the context is left, and yield the port.
 
     Args:
         host: the gateway behind the door; its owner closes it.
-        access: decides who may come in, and bounds connections and what they send; None: anyone.
+        access: decides who may come in, and bounds connections and what they send.
 
     Raises:
         ConfigError: another program listens on the port.
     """
-    access = access or Access(None, CallerLimits(), host.clock)
     bound = open_port(settings.host, settings.port, "--grpc-port", is_shared=settings.shares_port)
     port, listeners = port_of(bound), access.connections.listen(bound, "gRPC")
     max_string_bytes = max(_MIN_STRING_BYTES, _LONGEST_CHARACTER_BYTES * host.pipeline.settings.max_text_characters)
     limits = access.connections.limits
     admitting = GrpcAccess(access, limits.max_connections, limits.body_timeout_s)
-    interceptor = CallInterceptor(telemetry or Telemetry(host.clock), admitting, max_string_bytes)
+    interceptor = CallInterceptor(telemetry, admitting, max_string_bytes)
     server, health = _make_server(host, limits, interceptor)
     with TemporaryDirectory(prefix="cosydit-grpc-") as folder:
         server.add_insecure_port(f"unix:{folder}/{SERVER_NAME}")

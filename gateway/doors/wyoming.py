@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gateway.access.access import Access
-from gateway.access.caller import NOBODY, CallerLimits, calling
+from gateway.access.caller import NOBODY, calling
 from gateway.dialects.wyoming.connection import WyomingConnection, describe
 from gateway.dialects.wyoming.settings import WYOMING_OPTION, WyomingSettings
 from gateway.dialects.wyoming.wire import EventReader, EventStream
@@ -38,7 +38,7 @@ _RETRY_S = 1.0
 
 @asynccontextmanager
 async def serving_wyoming(
-    host: Host, settings: WyomingSettings, access: Access | None = None, telemetry: Telemetry | None = None
+    host: Host, settings: WyomingSettings, access: Access, telemetry: Telemetry
 ) -> AsyncIterator[int | None]:
     """Serve until the context is left, and yield the port; None: the door stays shut, and the log says why.
 
@@ -46,7 +46,6 @@ async def serving_wyoming(
 
     Args:
         host: the gateway behind the door; its owner closes it.
-        access: knows callers' limits; None: there are none.
 
     Raises:
         ConfigError: another program listens on the port.
@@ -65,8 +64,7 @@ async def serving_wyoming(
         yield None
         return
     port = port_of(bound)
-    access = access or Access(None, CallerLimits(), host.clock)
-    door = _Door(host, settings, access, telemetry or Telemetry(host.clock))
+    door = _Door(host, settings, access, telemetry)
     loop = asyncio.get_running_loop()
     servers = [
         await loop.create_server(door.protocol, sock=each, backlog=ACCEPTED_AT_ONCE)

@@ -109,15 +109,14 @@ def _open_tempo(rate: float) -> TempoChanger:
 class PauseWeaver:
     """Goes along with the audio of one stream; speech without pauses passes through untouched but for its beginning."""
 
-    def __init__(self, result: SpeechResult, leading_silence: LeadingSilence | None = None) -> None:
+    def __init__(self, result: SpeechResult, leading_silence: LeadingSilence) -> None:
         """Begin before the first sample.
 
         Args:
             result: the stream's; its spans tell where pauses are, and grow meanwhile.
-            leading_silence: cuts the silence before the first sound; None: it stays.
         """
         self._result = result
-        self._leading_silence = leading_silence or LeadingSilence(None)
+        self._leading_silence = leading_silence
         self._manners: MannerChanger | None = None
         """Begun with the first segment that asks for a manner."""
         self._made = 0

@@ -15,10 +15,13 @@ from starlette.routing import BaseRoute
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 from websockets.asyncio.client import connect
 
+from gateway.access.access import Access
+from gateway.access.caller import CallerLimits
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
 from gateway.dialects.speech_ws import socket as speech_ws
 from gateway.doors.grpc import GrpcSettings, serving_grpc
 from gateway.host import Host
+from gateway.telemetry.telemetry import Telemetry
 from lab.load.dialects import TEXT, VOICE, Dialect, Request, serving
 
 CONTEXT = "one"
@@ -35,7 +38,9 @@ _riva_stub: Call = riva_tts_pb2_grpc.RivaSpeechSynthesisStub
 @asynccontextmanager
 async def _serve_grpc(call: Call, host: Host) -> AsyncIterator[Request]:
     async with (
-        serving_grpc(host, GrpcSettings(port=0)) as port,
+        serving_grpc(
+            host, GrpcSettings(port=0), Access(None, CallerLimits(), host.clock), Telemetry(host.clock)
+        ) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
 

@@ -96,15 +96,17 @@ async def opened_door(
     registry = VoiceRegistry(
         token2wav, voices, store=store, aliases=VoiceAliases(), viewer=lambda: Viewer(access.key_of_call())
     )
-    observer = telemetry.observer if telemetry is not None else None
-    pipeline = Speaker(llm, token2wav, registry, None, clock, front_end=front_end, access=access, observer=observer)
+    telemetry = telemetry or Telemetry(clock)
+    pipeline = Speaker(
+        llm, token2wav, registry, None, clock, front_end=front_end, access=access, observer=telemetry.observer
+    )
     readiness = Readiness(pipeline, llm, token2wav, "default")
     with ThreadPoolExecutor(2) as executor:
         host = make_host(pipeline, registry, executor, readiness=readiness, clock=clock, lexicons=lexicons)
         app = app_of(host, *_routes())
         async with (
             _serving_http(app, access, settings, telemetry) as port,
-            serving_wyoming(host, WyomingSettings(port=0), access) as wyoming_port,
+            serving_wyoming(host, WyomingSettings(port=0), access, telemetry) as wyoming_port,
             serving_grpc(host, GrpcSettings(port=0, tls=settings.tls), access, telemetry) as grpc_port,
             _channel(grpc_port, settings.tls) as channel,
             httpx.AsyncClient(base_url=_url(port, settings.tls), timeout=5, trust_env=False, verify=_trust()) as http,

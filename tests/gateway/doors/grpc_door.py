@@ -14,10 +14,12 @@ from riva.proto import riva_tts_pb2_grpc
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 
 from gateway.access.access import Access
+from gateway.access.caller import CallerLimits
 from gateway.doors.grpc import GrpcSettings, serving_grpc
 from gateway.host import HostLimits
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.speaker import Speaker
+from gateway.telemetry.telemetry import Telemetry
 from gateway.text import TextFrontEnd
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock, SystemClock
@@ -57,12 +59,13 @@ async def opened_grpc(
 ) -> AsyncIterator[Door]:
     """Start the door and stop it again; nothing may be left running behind it."""
     clock = clock or SystemClock()
+    access = access or Access(None, CallerLimits(), clock)
     registry = VoiceRegistry(token2wav, voices)
     pipeline = Speaker(llm, token2wav, registry, clock=clock, front_end=front_end)
     readiness = Readiness(pipeline, llm, token2wav, "default", retry_s=0.01)
     with ThreadPoolExecutor(1) as executor:
         host = make_host(pipeline, registry, executor, readiness=readiness, clock=clock, limits=limits)
-        async with serving_grpc(host, settings, access) as port:
+        async with serving_grpc(host, settings, access, Telemetry(clock)) as port:
             address = f"127.0.0.1:{port}"
             async with grpc.aio.insecure_channel(address) as channel:
                 door = Door(llm, token2wav, address, channel, readiness)

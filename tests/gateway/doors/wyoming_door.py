@@ -13,6 +13,7 @@ from wyoming.error import Error
 from wyoming.event import Event, Eventable
 
 from gateway.access.access import Access
+from gateway.access.caller import CallerLimits
 from gateway.dialects.wyoming.settings import WyomingSettings
 from gateway.doors.wyoming import serving_wyoming
 from gateway.host import HostLimits
@@ -51,8 +52,8 @@ async def opened_wyoming(
 ) -> AsyncIterator[Door]:
     """Start the door and stop it again; nothing may be left running behind it."""
     registry = VoiceRegistry(token2wav, voices)
-    observer = telemetry.observer if telemetry is not None else None
-    parts = {"front_end": front_end, "access": access, "observer": observer}
+    access, telemetry = access or Access(None, CallerLimits(), SystemClock()), telemetry or Telemetry(SystemClock())
+    parts = {"front_end": front_end, "access": access, "observer": telemetry.observer}
     pipeline = Speaker(llm, token2wav, registry, clock=SystemClock(), **parts)
     host = make_host(pipeline, registry, clock=SystemClock(), limits=limits)
     async with serving_wyoming(host, settings, access, telemetry) as port:
