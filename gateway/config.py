@@ -20,7 +20,7 @@ from gateway.llm.client import LLMDeadlines
 from gateway.routing.discovery import places_of
 from gateway.routing.fleet import LLM, TOKEN2WAV
 from gateway.routing.replica import RoutingSettings
-from gateway.settings import AUTO, GATEWAY
+from gateway.settings import AUTO, GATEWAY, KEEP
 from gateway.speech.guard import GuardMode
 from gateway.speech.pauses import DEFAULT_KEPT_S
 from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS
@@ -170,7 +170,7 @@ def gateway_config(given: Given, environment: Mapping[str, str]) -> GatewayConfi
         llm_backend=LLMBackend(args.llm_backend),
         llm_sampling_probe=ProbeMode(args.llm_sampling_probe) if args.llm_sampling_probe else None,
         token2wav_url=",".join(args.token2wav_url or [GatewayConfig.token2wav_url]),
-        leading_silence_s=args.leading_silence_ms,
+        leading_silence_s=None if args.leading_silence_ms == KEEP else args.leading_silence_ms / 1000,
         speech_guard=GuardMode(args.speech_guard),
         refuses_foreign=args.undeclared_language == _REFUSE,
         refuses_styles=args.unsupported_style == _REFUSE,

@@ -11,25 +11,20 @@ from servicekit.tracing import ENDPOINT_VARIABLE
 AUTO = "auto"
 KEEP = "keep"
 MAX_PROCESSES = 64
-_MS = 1000.0
 _ADDRESSES = "several by commas or by repeating the option; dns:HOST:PORT"
 _EACH_CALLER = "for a key, or for an address without keys"
 
 
-def _leading_silence(text: str) -> float | None:
-    if text == KEEP:
-        return None
-    try:
-        return float(number(0, _MS).read(text)) / _MS  # type: ignore[arg-type]
-    except ValueError:
-        raise ValueError(f"expected 0 to {_MS:g}, or {KEEP}") from None
+def _or(word: str, kind: Kind, shown: str) -> Kind:
+    """Return a kind of values instead of which a word may stand."""
 
+    def read(text: str) -> object:
+        try:
+            return text if text == word else kind.read(text)
+        except ValueError as error:
+            raise ValueError(f"{error}, or {word}") from None
 
-def _processes(text: str) -> str | int:
-    try:
-        return AUTO if text == AUTO else int(str(whole(1, MAX_PROCESSES).read(text)))
-    except ValueError:
-        raise ValueError(f"expected 1 to {MAX_PROCESSES}, or {AUTO}") from None
+    return Kind(read, shown)
 
 
 def _own(name: str, meaning: str, kind: Kind, default: str | None = None, **more: Any) -> Setting:
@@ -63,7 +58,7 @@ _DOORS = (
     Setting(
         "processes",
         "processes that serve the ports together; auto: 1 on fewer than 8 cores, else a quarter of them, at most 4",
-        Kind(_processes, "N"),
+        _or(AUTO, whole(1, MAX_PROCESSES), "N"),
         "1",
         alias="--gateway-processes",
     ),
@@ -117,7 +112,7 @@ _TEXTS = (
     Setting(
         "leading_silence_ms",
         "most milliseconds of silence before speech; keep: all",
-        Kind(_leading_silence, "MS"),
+        _or(KEEP, number(0, 1000), "MS"),
         "20",
     ),
     Setting("speech_guard", "action if speech leaves its text; mend: say it anew", one_of("off", "mend"), "mend"),

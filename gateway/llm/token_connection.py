@@ -12,6 +12,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -39,19 +40,19 @@ class AnswerFailedError(Exception):
         self.code, self.details = code, details or ""
 
 
+@dataclass(eq=False)
 class TokenAnswer:
     """One answer under way."""
 
-    def __init__(self, number: int, connection: TokenConnection) -> None:
-        self.number = number
-        self.connection = connection
-        self.has_begun = False
-        self._ids: list[int] = []
-        self._fills: list[int] = []
-        self._reason: str | None = None
-        self._error: Exception | None = None
-        self._least = 1
-        self._waiter: asyncio.Future[None] | None = None
+    number: int
+    connection: TokenConnection
+    has_begun: bool = False
+    _ids: list[int] = field(default_factory=list)
+    _fills: list[int] = field(default_factory=list)
+    _reason: str | None = None
+    _error: Exception | None = None
+    _least: int = 1
+    _waiter: asyncio.Future[None] | None = None
 
     def has_news(self, least: int = 1) -> bool:
         """Tell whether `read` returns or raises at once."""

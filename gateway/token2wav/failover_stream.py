@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray
@@ -34,17 +35,17 @@ _REPLAYED_AT_ONCE = 3
 """Chunks on their way in a replay: one runs, one waits, one travels."""
 
 
+@dataclass(eq=False)
 class _ReplicaStream:
     """The stream at one replica."""
 
-    def __init__(self, lease: StreamLease, samples_to_drop: int) -> None:
-        self.lease = lease
-        self.samples_to_drop = samples_to_drop
-        self.sent = 0
-        self.answered = 0
-        self.error: GatewayError | None = None
-        self.progress = asyncio.Event()
-        """Set when an answer came or the replica was lost."""
+    lease: StreamLease
+    samples_to_drop: int
+    sent: int = 0
+    answered: int = 0
+    error: GatewayError | None = None
+    progress: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when an answer came or the replica was lost."""
 
 
 class FailoverStream:
