@@ -13,6 +13,7 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import aiohttp
@@ -32,12 +33,7 @@ T = TypeVar("T")
 KEEPALIVE_EXPIRY_S = 4.0
 """Seconds that an idle connection is kept: less than the 5 s of trtllm-serve."""
 _EXCERPT_BYTES = 300
-_HTTP_OK = 200
-_HTTP_BAD_REQUEST = 400
 _PLAIN = ("text/plain", "text/html")
-_HTTP_TOO_MANY = 429
-_HTTP_SERVER_ERROR = 500
-_HTTP_UNAVAILABLE = 503
 _STALE_CONNECTION = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
 
 
@@ -110,7 +106,7 @@ class SpeechLMClient:
             raise self._unconnected(error) from error
         except aiohttp.ClientError as error:
             raise self._unreachable(error) from error
-        return LoadReport(is_draining=response.status != _HTTP_OK, slots=self._slots)
+        return LoadReport(is_draining=response.status != HTTPStatus.OK, slots=self._slots)
 
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
         """Yield the speech tokens of one text; see `SpeechLM.generate`.
@@ -218,16 +214,16 @@ class SpeechLMClient:
 
     async def _check_status(self, response: aiohttp.ClientResponse, ends_at: float) -> None:
         status = response.status
-        if status == _HTTP_OK:
+        if status == HTTPStatus.OK:
             return
         body = await self._within(_excerpt(response), self._deadlines.between_tokens_s, ends_at)
         got = f"LLM at {self._base_url} answered {status}: {body}"
-        if status in (_HTTP_TOO_MANY, _HTTP_UNAVAILABLE):
+        if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
             retry_s = _seconds(response.headers.get("retry-after", ""))
             raise errors.LLMBusyError(f"{got}; it is overloaded or starting: try again later", retry_after_s=retry_s)
-        if status >= _HTTP_SERVER_ERROR:
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise errors.LLMFailedError(f"{got}; see the LLM service's log")
-        if status == _HTTP_BAD_REQUEST and response.content_type in _PLAIN:
+        if status == HTTPStatus.BAD_REQUEST and response.content_type in _PLAIN:
             # NOTE: the backends refuse in JSON; this is an HTTP server that could not read what came over the wire.
             raise self._interrupted(f"its HTTP server answered {status}: {body}")
         backend = self._wire.backend.value

@@ -15,7 +15,7 @@ from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.length import longest_speech
 from llm_service.config import LLMBackend
-from llm_service.errors import EmptyTextError, PromptError, PromptTooLongError
+from llm_service.errors import PromptError, PromptTooLongError
 from llm_service.prompt import (
     GenerationBounds,
     InterleavedSpeechPrompt,
@@ -127,8 +127,6 @@ class LLMWire:
             texts = (utterance.reference_text, utterance.text)
             prompt = build_prompt(self._encoder.encode, *texts, heard, self._vocabulary, utterance.instruction)
             bounds = self._bounds(prompt.target_text_tokens, utterance)
-        except EmptyTextError as error:
-            raise errors.InvalidTextError(str(error), param="input") from error
         except PromptTooLongError as error:
             raise errors.TextTooLongError(str(error), param="input") from error
         except PromptError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
+from http import HTTPStatus
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -16,7 +17,6 @@ from gateway.speech.guard import Trouble
 from gateway.speech.request import GuardOutcome
 from gateway.telemetry.call import DIALECTS
 
-_HTTP_TOO_MANY = 429
 _LEFT = (asyncio.CancelledError, GeneratorExit)
 
 
@@ -45,7 +45,7 @@ def outcome_of(error: BaseException | None) -> Outcome:
 
 def outcome_of_status(status: int) -> Outcome:
     """Return the outcome that an HTTP error status counts as."""
-    if status == _HTTP_TOO_MANY:
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
         return Outcome.REFUSED
     return Outcome.FAILED if status >= HTTP_SERVER_ERROR else Outcome.INVALID
 
