@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import grpc
 from google.protobuf.descriptor import FileDescriptor
@@ -56,12 +57,8 @@ _PING_TIMEOUT_MS = 10_000
 _SERVICES = (tts_grpc.SERVICE_NAME, riva_grpc.SERVICE_NAME)
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 # The stubs have no types.
-_add_tts: Callable[[tts_grpc.TextToSpeechServicer, grpc.aio.Server], None] = (
-    tts_service_pb2_grpc.add_TextToSpeechServiceServicer_to_server
-)
-_add_riva: Callable[[riva_grpc.RivaServicer, grpc.aio.Server], None] = (
-    riva_tts_pb2_grpc.add_RivaSpeechSynthesisServicer_to_server
-)
+_add_tts: Any = tts_service_pb2_grpc.add_TextToSpeechServiceServicer_to_server
+_add_riva: Any = riva_tts_pb2_grpc.add_RivaSpeechSynthesisServicer_to_server
 
 
 @dataclass(frozen=True)
