@@ -111,12 +111,8 @@ OPERATOR = Viewer(key="", sees_all=True)
 _VOICES = TypeAdapter(StoredVoice)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """A file as it was read, and what tells whether it is still that file."""
-
-    stamp: tuple[int, int, int]
-    voice: StoredVoice | None
+_Seen = tuple[tuple[int, int, int], StoredVoice | None]
+"""What tells whether a file is still the one that was read, and its voice; None: it holds none of ours."""
 
 
 class VoiceDirectory:
@@ -150,7 +146,7 @@ class VoiceDirectory:
             VoiceStoreError: the directory can't be read.
         """
         self._refresh()
-        found = [seen.voice for seen in self._seen.values() if seen.voice is not None]
+        found = [voice for _, voice in self._seen.values() if voice is not None]
         return sorted(found, key=lambda voice: (voice.created_at, voice.id))
 
     def find(self, name: str, viewer: Viewer = EVERYBODY) -> StoredVoice | None:
@@ -160,9 +156,9 @@ class VoiceDirectory:
             VoiceStoreError: the directory can't be read.
         """
         self._refresh()
-        seen = self._seen.get(name)
-        if seen is not None:
-            return seen.voice if seen.voice is not None and viewer.sees(seen.voice) else None
+        if name in self._seen:
+            seen = self._seen[name][1]
+            return seen if seen is not None and viewer.sees(seen) else None
         known = [voice for voice in self._by_name.get(name, ()) if viewer.knows_by_name(voice)]
         return min(known, key=lambda voice: not viewer.owns(voice), default=None)
 
@@ -247,7 +243,7 @@ class VoiceDirectory:
         with os.scandir(self._path) as entries:
             files = [entry for entry in entries if _id_of(entry) is not None]
         self._seen = dict(filter(None, map(self._look, files)))
-        found = [seen.voice for seen in self._seen.values() if seen.voice is not None]
+        found = [voice for _, voice in self._seen.values() if voice is not None]
         self._by_name = {}
         for voice in sorted(found, key=lambda voice: (voice.created_at, voice.id)):
             self._by_name.setdefault(voice.name, []).append(voice)
@@ -261,9 +257,9 @@ class VoiceDirectory:
             return None
         stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
         known = self._seen.get(voice_id)
-        if known is not None and known.stamp == stamp:
+        if known is not None and known[0] == stamp:
             return voice_id, known
-        return voice_id, _Seen(stamp, _read_note(Path(entry.path), voice_id))
+        return voice_id, (stamp, _read_note(Path(entry.path), voice_id))
 
     def _remove_leftovers(self) -> None:
         for path in self._path.glob(f".*{PART_SUFFIX}"):

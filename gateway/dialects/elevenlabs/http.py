@@ -165,7 +165,9 @@ def _speaking(make: Make, media_type: str | None = None) -> Callable[[Request], 
         try:
             wanted = await read_body(request, host.limits.max_body_bytes, "text", parse)
         except ValidationError as error:
-            return _unprocessable(error)
+            problems = error.errors(include_url=False, include_context=False, include_input=False)
+            detail = [{"loc": ["body", *each["loc"]], "msg": each["msg"], "type": each["type"]} for each in problems]
+            return JSONResponse({"detail": detail}, _UNPROCESSABLE)
         speech, name = wanted.speech, wanted.speech.request_id
         request.scope["request_id"] = name
         kind = media_type or wanted.output.audio_format.media_type
@@ -196,12 +198,6 @@ def read_speech(raw: bytes, query: Mapping[str, str], voice: str) -> ElevenLabsS
         text_options=replace(options.text_options, lexicons=locators_of(body.pronunciation_dictionary_locators)),
     )
     return ElevenLabsSpeech(speech, options.output, speed_of(body.voice_settings))
-
-
-def _unprocessable(error: ValidationError) -> Response:
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    detail = [{"loc": ["body", *each["loc"]], "msg": each["msg"], "type": each["type"]} for each in problems]
-    return JSONResponse({"detail": detail}, _UNPROCESSABLE)
 
 
 def _a_speech(voice: VoiceName, query: Annotated[SpeechQuery, Query()], body: ElevenLabsSpeechBody) -> None: ...

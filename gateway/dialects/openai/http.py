@@ -151,8 +151,10 @@ async def audio_events(host: Host, wanted: OpenAISpeech, result: SpeechResult) -
             async for piece in pieces:
                 usage.count_text()
                 # One write for all: a client that separates chunks by time would see several in single events.
-                if deltas := [_event({"type": "speech.audio.delta", "audio": delta}) for delta in _deltas(piece)]:
-                    yield b"".join(deltas)
+                parts = (piece[at : at + _MAX_DELTA_BYTES] for at in range(0, len(piece), _MAX_DELTA_BYTES))
+                deltas = (base64.b64encode(part).decode() for part in parts)
+                if piece:
+                    yield b"".join(_event({"type": "speech.audio.delta", "audio": delta}) for delta in deltas)
                     is_started = True
                 if words and is_started:
                     yield _event({"type": "speech.audio.words", "words": [word.told(wanted.speed) for word in words]})
@@ -196,11 +198,6 @@ def _pieces(chunk: AudioChunk, is_whole: bool) -> Iterator[FloatArray]:
     for samples in (chunk.samples[:head_samples], chunk.samples[head_samples:]):
         if len(samples):
             yield samples
-
-
-def _deltas(audio: bytes) -> Iterator[str]:
-    for at in range(0, len(audio), _MAX_DELTA_BYTES):
-        yield base64.b64encode(audio[at : at + _MAX_DELTA_BYTES]).decode("ascii")
 
 
 def _event(content: Mapping[str, Any]) -> bytes:

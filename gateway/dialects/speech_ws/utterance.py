@@ -21,7 +21,7 @@ from gateway.core import FloatArray
 from gateway.delivery import Delivery, Pacer
 from gateway.dialects.json_socket import Interruptible, JsonSocket
 from gateway.dialects.speech_ws.sentence_audio import Sentence, SentenceCutter
-from gateway.dialects.speech_ws.wire import ConfigFields, Granularity, error_message
+from gateway.dialects.speech_ws.wire import SPLITS, ConfigFields, Granularity, error_message
 from gateway.errors import GatewayError, TextTooLongError
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest
@@ -51,7 +51,7 @@ class SpeakingUtterance:
             is_interleaved=config.text_mode == "interleaved",
             wants_times=config.word_timestamps,
         )
-        self._session = SpeechSession(host.pipeline, request, split=config.granularity.split)
+        self._session = SpeechSession(host.pipeline, request, split=SPLITS[config.granularity])
         self._delivery = Delivery(
             Pacer(host.clock, host.limits.run_ahead_s if config.stream_audio else math.inf), config.times_as_fast
         )

@@ -38,19 +38,15 @@ class Granularity(Enum):
     SENTENCE = "sentence"
     CLAUSE = "clause"
 
-    @property
-    def split(self) -> SplitSettings:
-        """How to cut the text."""
-        return _SPLITS[self]
-
 
 _SENTENCE = CutBounds(min_sentence=12, min_clause=200, max_length=200)
 _CLAUSE = CutBounds(min_sentence=12, min_clause=30, max_length=200)
-_SPLITS = {
+SPLITS = {
     Granularity.NONE: WHOLE_TEXT,
     Granularity.SENTENCE: SplitSettings(_SENTENCE, _SENTENCE),
     Granularity.CLAUSE: SplitSettings(_CLAUSE, _CLAUSE),
 }
+"""How to cut a text."""
 
 
 class ConfigFields(SpeechFields):
