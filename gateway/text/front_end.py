@@ -100,7 +100,8 @@ class TextFrontEnd:
         self._has_default_lexicon = lexicons is not None and bool(lexicons(TextOptions()))
         self._segment_letters = segment_letters
         self._normalizers = normalizers
-        self._guess_language = guess_language
+        self.guess_language = guess_language
+        """Returns the language that a text seems to be in, a primary subtag of BCP 47; None: it does not tell."""
         self._tags = tags or InlineTags()
         self.turns = TextTurns()
 
@@ -168,14 +169,10 @@ class TextFrontEnd:
             self._styles.check(options.style.field)
         has_lexicons = self._has_default_lexicon or options.lexicons or options.aliases
         lexicons = self._lexicons_for(options) if has_lexicons else ()
-        rules = SentencexRules(options.primary_language, self._guess_language)
+        rules = SentencexRules(options.primary_language, self.guess_language)
         splitter = IncrementalSplitter(BreakFinder(rules, self._tags), settings.capped(self._segment_letters))
         markup = None if _UNMARKED.fullmatch(whole) and not options.is_ssml else self._markup_of(options)
         return TextStream(splitter, options, self, markup, lexicons, settings.cuts_words)
-
-    def language_of(self, text: str) -> str | None:
-        """Return the language that a text seems to be in, as a primary subtag of BCP 47; None: it does not tell."""
-        return self._guess_language(text)
 
     def _markup_of(self, options: TextOptions) -> Markup | None:
         if options.is_ssml:
@@ -250,7 +247,7 @@ class TextFrontEnd:
 
     def _guessed(self, text: str, earlier_language: str | None) -> str | None:
         bare = self._tags.removed(text)
-        guess = self._guess_language(bare)
+        guess = self.guess_language(bare)
         # A few Han characters alone are Japanese among Japanese sentences.
         if (guess, earlier_language) == ("zh", "ja"):
             return earlier_language
@@ -314,11 +311,6 @@ class TextStream:
         self._language: str | None = None
         self._pauses_s = 0.0
         """Pauses asked for since the last flush."""
-
-    @property
-    def pending_characters(self) -> int:
-        """Characters received that belong to no segment yet."""
-        return self._splitter.pending_characters if self._markup is None else self._markup.pending_characters
 
     def push(self, piece: str) -> list[Segment]:
         """Take more text, of any length, and return the segments that it completes.

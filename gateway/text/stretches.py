@@ -52,16 +52,10 @@ class Markup:
         self._reader = reader
         self._stretches: deque[Stretch] = deque()
         """Stretches that were read and belong to no segment yet."""
-        self._received = self._start = 0
-
-    @property
-    def pending_characters(self) -> int:
-        """Characters received that belong to no segment yet."""
-        return self._received - self._start
+        self._start = 0
 
     def reading(self, piece: str) -> Iterator[BareText]:
         """Take more text and yield what is certain of it without markup, in small steps and in parts between breaks."""
-        self._received += len(piece)
         for stretches in self._reader.reading(piece):
             yield from self._noted(stretches)
 

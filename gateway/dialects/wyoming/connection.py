@@ -255,7 +255,7 @@ def describe(host: Host, languages: Sequence[str] = ()) -> Info:
 def _voice(host: Host, voice: NamedVoice | StoredVoice, languages: Sequence[str]) -> TtsVoice:
     profile = voice.profile if isinstance(voice, NamedVoice) else NO_PROFILE
     about = profile.description
-    own = profile.language or host.pipeline.front_end.language_of(voice.transcript)
+    own = profile.language or host.pipeline.front_end.guess_language(voice.transcript)
     return TtsVoice(
         name=voice.name,
         attribution=_ATTRIBUTION,

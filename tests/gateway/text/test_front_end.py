@@ -90,7 +90,7 @@ def test_positions_cover_the_text(pieces: list[str]) -> None:
     segments = [segment for piece in pieces for segment in stream.push(piece)] + stream.flush()
     spoken = [stream.prepare(segment) for segment in segments]
     assert "".join(one.source.text for one in spoken) == "".join(pieces)
-    assert stream.pending_characters == 0
+    assert stream.flush() == []
     assert all(source_position(one, len(one.text)) == one.source.end for one in spoken)
 
 
