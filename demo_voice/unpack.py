@@ -37,6 +37,7 @@ from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
 from servicekit.checkpoint_file import CHECKPOINT_FILE
 from servicekit.file_sums import write_sums
 from servicekit.files import writing
+from servicekit.logs import PlainError
 from token2wav_service.checkpoint.family import FLOW_WEIGHTS, HIFT_WEIGHTS, SPEAKER_ENCODER, Family
 from token2wav_service.checkpoint.make_random import write_description
 from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig, HiFTConfig
@@ -70,7 +71,7 @@ FloatArray = npt.NDArray[np.float32]
 AnyArray = npt.NDArray[np.generic]
 
 
-class BundleError(Exception):
+class BundleError(PlainError):
     """The bundle is incomplete or damaged; the message says what to do."""
 
 

@@ -10,13 +10,14 @@ from cosydit.bench.report import describe_environment
 from cosydit.bench.types import count, pair
 from cosydit.certify.check import PAGE_FILE, CheckpointCertificate, Plan, Result
 from cosydit.certify.run import all_checks, run_checks, selected
-from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError, resolve_checkpoint
+from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
 from cosydit.stack.host import find_host
 from cosydit.stack.process import stopped_by_signals
 from cosydit.stack.stack import default_work_dir
 from llm_service.speech_bounds import load_speech_bounds
 from servicekit.checkpoint_file import CheckpointFileError, find_declaration
 from servicekit.gpu_host import CPU, CUDA, DEVICES, default_device
+from servicekit.logs import PlainError
 from servicekit.settings import argument, number
 
 PASSED, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         plan = make_plan(args)
         checks = selected(all_checks(plan), args.only)
-    except (CheckpointMissingError, ValueError) as error:
+    except (PlainError, ValueError) as error:
         print(f"cosydit certify: {error}", file=sys.stderr)
         return USAGE
     if args.list:
@@ -69,7 +70,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     """Read the options.
 
     Raises:
-        CheckpointMissingError: the checkpoint is not there.
+        CheckpointMissingError, BundleError: the checkpoint is not there.
     """
     work_dir = args.work_dir or default_work_dir()
     checkpoint = resolve_checkpoint(args.checkpoint, work_dir)

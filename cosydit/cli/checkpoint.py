@@ -9,7 +9,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cosydit.stack.checkpoint.checkpoints import provide_demo_voice
 from servicekit.checkpoint_file import CheckpointDeclaration, find_declaration, write_declaration
 from servicekit.file_sums import SUMS_FILE, write_sums
 from servicekit.settings import argument, whole
@@ -95,7 +94,9 @@ def _make_random(args: argparse.Namespace) -> int:
 
 
 def _unpack_demo(args: argparse.Namespace) -> int:
-    provide_demo_voice(args.directory)
+    from demo_voice.unpack import provide
+
+    provide(args.directory)
     print(f"the demo voice lies in {args.directory}")
     return 0
 

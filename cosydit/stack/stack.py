@@ -230,24 +230,20 @@ class LocalStack:
     def stop(self) -> None:
         """Stop the gateway, then all others at the same time; none is left, whatever interrupts this."""
         try:
-            for service in self.services:
-                if service not in self._backends:
-                    service.stop()
+            for service in self.services[len(self._backends) :]:
+                service.stop()
         finally:
-            self._stop_backends()
+            with ThreadPoolExecutor(len(self._backends)) as pool:
+                try:
+                    list(pool.map(lambda service: service.stop(), self._backends))
+                except BaseException:
+                    self.kill()
+                    raise
 
     def kill(self) -> None:
         """Kill all groups now, without waiting for their end; a signal handler may call this at any time."""
         for service in self.services:
             service.kill()
-
-    def _stop_backends(self) -> None:
-        with ThreadPoolExecutor(len(self._backends)) as pool:
-            try:
-                list(pool.map(lambda service: service.stop(), self._backends))
-            except BaseException:
-                self.kill()
-                raise
 
     def __enter__(self) -> LocalStack:
         self.start()

@@ -45,11 +45,15 @@ def resolve_checkpoint(directory: Path | None, work_dir: Path) -> CheckpointLayo
     """Return the named checkpoint, or the demo voice, unpacked on first use.
 
     Raises:
-        CheckpointMissingError: the named directory lacks parts, or the demo voice can't be unpacked.
+        CheckpointMissingError: the named directory lacks parts.
+        BundleError: the demo voice can't be unpacked.
     """
     if directory is None:
+        from demo_voice.unpack import provide  # which needs torch
+
         directory = default_directory(work_dir)
-        provide_demo_voice(directory)
+        if provide(directory):
+            logger.info("unpacked the demo voice into %s", directory)
         logger.info("no checkpoint given: using the demo voice in %s", directory)
     layout = CheckpointLayout.under(directory)
     if layout.missing():
@@ -58,18 +62,3 @@ def resolve_checkpoint(directory: Path | None, work_dir: Path) -> CheckpointLayo
             f"{directory} is not a checkpoint: {names} are missing; make one with `cosydit checkpoint unpack-demo DIR`"
         )
     return layout
-
-
-def provide_demo_voice(directory: Path) -> None:
-    """Have the bundled demo voice lie in `directory`.
-
-    Raises:
-        CheckpointMissingError: the bundle is damaged, or the directory holds something else.
-    """
-    from demo_voice.unpack import BundleError, provide
-
-    try:
-        if provide(directory):
-            logger.info("unpacked the demo voice into %s", directory)
-    except BundleError as err:
-        raise CheckpointMissingError(str(err)) from err

@@ -59,7 +59,15 @@ def _import(
         return ImportReport(voice.name, problem=voice.reason)
     try:
         transcript = checked_text("transcript", _transcript(voice, decode), MAX_TRANSCRIPT_CHARACTERS)
-        stored = _stored(voice, checked_name(voice.name), transcript, consent)
+        stored = StoredVoice(
+            id=new_voice_id(),
+            name=checked_name(voice.name),
+            transcript=transcript,
+            consent=consent,
+            created_at=int(time.time()),
+            sample_hash="",
+            seconds=len(voice.prompt_tokens) / TOKEN_RATE_HZ,
+        )
         if directory.find(stored.name, OPERATOR) is not None:
             raise VoiceExistsError(f"there is a voice {stored.name!r} in the directory already", param="name")
         file = VoiceFile(version, voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
@@ -67,18 +75,6 @@ def _import(
     except GatewayError as error:
         return ImportReport(voice.name, problem=str(error))
     return ImportReport(voice.name, stored.id, note="" if transcript else _NO_TRANSCRIPT)
-
-
-def _stored(voice: OriginalVoice, name: str, transcript: str, consent: str) -> StoredVoice:
-    return StoredVoice(
-        id=new_voice_id(),
-        name=name,
-        transcript=transcript,
-        consent=consent,
-        created_at=int(time.time()),
-        sample_hash="",
-        seconds=len(voice.prompt_tokens) / TOKEN_RATE_HZ,
-    )
 
 
 def _transcript(voice: OriginalVoice, decode: Decode | None) -> str:

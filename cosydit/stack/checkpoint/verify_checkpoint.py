@@ -105,14 +105,13 @@ def declared_line(directory: Path) -> str | None:
 def _token2wav_checks(model_dir: Path, expected: Family | None) -> Iterator[_Check]:
     try:
         found = find_family(model_dir)
+        if expected is not None and found is not None and found is not expected:
+            held, wanted = found.files.description, expected.files.description
+            raise CheckpointError(f"{model_dir} holds {held}, expected {wanted} of {expected.value}")
     except CheckpointError as err:
         yield "token2wav/", partial(_fail, err)
         return
     files = (expected or found or Family.STEP_AUDIO2).files
-    if expected is not None and found is not None and found is not expected:
-        wrong = f"{model_dir} holds {found.files.description}, expected {files.description} of {expected.value}"
-        yield "token2wav/", partial(_fail, CheckpointError(wrong))
-        return
     yield f"token2wav/{files.description} and {FLOW_WEIGHTS}", partial(load_flow, model_dir)
     yield f"token2wav/{HIFT_WEIGHTS}", partial(load_vocoder, model_dir)
     yield f"token2wav/{SPEAKER_ENCODER}", partial(_check_speaker_encoder, model_dir / SPEAKER_ENCODER)
