@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cosydit.cli.plan import FAMILIES
 from servicekit.checkpoint_file import CheckpointDeclaration, find_declaration, write_declaration
 from servicekit.file_sums import SUMS_FILE, write_sums
 from servicekit.settings import argument, whole
@@ -79,8 +80,7 @@ def _add_import(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
 
 
 def _add_family(parser: argparse.ArgumentParser, default: str | None, meaning: str) -> None:
-    families = ("step_audio2", "cosyvoice2", "cosyvoice3")
-    parser.add_argument("--family", choices=families, default=default, help=meaning)
+    parser.add_argument("--family", choices=FAMILIES, default=default, help=meaning)
 
 
 def _make_random(args: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import argparse
 import logging
 from pathlib import Path
 
+from cosydit.cli.plan import FAMILIES
 from cosydit.stack.checkpoint import download
 from cosydit.stack.stack import default_work_dir
 from servicekit.checkpoint_file import CHECKPOINT_FILE, find_declaration, write_declaration
@@ -16,8 +17,7 @@ LOCK_FOLDER = Path("deploy")
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("download", help="fetch the official checkpoint at pinned revisions")
     parser.add_argument("directory", type=Path, nargs="?", help="checkpoint directory to fill")
-    families = ("step_audio2", "cosyvoice2", "cosyvoice3")
-    parser.add_argument("--family", choices=families, default=families[0], help="family of the checkpoint")
+    parser.add_argument("--family", choices=FAMILIES, default=FAMILIES[0], help="family of the checkpoint")
     lock = "deploy/models.lock.json, of other families deploy/models.FAMILY.lock.json"
     parser.add_argument("--lock", type=Path, help=f"lock file with the pinned commits (default: {lock})")
     own = "lock file used if --lock is missing, written at first use with the newest commits"

@@ -14,8 +14,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from servicekit.checkpoint_file import FamilyName
 from servicekit.logs import PlainError
 
 DEFAULT_HEADROOM = 0.3
@@ -23,9 +24,9 @@ MOST_UNDERRUNS = 0.01
 """Share of utterances that may run dry when playback begins at the first sample."""
 _ROUNDING = 1e-9
 """Tolerance of a number of units: floating point may add so much to a whole one."""
-DEFAULT_FAMILY = "step_audio2"
-FAMILIES = (DEFAULT_FAMILY, "cosyvoice2", "cosyvoice3")
+FAMILIES = get_args(FamilyName)
 """Families of checkpoints; each is as fast as its own models, so that no other's points say anything of it."""
+DEFAULT_FAMILY = FAMILIES[0]
 _FILES = Path(__file__).parent
 _PREFIX, _SUFFIX = "capacity_", ".json"
 _POINT = ("listeners", "ttfa_p95_ms", "underrun_ratio", "is_held")

@@ -52,18 +52,12 @@ def running(work_dir: Path) -> list[Metrics]:
 def _read(path: Path) -> Metrics | None:
     try:
         with path.open(encoding="utf-8") as file:
-            if not _is_locked(file.fileno()):
-                path.unlink(missing_ok=True)
-                return None
-            found: Metrics = json.load(file)
-            return found
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found: Metrics = json.load(file)
+                return found
+            path.unlink(missing_ok=True)
     except (OSError, ValueError):
-        return None
-
-
-def _is_locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
+        pass
+    return None
