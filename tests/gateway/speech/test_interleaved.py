@@ -18,6 +18,7 @@ from gateway.speech.speaker import PipelineSettings
 from gateway.text import INTERLEAVED_TEXT, TextOptions, plain_front_end
 from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeToken2Wav, make_pipeline
+from tests.gateway.routing.fakes import until
 from tests.virtual_time import ManualClock, run_virtually
 
 TOKENS_A_PIECE = 10
@@ -86,6 +87,7 @@ async def test_speech_begins_with_the_first_words(voices: list[NamedVoice]) -> N
     speech.write("Once upon a time there was a k")
     audio = speech.audio()
     first = asyncio.ensure_future(anext(audio))
+    await until(lambda: bool(llm.answers and llm.answers[0][1:]), "the words that are whole")
     for _ in range(2000):
         await asyncio.sleep(0)
     assert llm.answers == [["Once upon ", "a time there "]], "the last words may go on"
