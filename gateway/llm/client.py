@@ -17,13 +17,14 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm.wire import PATH, EventLines, LLMWire, event_data
+from gateway.llm.wire import DONE, PATH, LLMWire, event_data
 from gateway.routing.replica import LoadReport
 from servicekit.clock import Clock, SystemClock
-from servicekit.timeouts import LoopLag, Patience, PatientTimer, patient_timeout
+from servicekit.timeouts import LoopLag, Patience, patient_timeout
 from servicekit.tracing import trace_headers
 
 logger = logging.getLogger(__name__)
@@ -119,14 +120,12 @@ class SpeechLMClient:
             return
         ends_at = self._clock.now() + self._deadlines.total_s
         async with self._opened(utterance, sampling, seed, ends_at) as response:
-            body = _EventBody(response, self._patience)
             limit_s = self._deadlines.first_token_s
-            while lines := await self._next(body, limit_s, ends_at):
-                for line in lines:
-                    delta = self._wire.read(event_data(line))
-                    yield delta
-                    if delta.finish_reason is not None:
-                        return
+            while (event := await self._next(response, limit_s, ends_at)) is not None:
+                delta = self._wire.read(event)
+                yield delta
+                if delta.finish_reason is not None:
+                    return
                 limit_s = self._deadlines.between_tokens_s
         raise self._interrupted("its stream ended without a finish_reason")
 
@@ -192,25 +191,23 @@ class SpeechLMClient:
         finally:
             response.close()
 
-    async def _next(self, body: _EventBody, limit_s: float, ends_at: float) -> list[bytes]:
-        limit_s = self._capped(limit_s, ends_at)
+    async def _next(self, response: aiohttp.ClientResponse, limit_s: float, ends_at: float) -> str | None:
+        if self._clock.now() >= ends_at:  # what is there already is read without a wait
+            raise self._overdue(self._deadlines.total_s)
         try:
-            return await body.next_lines(limit_s)
-        except asyncio.TimeoutError as error:
-            raise self._overdue(limit_s) from error
+            event = await self._within(next_event(response.content), limit_s, ends_at)
         except aiohttp.ClientError as error:
             raise self._interrupted(f"connection lost in mid-stream ({error!r})") from error
+        self._patience.progressed()
+        return event
 
     async def _within(self, step: Awaitable[T], limit_s: float, ends_at: float) -> T:
-        limit_s = self._capped(limit_s, ends_at)
+        limit_s = max(0.0, min(limit_s, ends_at - self._clock.now()))
         try:
             async with patient_timeout(limit_s, self._patience.begin(limit_s)):
                 return await step
         except asyncio.TimeoutError as error:
             raise self._overdue(limit_s) from error
-
-    def _capped(self, limit_s: float, ends_at: float) -> float:
-        return max(0.0, min(limit_s, ends_at - self._clock.now()))
 
     async def _check_status(self, response: aiohttp.ClientResponse, ends_at: float) -> None:
         status = response.status
@@ -248,52 +245,15 @@ class SpeechLMClient:
         return errors.LLMDeadlineError(f"{got}; it is overloaded or stuck: see its log")
 
 
-class _EventBody:
-    """The lines of one response's events, each awaited no longer than a limit.
-
-    A wait that takes too long closes the response, which wakes the reader: that costs a timer, where
-    `asyncio.wait_for` would make a task for each event.
-    """
-
-    def __init__(self, response: aiohttp.ClientResponse, patience: Patience) -> None:
-        self._response = response
-        self._patience = patience
-        self._lines = EventLines()
-        self._is_overdue = False
-
-    async def next_lines(self, limit_s: float) -> list[bytes]:
-        """Return the lines that have come since the last call, waiting only if there is none; empty at the end.
-
-        Raises:
-            asyncio.TimeoutError: no line came within the limit; the response is closed.
-            aiohttp.ClientError: the connection broke.
-        """
-        if limit_s <= 0:
-            raise asyncio.TimeoutError
-        try:
-            return self._lines.feed(self._response.content.read_nowait()) or await self._wait(limit_s)
-        except aiohttp.ClientError as error:
-            if self._is_overdue:
-                raise asyncio.TimeoutError from error
-            raise
-
-    async def _wait(self, limit_s: float) -> list[bytes]:
-        lines: list[bytes] = []
-        timer = PatientTimer(limit_s, self._patience.begin(limit_s), self._close_overdue)
-        try:
-            while not lines and not self._lines.is_done:
-                piece = await self._response.content.readany()
-                if not piece:
-                    return self._lines.end()
-                lines = self._lines.feed(piece)
-            self._patience.progressed()
-            return lines
-        finally:
-            timer.cancel()
-
-    def _close_overdue(self) -> None:
-        self._is_overdue = True
-        self._response.close()
+async def next_event(content: aiohttp.StreamReader) -> str | None:
+    """Return the data of the next event; None at the end."""
+    try:
+        while line := await content.readline():
+            if (data := event_data(line)) is not None:
+                return None if data == DONE else data
+    except (ValueError, HttpProcessingError) as error:  # of a line without an end
+        raise errors.LLMProtocolError(f"the LLM sent a line that is too long ({error}); see its log") from error
+    return None
 
 
 def _seconds(text: str) -> float:

@@ -217,59 +217,21 @@ def _delta(llm_ids: Sequence[Any], finish_reason: str | None, vocabulary: Speech
     return SpeechTokenDelta(tuple(speech_ids), finish_reason)
 
 
-MAX_LINE_BYTES = 1 << 20
-"""Most bytes of a line: an event holds a few tokens, and a longer line must not fill the memory."""
+DONE = "[DONE]"
+"""Data of the line behind the last event."""
 _DATA = b"data:"
-_DONE = b"[DONE]"
 _OTHER_FIELDS = (b":", b"event:", b"id:", b"retry:")
-_LINE_ENDS = (b"\n", b"\r")
 
 
-class EventLines:
-    """Cuts one body into the lines that count, wherever the network cut it."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self.is_done = False
-        """Whether [DONE] has come; later events are ignored."""
-
-    def feed(self, piece: bytes) -> list[bytes]:
-        """Return the lines that this piece completed; blank lines, comments and fields without data don't count.
-
-        Lines end in LF, CR LF or CR. They are not checked: `event_data` reads them.
-
-        Raises:
-            errors.LLMProtocolError: a line without an end.
-        """
-        raw = self._rest + piece
-        # A CR LF that was cut in two makes one blank line more, which doesn't count.
-        lines = raw.splitlines()
-        self._rest = lines.pop() if lines and not raw.endswith(_LINE_ENDS) else b""
-        if len(self._rest) > MAX_LINE_BYTES:
-            raise _not_an_event(self._rest)
-        return self._counting(lines)
-
-    def end(self) -> list[bytes]:
-        """Return the last line if the body's end is its only end."""
-        return self.feed(b"\n")
-
-    def _counting(self, lines: list[bytes]) -> list[bytes]:
-        counting: list[bytes] = []
-        for line in lines:
-            if self.is_done or not line or line.startswith(_OTHER_FIELDS):
-                continue
-            self.is_done = line.startswith(_DATA) and line[len(_DATA) :].strip() == _DONE
-            if not self.is_done:
-                counting.append(line)
-        return counting
-
-
-def event_data(line: bytes) -> str:
-    """Return the data of one line of `EventLines`.
+def event_data(line: bytes) -> str | None:
+    """Return the data of one line of a body; None for a blank line, a comment or another field.
 
     Raises:
         errors.LLMProtocolError: it is no line of server-sent events, or not UTF-8.
     """
+    line = line.rstrip(b"\r\n")
+    if not line or line.startswith(_OTHER_FIELDS):
+        return None
     if not line.startswith(_DATA):
         raise _not_an_event(line)
     try:

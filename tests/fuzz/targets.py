@@ -32,7 +32,7 @@ from gateway.dialects.speech_ws.wire import parse_config
 from gateway.dialects.wyoming.wire import ClientLeftError, EventReader, EventStream, read_text, read_voice
 from gateway.errors import GatewayError
 from gateway.lexicons import rules_of_json, rules_of_pls
-from gateway.llm.wire import EventLines, LLMWire, event_data
+from gateway.llm.wire import DONE, LLMWire, event_data
 from gateway.text.markdown import MarkupReader
 from gateway.text.ssml import check_ssml
 from gateway.text.tags import InlineTags
@@ -119,16 +119,11 @@ def _wyoming(data: bytes) -> object:
 
 
 def _events(data: bytes) -> object:
-    """Read an answer of the LLM, cut anywhere."""
-    lines, read = EventLines(), 0
+    """Read an answer of the LLM."""
     encoder: Any = SimpleNamespace(vocabulary=COSYVOICE2)  # reading needs no tokenizer
     wire = LLMWire(encoder)
-    for at in range(0, len(data), 37):
-        for line in lines.feed(data[at : at + 37]):
-            read += len(wire.read(event_data(line)).token_ids)
-    for line in lines.end():
-        read += len(wire.read(event_data(line)).token_ids)
-    return read
+    events = (event_data(line) for line in data.split(b"\n"))
+    return sum(len(wire.read(event).token_ids) for event in events if event and event != DONE)
 
 
 def _file(parse: Callable[[Path], object], name: str) -> Callable[[bytes], object]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from unittest.mock import Mock
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from gateway.core import Sampling, Utterance
 from gateway.errors import LLMProtocolError
+from gateway.llm.client import next_event
 from gateway.llm.length import longest_speech
-from gateway.llm.wire import MAX_LINE_BYTES, EventLines, LLMWire, event_data
+from gateway.llm.wire import LLMWire
 from llm_service.checkpoint import make_random_llm
 from llm_service.prompt import LengthLimits
 from llm_service.text_encoder import load_text_encoder
@@ -23,39 +27,36 @@ BODY = ': hi\nevent: x\ndata: {"a": "é语"}\n\nid: 7\ndata:two\n\nretry: 9\ndat
 EVENTS = ['{"a": "é语"}', "two", "three"]
 
 
-def read(pieces: list[bytes]) -> list[str]:
-    lines = EventLines()
-    found = [event_data(line) for piece in pieces for line in lines.feed(piece)]
-    return found + [event_data(line) for line in lines.end()]
+async def read(pieces: list[bytes]) -> list[str]:
+    """Return the data of a body's events, up to the last."""
+    content = aiohttp.StreamReader(Mock(), 2**16, loop=asyncio.get_running_loop())
+    for piece in pieces:
+        content.feed_data(piece)
+    content.feed_eof()
+    found = []
+    while (event := await next_event(content)) is not None:
+        found.append(event)
+    return found
 
 
-@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_a_body_cut_at_any_byte_gives_the_same_events(line_end: str) -> None:
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+async def test_a_body_cut_at_any_byte_gives_the_same_events_and_nothing_behind_done(line_end: str) -> None:
     raw = BODY.replace("\n", line_end).encode()
-    assert read([raw]) == EVENTS
+    assert await read([raw]) == EVENTS
     for at in range(len(raw)):
-        assert read([raw[:at], b"", raw[at:]]) == EVENTS
-    assert read([raw[at : at + 1] for at in range(len(raw))]) == EVENTS
-
-
-def test_nothing_counts_after_done() -> None:
-    lines = EventLines()
-    assert lines.feed(b"data: one\n\ndata:[DONE]\n\n<html>\n") == [b"data: one"]
-    assert lines.is_done
-    assert lines.feed(b"data: late\n\n") == []
+        assert await read([raw[:at], raw[at:]]) == EVENTS
+    assert await read([raw[at : at + 1] for at in range(len(raw))]) == EVENTS
 
 
 @pytest.mark.parametrize("line", [b"<html>", b"\xff\xfe\x00garbage", b"data: \xff\xfe", b"{}", b"  "])
-def test_a_line_that_is_no_event_is_a_protocol_error(line: bytes) -> None:
+async def test_a_line_that_is_no_event_is_a_protocol_error(line: bytes) -> None:
     with pytest.raises(LLMProtocolError, match="no server-sent event"):
-        read([b"data: one\n\n" + line + b"\n"])
+        await read([b"data: one\n\n" + line + b"\n"])
 
 
-def test_a_line_without_an_end_is_a_protocol_error() -> None:
-    lines = EventLines()
-    with pytest.raises(LLMProtocolError):
-        for _ in range(3):
-            lines.feed(b"data: " + bytes(MAX_LINE_BYTES // 2))
+async def test_a_line_without_an_end_is_a_protocol_error() -> None:
+    with pytest.raises(LLMProtocolError, match="too long"):
+        await read([b"data: " + bytes(2**20)])
 
 
 LIMITS = LengthLimits(min_speech_per_text_token=2, max_speech_per_text_token=4)
