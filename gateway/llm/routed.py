@@ -18,8 +18,8 @@ from typing import Protocol, TypeVar
 from gateway import errors
 from gateway.core import Sampling, SpeechLM, SpeechTokenDelta, Utterance
 from gateway.routing.fleet import NOBODY, SlotLease
-from gateway.routing.replica import RoutingSettings
-from gateway.routing.router import Backoff, ReplicaClient, Router, give_back, is_replica_fault
+from gateway.routing.replica import LOOK_AGAIN_S, RoutingSettings
+from gateway.routing.router import ReplicaClient, Router, give_back, is_replica_fault
 from gateway.speech.request import HIGHEST_PRIORITY, MAX_SEED
 from servicekit.timeouts import Timeout, expire, timeout
 
@@ -37,7 +37,6 @@ class ContinuedAnswer:
         self._spoken: list[int] = []
         self._fills: list[int] = []
         self._max_failovers = self._failovers_left = settings.max_failovers
-        self.backoff = Backoff(settings.interval_s)
         self.avoid = NOBODY
         self.lost: errors.GatewayError | None = None
         self.ends_s: float | None = None
@@ -71,7 +70,6 @@ class ContinuedAnswer:
             return
         self._spoken.extend(delta.token_ids)
         self._failovers_left = self._max_failovers
-        self.backoff.restart()
         self.avoid = NOBODY
         self.ends_s = None
 
@@ -95,7 +93,6 @@ class ContinuedAnswer:
         if self.ends_s is None:
             self.ends_s = ends_s
         self.avoid |= {slot.address}
-        self.backoff.restart()
         return now_s < self.ends_s
 
 
@@ -160,7 +157,7 @@ class RoutedSpeechLM(Router[LLMReplicaClient]):
                     async for delta in deltas:
                         yield delta
                     return
-                await answer.backoff.pause()
+                await asyncio.sleep(LOOK_AGAIN_S)
         finally:
             self._set_looking(answer, False)
 

@@ -18,7 +18,7 @@ from servicekit.clock import Clock
 MAX_WAITING = 1024
 """Most requests of one gateway process that wait for their turn."""
 LOOK_AGAIN_S = 0.05
-"""Seconds between two looks of a stream for a slot, and the first pause between two tries of a stream."""
+"""Seconds between two looks of a stream for a slot, and between two tries of a stream."""
 YIELDED_S = 4 * LOOK_AGAIN_S
 """Seconds in which a slot that a stream of ours leaves is left to other gateways, times our share of the streams
 there: without that, a gateway with many streams would take every slot before one with few can ask for it."""

@@ -207,20 +207,3 @@ class Router(Generic[C]):
         if (now := self.fleet.state_of(address)) is not before and now is not None:
             level = logging.WARNING if now is ReplicaState.EJECTED else logging.INFO
             logger.log(level, "%s replica %s is %s", self.fleet.service, address, now.value)
-
-
-class Backoff:
-    """The pauses between the tries of one stream: each is twice as long as the one before, up to a probe's interval."""
-
-    def __init__(self, longest_s: float) -> None:
-        self._longest_s = longest_s
-        self._pause_s = LOOK_AGAIN_S
-
-    def restart(self) -> None:
-        """Begin anew, as something went well."""
-        self._pause_s = LOOK_AGAIN_S
-
-    async def pause(self) -> None:
-        """Let a little time go by, more each time."""
-        await asyncio.sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, max(LOOK_AGAIN_S, self._longest_s))

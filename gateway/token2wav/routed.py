@@ -17,7 +17,7 @@ from gateway.core import FloatArray, RegisteredVoice, Token2WavStream
 from gateway.routing.discovery import Places
 from gateway.routing.fleet import NOBODY, NOWHERE, Fleet, SlotLease
 from gateway.routing.replica import LOOK_AGAIN_S
-from gateway.routing.router import Backoff, Router, failure_of, give_back, is_replica_fault
+from gateway.routing.router import Router, failure_of, give_back, is_replica_fault
 from gateway.token2wav.failover_stream import FailoverStream
 from gateway.token2wav.replica import StreamLease, Token2WavReplica, Token2WavReplicaClient, VoiceFileCache
 from servicekit.clock import Clock
@@ -104,7 +104,7 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
     ) -> StreamLease:
         """Open a stream at the best replica that takes it; `lost` is why one that was open must move."""
         wait_s = self.fleet.settings.admission_wait_s if lost is None else self.fleet.rescue_s
-        search = _LeaseSearch(self._clock.now() + wait_s, lost_at, lost, Backoff(self.fleet.settings.interval_s))
+        search = _LeaseSearch(self._clock.now() + wait_s, lost_at, lost)
         has_streams = lost is None and self.caller_has_share()
         while True:
             slot = await self._wait_for_slot(search, ignores_limit=not has_streams)
@@ -118,11 +118,8 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
                 replica.keep_file(voice_id)
                 return lease
             self._check_time(search)
-            if search.trouble is not None and _is_full(search.trouble):
-                with self.fleet.looked():
-                    await asyncio.sleep(LOOK_AGAIN_S)
-            else:
-                await search.backoff.pause()
+            with self.fleet.looked(search.trouble is not None and _is_full(search.trouble)):
+                await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _wait_for_slot(self, search: _LeaseSearch, ignores_limit: bool) -> SlotLease:
         wait_s = max(0.0, search.ends_s - self._clock.now())
@@ -176,11 +173,8 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
 class _LeaseSearch:
     """The search for a replica that takes one stream: replicas asked, errors, and the time limit."""
 
-    def __init__(
-        self, ends_s: float, lost_at: SlotLease | None, lost: errors.GatewayError | None, backoff: Backoff
-    ) -> None:
+    def __init__(self, ends_s: float, lost_at: SlotLease | None, lost: errors.GatewayError | None) -> None:
         self.ends_s = ends_s
-        self.backoff = backoff
         self.avoid = NOBODY if lost_at is None else frozenset((lost_at.address,))
         """Addresses of replicas that are asked last."""
         # NOTE: to play a stream again where it was too slow already would only add to the load. Where nobody is served,
