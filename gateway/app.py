@@ -5,7 +5,7 @@ config ─► open_gateway ─► Host ─► open_with_ports (gRPC, Wyoming, me
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -121,33 +121,27 @@ async def open_with_ports(
     access: Access,
     telemetry: Telemetry,
     worker: Worker | None = None,
-    on_failed: Callable[[ConfigError], None] = lambda error: None,
 ) -> AsyncIterator[Host]:
     """Make the gateway and open its ports beside HTTP: gRPC, Wyoming and metrics, where the config asks for them.
 
     Args:
         worker: see `open_gateway`; the port of metrics is the parent's then.
-        on_failed: told of a port that can't be had, before what is open already is closed.
 
     Raises:
         ConfigError: the gateway can't work with a directory, port or value of `config`.
     """
     async with open_gateway(config, access, telemetry, worker) as host, AsyncExitStack() as doors:
-        try:
-            if (port := config.telemetry.metrics_port) is not None and worker is None:
-                registry, silence_s = telemetry.metrics.registry, await doors.enter_async_context(beating(host.clock))
-                doors.enter_context(exposition.metrics_port(registry, silence_s, config.host, port))
-            if config.grpc_port is not None:
-                tls, grace_s = config.access.tls, config.grace_s(GrpcSettings.grace_s)
-                grpc = GrpcSettings(config.host, config.grpc_port, grace_s, tls=tls, shares_port=worker is not None)
-                await doors.enter_async_context(serving_grpc(host, grpc, access, telemetry))
-            if config.wyoming is not None:
-                grace_s = config.grace_s(config.wyoming.grace_s)
-                wyoming = replace(config.wyoming, grace_s=grace_s, shares_port=worker is not None)
-                await doors.enter_async_context(serving_wyoming(host, wyoming, access, telemetry))
-        except ConfigError as error:
-            on_failed(error)
-            raise
+        if (port := config.telemetry.metrics_port) is not None and worker is None:
+            registry, silence_s = telemetry.metrics.registry, await doors.enter_async_context(beating(host.clock))
+            doors.enter_context(exposition.metrics_port(registry, silence_s, config.host, port))
+        if config.grpc_port is not None:
+            tls, grace_s = config.access.tls, config.grace_s(GrpcSettings.grace_s)
+            grpc = GrpcSettings(config.host, config.grpc_port, grace_s, tls=tls, shares_port=worker is not None)
+            await doors.enter_async_context(serving_grpc(host, grpc, access, telemetry))
+        if config.wyoming is not None:
+            grace_s = config.grace_s(config.wyoming.grace_s)
+            wyoming = replace(config.wyoming, grace_s=grace_s, shares_port=worker is not None)
+            await doors.enter_async_context(serving_wyoming(host, wyoming, access, telemetry))
         if worker is not None:
             worker.note_opened()
         yield host

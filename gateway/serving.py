@@ -22,7 +22,6 @@ from gateway.telemetry.doors import TelemetryMiddleware
 from gateway.telemetry.telemetry import open_telemetry
 from servicekit.clock import SystemClock
 from servicekit.process import (
-    StartFailure,
     exempt_startup_objects,
     failing_plainly,
     raise_open_files,
@@ -55,16 +54,15 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
     registry = telemetry.metrics.registry
     if worker is not None:
         registry = worker.gathered(registry)
-    failed = StartFailure()
     app = build_app(
-        partial(open_with_ports, config, access, telemetry, worker, on_failed=failed),
+        partial(open_with_ports, config, access, telemetry, worker),
         registry if config.telemetry.is_at_the_door(access.has_keys) else None,
         on_warm=exempt_startup_objects,
     )
     door = TelemetryMiddleware(guarded(app, access, http_rules(config.access, config.host)), telemetry)
     server = DrainingServer(
         uvicorn.Config(
-            failing_plainly(door, ConfigError, on_failed=failed, is_serving=lambda: server.started),
+            failing_plainly(door, ConfigError, is_serving=lambda: server.started),
             host=config.host,
             port=config.port,
             log_config=None,

@@ -44,8 +44,6 @@ _INTERRUPTED = 128 + signal.SIGINT
 _END_S = 10.0
 """Seconds after which a server that could not start, or that should have ended by now, is ended."""
 
-logger = logging.getLogger(__name__)
-
 
 def take_turns_often(interval_s: float = SWITCH_INTERVAL_S) -> None:
     """Have this process's threads take turns at the interpreter so often that none waits for long.
@@ -68,32 +66,16 @@ def raise_open_files() -> int:
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
-def end_soon(after_s: float = 0.0, within_s: float = _END_S) -> None:
+def end_soon(after_s: float = 0.0) -> None:
     """End this process some seconds after it should have ended by itself; say where its threads stood.
 
     For a server that could not start or is asked to stop. A later call counts instead of an earlier one. The thread
     that ends the process is not Python's, so that it works whoever holds the interpreter.
 
     Args:
-        after_s: seconds that its own end may take.
-        within_s: further seconds that are given to it.
+        after_s: seconds that its own end may take; then it is given `_END_S` more.
     """
-    faulthandler.dump_traceback_later(after_s + within_s, exit=True)
-
-
-class StartFailure:
-    """Says why a server can't start and has its process end soon; called before what is open is closed again."""
-
-    def __init__(self, within_s: float = _END_S) -> None:
-        self._within_s = within_s
-        self._told: Exception | None = None
-
-    def __call__(self, error: Exception | None = None) -> None:
-        """Say an error, once, and set the time; None: it was said, or will be."""
-        end_soon(within_s=self._within_s)
-        if error is not None and error is not self._told:
-            self._told = error
-            logger.error("%s", error)
+    faulthandler.dump_traceback_later(after_s + _END_S, exit=True)
 
 
 def ended_with_parent(command: Sequence[str]) -> list[str]:
@@ -136,51 +118,30 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     os._exit(status)
 
 
-def failing_plainly(
-    app: App,
-    *kinds: type[Exception],
-    on_failed: Callable[[Exception | None], None],
-    is_serving: Callable[[], bool] = lambda: True,
-) -> App:
+def failing_plainly(app: App, *kinds: type[Exception], is_serving: Callable[[], bool]) -> App:
     """Wrap an ASGI application, so that errors of these kinds at its start are logged by their message alone.
 
-    Frameworks tell the server the whole trace instead, and raise. The server ends either way.
+    A server that could not start, or could not open its own door, is ended soon, whatever hangs in it.
 
     Args:
-        on_failed: called before the server ends, with an error of these kinds, or with None for any other one and where
-            the server could not open its own door; see `StartFailure`.
         is_serving: whether that door was opened.
     """
 
     async def plain(scope: Any, receive: Receive, send: Send) -> None:
-        if scope["type"] != _LIFESPAN:
-            await app(scope, receive, send)
-            return
-        held: list[Message] = []
-
         async def hear() -> Message:
             message = await receive()
             if message["type"] == _SHUTDOWN and not is_serving():
-                on_failed(None)
+                end_soon()
             return message
 
-        async def hold(message: Message) -> None:
+        async def tell(message: Message) -> None:
             if message["type"] == _FAILED:
-                held.append(message)
-            else:
-                await send(message)
+                end_soon()
+                if isinstance(error := sys.exc_info()[1], kinds):  # the framework sends the whole trace
+                    message = {**message, "message": str(error)}
+            await send(message)
 
-        try:
-            await app(scope, hear, hold)
-        except kinds as error:
-            on_failed(error)
-            await send({"type": _FAILED, "message": ""})
-        except BaseException:
-            if held:
-                on_failed(None)
-            for message in held:
-                await send(message)
-            raise
+        await (app(scope, hear, tell) if scope["type"] == _LIFESPAN else app(scope, receive, send))
 
     return plain
 

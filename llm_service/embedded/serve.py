@@ -27,7 +27,7 @@ from llm_service.embedded.types import GenerationOutput, GenerationRequest, Samp
 from llm_service.errors import BackendUnavailableError, CheckpointError, LLMConfigError, LLMStoppedError
 from llm_service.text_encoder import load_text_encoder
 from servicekit.clock import Clock, SystemClock
-from servicekit.process import StartFailure, exempt_startup_objects, failing_plainly, take_turns_often
+from servicekit.process import exempt_startup_objects, failing_plainly, take_turns_often
 from servicekit.tracing import endpoint_of, open_tracer
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def serve(config: ServerConfig) -> None:
     exempt_startup_objects()
     server = uvicorn.Server(
         uvicorn.Config(
-            failing_plainly(app, LLMConfigError, on_failed=StartFailure(), is_serving=lambda: server.started),
+            failing_plainly(app, LLMConfigError, is_serving=lambda: server.started),
             host=config.host,
             port=config.port,
             log_config=None,

@@ -74,20 +74,23 @@ async def test_an_expected_error_at_the_start_is_one_line_and_others_keep_their_
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
         monkeypatch.setattr(logging.getLogger(name), "disabled", False)
         monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
-    told: list[Exception | None] = []
-    app = failing_plainly(application(error), ValueError, on_failed=lambda error: told.append(error))
+    ended: list[None] = []
+    monkeypatch.setattr("servicekit.process.end_soon", lambda: ended.append(None))
+    app = failing_plainly(application(error), ValueError, is_serving=lambda: server.started)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
     with caplog.at_level(logging.ERROR, "uvicorn.error"), pytest.raises(SystemExit):
         await server.serve()
-    assert told == [error if is_plain else None]
-    assert (TOLD in caplog.text, "Traceback" in caplog.text) == (not is_plain, not is_plain)
+    assert ended
+    assert (TOLD in caplog.text, "Traceback" in caplog.text) == (True, not is_plain)
     assert not server.started
 
 
 STUCK = """
 import asyncio, contextlib, ctypes, uvicorn
 from starlette.applications import Starlette
-from servicekit.process import StartFailure, failing_plainly
+from servicekit import process
+
+process._END_S = 1.0
 
 async def for_ever():
     while True:
@@ -101,7 +104,8 @@ async def lifespan(_):
     raise ValueError("the port is taken")
     yield
 
-uvicorn.run(failing_plainly(Starlette(lifespan=lifespan), ValueError, on_failed=StartFailure(1.0)), port=0)
+app = process.failing_plainly(Starlette(lifespan=lifespan), ValueError, is_serving=lambda: False)
+uvicorn.run(app, port=0)
 """
 WAITING = "await asyncio.sleep(600)"
 HOLDING_THE_INTERPRETER = "await asyncio.sleep(0.1); ctypes.PyDLL(None).sleep(600)"
@@ -116,16 +120,16 @@ def test_a_server_that_could_not_start_ends_although_a_task_does_not(stuck: str)
 SHUT = """
 import asyncio, contextlib, sys, uvicorn
 from starlette.applications import Starlette
-from servicekit.process import StartFailure, failing_plainly
+from servicekit import process
+
+process._END_S = 1.0
 
 @contextlib.asynccontextmanager
 async def lifespan(_):
     yield
     await asyncio.sleep(600)
 
-app = failing_plainly(
-    Starlette(lifespan=lifespan), on_failed=StartFailure(1.0), is_serving=lambda: server.started
-)
+app = process.failing_plainly(Starlette(lifespan=lifespan), is_serving=lambda: server.started)
 server = uvicorn.Server(uvicorn.Config(app, port=int(sys.argv[1])))
 server.run()
 """
@@ -141,9 +145,9 @@ HANGING = """
 import asyncio, contextlib, os, signal, sys, uvicorn
 from starlette.applications import Starlette
 from gateway.lifecycle import shutdown
-from servicekit.process import end_soon
+from servicekit import process
 
-shutdown.end_soon = lambda after_s: end_soon(after_s, 0.5)
+process._END_S = 0.5
 
 async def drain():
     if {hangs_at!r} == "drain":
