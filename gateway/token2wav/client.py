@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from gateway import errors
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
 from gateway.token2wav.triton_call import Tensors, TritonCall, bytes_tensor, text_of
-from servicekit.tasks import stop
+from servicekit.tasks import failed, stop
 from servicekit.timeouts import LoopLag, Patience, PatientTimer
 from token2wav_service.contract import CALLER_HAS_SHARE, DEFAULT_PRIORITY, TOKEN2WAV_MODEL, Operation, ServerStatus
 
@@ -249,15 +249,14 @@ class Token2WavCallStream:
 
     def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
         """Send a chunk; see `Token2WavStream.push`."""
-        push = _Push(chunk, asyncio.get_running_loop().create_future())
+        future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
         if self._failure is not None:
-            push.fail(self._failure)
-            return push.future
-        request_id = f"push-{chunk.index}"
-        self._waiting[request_id] = push
-        push.watch(self._push_deadline_s, self._patience, self._expire)
+            return failed(future, self._failure)
+        request_id, limit_s = f"push-{chunk.index}", self._push_deadline_s
+        timer = PatientTimer(limit_s, self._patience.begin(limit_s), partial(self._expire, chunk.index))
+        self._waiting[request_id] = _Push(chunk, future, timer)
         self._call.send(Operation.PUSH, request_id, _chunk_tensors(self.stream_id, chunk))
-        return push.future
+        return future
 
     async def finish(self, deadline_s: float) -> None:
         """Say that no more will come and wait for the summary, but not for long."""
@@ -290,7 +289,9 @@ class Token2WavCallStream:
         finite = self._finite(samples)
         if (push := self._waiting.pop(request_id, None)) is not None:
             self._patience.progressed()
-            push.succeed(finite)
+            push.timer.cancel()
+            if not push.future.done():
+                push.future.set_result(AudioChunk(push.chunk.index, finite, push.chunk.is_last))
 
     def _finite(self, samples: Any) -> FloatArray:
         wave: FloatArray = np.ascontiguousarray(samples, dtype=np.float32).ravel()
@@ -299,8 +300,8 @@ class Token2WavCallStream:
             raise errors.Token2WavProtocolError(f"{got}; check its checkpoint and its device")
         return wave
 
-    def _expire(self, push: _Push) -> None:
-        got = f"no audio for chunk {push.chunk.index} of stream {self.stream_id} within {self._push_deadline_s} s"
+    def _expire(self, index: int) -> None:
+        got = f"no audio for chunk {index} of stream {self.stream_id} within {self._push_deadline_s} s"
         # NOTE: an extended wait ends a whole deadline after the server's last work for others.
         serves_others = self._patience.has_served(_SERVING_SHARE * self._push_deadline_s)
         told = f"{got}; the token2wav server is {'overloaded' if serves_others else 'stuck'}: see its log"
@@ -312,35 +313,17 @@ class Token2WavCallStream:
             self._failure = error
         waiting, self._waiting = self._waiting, {}
         for push in waiting.values():
-            push.fail(self._failure)
+            push.timer.cancel()
+            failed(push.future, self._failure)
 
 
+@dataclass(frozen=True)
 class _Push:
-    """One chunk on its way and the future of its audio."""
+    """One chunk on its way, the future of its audio, and the timer that ends the wait."""
 
-    def __init__(self, chunk: TokenChunk, future: asyncio.Future[AudioChunk]) -> None:
-        self.chunk = chunk
-        self.future = future
-        self._timer: PatientTimer | None = None
-
-    def watch(self, deadline_s: float, patience: Patience, on_expiry: Callable[[_Push], None]) -> None:
-        self._timer = PatientTimer(deadline_s, patience.begin(deadline_s), partial(on_expiry, self))
-
-    def succeed(self, samples: FloatArray) -> None:
-        self._settle()
-        if not self.future.done():
-            self.future.set_result(AudioChunk(self.chunk.index, samples, self.chunk.is_last))
-
-    def fail(self, error: errors.GatewayError) -> None:
-        self._settle()
-        if not self.future.done():
-            self.future.set_exception(error)
-            self.future.exception()  # NOTE: pipelined pushes fail together and only the first may ever be awaited
-
-    def _settle(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    chunk: TokenChunk
+    future: asyncio.Future[AudioChunk]
+    timer: PatientTimer
 
 
 def _prompt_tensor(audio: bytes | FloatArray) -> dict[str, Any]:

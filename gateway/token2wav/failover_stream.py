@@ -25,7 +25,7 @@ from gateway.errors import GatewayError, Token2WavInterruptedError, Token2WavUna
 from gateway.routing.fleet import SlotLease
 from gateway.routing.router import is_replica_fault
 from gateway.token2wav.replica import StreamLease
-from servicekit.tasks import stop
+from servicekit.tasks import failed, stop
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class FailoverStream:
         """Send a chunk; see `Token2WavStream.push`. While the stream is being rebuilt it waits for its turn."""
         future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
         if self._failure is not None:
-            return _failed(future, self._failure)
+            return failed(future, self._failure)
         self._waiting[len(self._chunks)] = future
         self._chunks.append(chunk)
         if self._recovery is None:
@@ -194,14 +194,7 @@ class FailoverStream:
         self._failure = self._failure or error
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
-            _failed(future, self._failure)
-
-
-def _failed(future: asyncio.Future[AudioChunk], error: GatewayError) -> asyncio.Future[AudioChunk]:
-    if not future.done():
-        future.set_exception(error)
-        future.exception()  # NOTE: pipelined pushes fail together and only the first may ever be awaited
-    return future
+            failed(future, self._failure)
 
 
 def _ejected(lease: StreamLease) -> Token2WavUnavailableError:
