@@ -63,7 +63,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("output").add_argument
     log_dir = "directory for the results (default %(default)s)"
     add("--log-dir", type=Path, default=Path("bench-results"), help=log_dir)
-    add("--save-audio", action="store_true", help="write the audio under LOG_DIR/audio")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -158,7 +157,6 @@ def _settings(args: argparse.Namespace, inputs: int) -> BenchSettings:
         plan=LoadPlan(args.num_tasks, args.num_requests or inputs, warm_up, args.request_rate, args.seed),
         metrics_url=f"http://{host}:{args.metrics_port}/metrics" if args.metrics_port else None,
         log_dir=args.log_dir,
-        is_audio_kept=args.save_audio,
     )
 
 

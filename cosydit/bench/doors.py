@@ -48,9 +48,7 @@ class PreparedRequest:
 class TritonDoor:
     """One connection to a Triton server that has `cosyvoice2_dit`."""
 
-    def __init__(
-        self, url: str, timeout_s: float, model: str, is_whole: bool, on_samples: OnSamples | None = None
-    ) -> None:
+    def __init__(self, url: str, timeout_s: float, model: str, is_whole: bool) -> None:
         """Connect lazily to `url`, host:port of Triton's gRPC service, which may be silent for `timeout_s`.
 
         `is_whole`: the drop-in was assembled with DECOUPLED_MODE=False, and one whole waveform comes.
@@ -59,7 +57,6 @@ class TritonDoor:
         self._timeout_s = timeout_s
         self._model = model
         self._is_whole = is_whole
-        self._on_samples = on_samples
         self._channel = grpc.aio.insecure_channel(url, options=UNLIMITED)
 
     async def aclose(self) -> None:
@@ -76,7 +73,7 @@ class TritonDoor:
         where = (self._channel, self._url, self._model, tensors, self._timeout_s)
         async with aclosing(drop_in_answers(*where, request_id, self._is_whole)) as answers:
             async for samples in answers:
-                yield _hear(samples, request_id, self._on_samples)
+                yield float(samples.size / SAMPLE_RATE_HZ)
 
 
 class HttpDoor:
@@ -110,9 +107,9 @@ class HttpDoor:
                     text = await response.text(errors="replace")
                     raise BenchmarkError(f"the gateway answered {response.status}: {text}")
                 async for pcm in _whole_samples(response.content.iter_any()):
-                    yield _hear(
-                        np.frombuffer(pcm, "<i2").astype(np.float32) / _PCM16_SCALE, request_id, self._on_samples
-                    )
+                    if self._on_samples is not None and pcm:
+                        self._on_samples(request_id, np.frombuffer(pcm, "<i2").astype(np.float32) / _PCM16_SCALE)
+                    yield len(pcm) / PCM16_BYTES / SAMPLE_RATE_HZ
         except asyncio.TimeoutError as error:
             raise BenchmarkError(f"{url}: silent for {self._timeout_s} s; is it overloaded?") from error
         except aiohttp.ClientError as error:
@@ -137,10 +134,3 @@ async def _whole_samples(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, 
         whole = len(pcm) - len(pcm) % PCM16_BYTES
         rest = pcm[whole:]
         yield pcm[:whole]
-
-
-def _hear(samples: FloatArray, request_id: str, on_samples: OnSamples | None) -> float:
-    """Return the duration of a piece of audio in seconds."""
-    if on_samples is not None and samples.size:
-        on_samples(request_id, samples)
-    return float(samples.size / SAMPLE_RATE_HZ)

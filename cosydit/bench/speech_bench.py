@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import soundfile
 from tqdm import tqdm
 
-from cosydit.bench.doors import HttpDoor, OnSamples, PreparedRequest, TritonDoor
+from cosydit.bench.doors import HttpDoor, PreparedRequest, TritonDoor
 from cosydit.bench.inputs import read_prompt
 from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.metrics import summarize
@@ -32,18 +29,15 @@ from cosydit.bench.scrape import difference, read_settled
 from cosydit.bench.types import BenchmarkError, LoadResult, RequestRecord, SpeechInput
 from gateway.core import FloatArray
 from servicekit.clock import SystemClock
-from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.errors import InvalidPromptError
-
-AUDIO_DIR = "audio"
 
 
 @dataclass(frozen=True)
 class BenchSettings:
     """What is measured, and where the results go."""
 
-    open_door: Callable[[OnSamples | None], HttpDoor | TritonDoor]
-    """Opens the door under test in the running event loop; takes what hears the audio."""
+    open_door: Callable[[], HttpDoor | TritonDoor]
+    """Opens the door under test in the running event loop."""
     title: str
     """Name of the door and of the load, for the results."""
     same_chunk_s: float
@@ -52,7 +46,6 @@ class BenchSettings:
     metrics_url: str | None
     """URL of our metrics; None leaves them out."""
     log_dir: Path
-    is_audio_kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,11 +74,10 @@ def prepare_jobs(inputs: Sequence[SpeechInput]) -> list[PreparedRequest]:
 async def run_bench(
     settings: BenchSettings, jobs: Sequence[PreparedRequest], environment: dict[str, Any]
 ) -> BenchOutcome:
-    """Measure, and write results, raw samples, table and (if asked for) audio under the log directory.
+    """Measure, and write results, raw samples and table under the log directory.
 
     Failed requests are counted, never raised.
     """
-    pieces: defaultdict[str, list[FloatArray]] = defaultdict(list)
     failed = 0
 
     def advance(record: RequestRecord) -> None:
@@ -94,17 +86,14 @@ async def run_bench(
         bar.set_postfix(failed=failed)
         bar.update()
 
-    hear = (lambda request_id, samples: pieces[request_id].append(samples)) if settings.is_audio_kept else None
-    async with aclosing(settings.open_door(hear)) as door:
+    async with aclosing(settings.open_door()) as door:
         load = LoadGenerator(door, lambda job: job.utt, SystemClock(), settings.same_chunk_s)
         warm_up = await load.run(jobs, LoadPlan(settings.plan.num_tasks, settings.plan.warm_up), lambda record: None)
-        pieces.clear()
         before = await asyncio.to_thread(read_settled, settings.metrics_url)
         with tqdm(total=settings.plan.requests, unit="request") as bar:
             ran = await load.run(jobs, settings.plan, advance)
         servers = difference(before, await asyncio.to_thread(read_settled, settings.metrics_url))
     result = LoadResult(ran.records, warm_up.records, ran.wall_s)
-    _write_audio(settings.log_dir / AUDIO_DIR, pieces, result.records)
     return BenchOutcome(_write(settings, result, servers, environment), result)
 
 
@@ -117,15 +106,6 @@ def _write(settings: BenchSettings, result: LoadResult, servers: dict[str, Any],
     write_records(settings.log_dir / SAMPLES_FILE, result)
     write_text(settings.log_dir / TABLE_FILE, table)
     return table
-
-
-def _write_audio(directory: Path, pieces: Mapping[str, list[FloatArray]], records: Sequence[RequestRecord]) -> None:
-    """Write <utt>.wav for every request that ended well; of an utterance spoken twice the later one stays."""
-    for record in records:
-        if record.is_ok and (samples := pieces.get(record.request_id)):
-            directory.mkdir(parents=True, exist_ok=True)
-            name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in record.utt)
-            soundfile.write(directory / f"{name}.wav", np.concatenate(samples), SAMPLE_RATE_HZ, subtype="PCM_16")
 
 
 def _reference(each: SpeechInput, cache: dict[Path | bytes, FloatArray]) -> FloatArray:
