@@ -28,7 +28,6 @@ from gateway.llm.client import SpeechLMClient
 from gateway.llm.token_client import TokenStreamClient
 from gateway.llm.wire import LLMWire
 from llm_service.config import LLMBackend
-from llm_service.prompt import LengthLimits
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import SPEECH_TOKEN_COUNT
 from servicekit.settings import as_options
@@ -110,7 +109,7 @@ def table(found: dict[str, dict[str, float]]) -> str:
 
 
 async def _measure(way: Way, llm_dir: Path) -> dict[str, Any]:
-    wire = LLMWire(load_text_encoder(llm_dir), way.backend, limits=LengthLimits(max_speech_tokens=MOST_TOKENS))
+    wire = LLMWire(load_text_encoder(llm_dir), way.backend, max_speech_tokens=MOST_TOKENS)
     client = TokenStreamClient(way.url, wire, pace=0.0) if way.is_lean else SpeechLMClient(way.url, wire)
     try:
         for count in (1, AT_ONCE):  # to warm up

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cosydit.bench.report import write_text
 from cosydit.bench.types import count
-from llm_service.prompt import LengthLimits
+from llm_service.prompt import MAX_SPEECH_PER_TEXT_TOKEN
 from llm_service.text_encoder import TextEncoder, load_text_encoder
 from token2wav_service.contract import TOKEN_RATE_HZ
 
@@ -46,7 +46,7 @@ def make_rows(encoder: TextEncoder, voices: Sequence[Path], rows: int, seconds: 
         seconds: of speech in a row, the mean.
     """
     rng = random.Random(0)
-    mean_tokens = seconds * TOKEN_RATE_HZ / LengthLimits().max_speech_per_text_token
+    mean_tokens = seconds * TOKEN_RATE_HZ / MAX_SPEECH_PER_TEXT_TOKEN
     shortest, longest = round((1 - SPREAD) * mean_tokens), round((1 + SPREAD) * mean_tokens)
     return [
         {

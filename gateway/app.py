@@ -48,7 +48,6 @@ from gateway.voices.transcripts import TranscriptCheck
 from llm_service.aligner import Aligner, load_aligner
 from llm_service.config import LLMBackend
 from llm_service.errors import CheckpointError
-from llm_service.prompt import LengthLimits
 from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
 from llm_service.text_encoder import TextEncoder, load_text_encoder
 from servicekit.checkpoint_file import (
@@ -170,7 +169,7 @@ def _read_checkpoint(config: GatewayConfig) -> _Checkpoint:
 
 
 def _open_routes(config: GatewayConfig, encoder: TextEncoder, clock: Clock) -> Routes:
-    wire = LLMWire(encoder, config.llm_backend, LengthLimits(max_speech_tokens=config.llm_max_speech_tokens))
+    wire = LLMWire(encoder, config.llm_backend, config.llm_max_speech_tokens)
 
     def llm_client(address: str) -> LLMReplicaClient:
         if address.startswith(SCHEME):

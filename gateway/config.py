@@ -29,7 +29,7 @@ from gateway.token2wav.client import Token2WavDeadlines
 from gateway.voices.profile import DEFAULT_VOICE
 from gateway.voices.settings import VoiceSettings, voice_settings
 from llm_service.config import LLMBackend, ServerConfig
-from llm_service.prompt import LengthLimits
+from llm_service.prompt import MAX_SPEECH_TOKENS
 from servicekit.logs import LogFormat
 from servicekit.settings import Given, SettingsError, add_options, given_settings, read_settings
 
@@ -69,7 +69,7 @@ class GatewayConfig:
     """Action if an LLM server ignores the repetition penalty; None: see `sampling_probe`."""
     llm_model: str | None = None
     """Name of the LLM server's model; None takes the first it lists."""
-    llm_max_speech_tokens: int = LengthLimits().max_speech_tokens
+    llm_max_speech_tokens: int = MAX_SPEECH_TOKENS
     """Most tokens of one answer, whatever the text's length (25 a second)."""
     llm_slots: int = ServerConfig.max_batch_size
     """Answers that each vLLM or trtllm-serve server makes at once."""

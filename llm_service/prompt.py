@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from llm_service.errors import EmptyTextError, PromptError, PromptTooLongError, UnsafeTextError
+from llm_service.errors import EmptyTextError, PromptTooLongError, UnsafeTextError
 from llm_service.vocab import (
     COSYVOICE2,
     SPEECH_TOKENS_PER_SECOND,
@@ -22,6 +22,10 @@ from llm_service.vocab import (
 
 Encode = Callable[[str], list[int]]
 
+MIN_SPEECH_PER_TEXT_TOKEN, MAX_SPEECH_PER_TEXT_TOKEN = 2, 20
+MAX_SPEECH_TOKENS = 2048
+"""Most speech tokens of one answer, whatever the text: about 82 s."""
+
 
 @dataclass(frozen=True)
 class SpeechPrompt:
@@ -29,19 +33,6 @@ class SpeechPrompt:
 
     token_ids: tuple[int, ...]  # LLM ids, the whole input
     target_text_tokens: int  # how many of them are the target text; bounds the answer
-
-
-@dataclass(frozen=True)
-class LengthLimits:
-    """How long an answer may be."""
-
-    min_speech_per_text_token: int = 2
-    max_speech_per_text_token: int = 20
-    max_speech_tokens: int = 2048  # whatever the text: about 82 s
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.min_speech_per_text_token <= self.max_speech_per_text_token or self.max_speech_tokens < 1:
-            raise PromptError(f"got {self}; expected 0 <= min <= max per text token, and a cap of 1 or more")
 
 
 @dataclass(frozen=True)
@@ -168,25 +159,23 @@ def target_text_tokens(encode: Encode, target_text: str, vocabulary: SpeechVocab
     return len(_encode_target(encode, target_text, vocabulary))
 
 
-def generation_bounds(target_text_tokens: int, limits: LengthLimits | None = None) -> GenerationBounds:
-    """Bound the answer to a text of so many tokens: by default 2 to 20 speech tokens each, 25 of them a second.
+def generation_bounds(target_text_tokens: int, max_speech_tokens: int = MAX_SPEECH_TOKENS) -> GenerationBounds:
+    """Bound the answer to a text of so many tokens: 2 to 20 speech tokens each, 25 of them a second, up to a cap.
 
     Raises:
         EmptyTextError: there are no text tokens.
         PromptTooLongError: the least answer is longer than the cap; split the text.
     """
-    limits = limits or LengthLimits()
     if target_text_tokens < 1:
         raise EmptyTextError("the target text has no tokens; send at least one word")
-    min_tokens = target_text_tokens * limits.min_speech_per_text_token
-    if min_tokens > limits.max_speech_tokens:
-        seconds = limits.max_speech_tokens / SPEECH_TOKENS_PER_SECOND
+    min_tokens = target_text_tokens * MIN_SPEECH_PER_TEXT_TOKEN
+    if min_tokens > max_speech_tokens:
+        seconds = max_speech_tokens / SPEECH_TOKENS_PER_SECOND
         raise PromptTooLongError(
             f"{target_text_tokens} text tokens need at least {min_tokens} speech tokens, the limit is "
-            f"{limits.max_speech_tokens} ({seconds:.0f} s); split the text"
+            f"{max_speech_tokens} ({seconds:.0f} s); split the text"
         )
-    max_tokens = min(target_text_tokens * limits.max_speech_per_text_token, limits.max_speech_tokens)
-    return GenerationBounds(min_tokens, max(max_tokens, 1))
+    return GenerationBounds(min_tokens, min(target_text_tokens * MAX_SPEECH_PER_TEXT_TOKEN, max_speech_tokens))
 
 
 def _encode_target(encode: Encode, target_text: str, vocabulary: SpeechVocabulary) -> list[int]:

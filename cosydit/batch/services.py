@@ -22,7 +22,6 @@ from gateway.llm.wire import LLMWire
 from gateway.speech.prosody_carry import CarryLimits
 from gateway.text import Normalization, TextOptions, load_text_front_end
 from llm_service.config import LLMBackend
-from llm_service.prompt import LengthLimits
 from llm_service.speech_bounds import load_speech_bounds
 from llm_service.text_encoder import load_text_encoder
 from servicekit.checkpoint_file import find_declaration
@@ -50,8 +49,7 @@ async def open_services(
         ServiceStartError, Token2WavError, LLMServiceError, ValueError: a service or checkpoint can't start.
     """
     llm_dir, size = args.llm_model_name_or_path, str(plan.token2wav_batch_size)
-    limits = LengthLimits(max_speech_tokens=args.llm_max_speech_tokens)
-    wire = LLMWire(load_text_encoder(llm_dir), LLMBackend(args.backend), limits)
+    wire = LLMWire(load_text_encoder(llm_dir), LLMBackend(args.backend), args.llm_max_speech_tokens)
     bounds = load_speech_bounds(llm_dir)
     front_end = load_text_front_end(bounds.segment_letters, find_declaration(llm_dir))
     text = TextOptions(normalization=Normalization.OFF if args.as_written else Normalization.ON)

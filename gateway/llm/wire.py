@@ -17,9 +17,9 @@ from gateway.llm.length import longest_speech
 from llm_service.config import LLMBackend
 from llm_service.errors import PromptError, PromptTooLongError
 from llm_service.prompt import (
+    MAX_SPEECH_TOKENS,
     GenerationBounds,
     InterleavedSpeechPrompt,
-    LengthLimits,
     TextPieces,
     build_interleaved_prompt,
     build_prompt,
@@ -54,13 +54,13 @@ class LLMWire:
         self,
         encoder: TextEncoder,
         backend: LLMBackend = LLMBackend.EMBEDDED,
-        limits: LengthLimits | None = None,
+        max_speech_tokens: int = MAX_SPEECH_TOKENS,
     ) -> None:
         """Keep the choices; `encoder` also counts text tokens, which bound the answer's length."""
         self._encoder = encoder
         self._vocabulary = encoder.vocabulary
         self.backend = backend
-        self._limits = limits or LengthLimits()
+        self._max_speech_tokens = max_speech_tokens
 
     def request(self, utterance: Utterance, sampling: Sampling, seed: int, model: str) -> dict[str, Any]:
         """Write the body of the request for one utterance.
@@ -168,7 +168,7 @@ class LLMWire:
 
     def _bounds(self, text_tokens: int, utterance: Utterance) -> GenerationBounds:
         """Bound the answer by the text's tokens, and more closely by the voice's pace."""
-        bounds = generation_bounds(text_tokens, self._limits)
+        bounds = generation_bounds(text_tokens, self._max_speech_tokens)
         if utterance.instruction:  # which may ask for another pace
             return bounds
         longest = longest_speech(utterance.text, utterance.reference_text, utterance.reference_tokens)

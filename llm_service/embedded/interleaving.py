@@ -21,12 +21,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from llm_service.errors import InvalidGenerationError
+from llm_service.prompt import MAX_SPEECH_PER_TEXT_TOKEN
 from llm_service.vocab import SpeechVocabulary
 
 TEXT_BLOCK_TOKENS = 5
 SPEECH_BLOCK_TOKENS = 15
-MAX_SPEECH_PER_TEXT_TOKEN = 20
-"""Most speech tokens of the answer for each text token, as for texts that are whole from the beginning."""
 _PLACES_BESIDE_SPEECH = 2
 """Positions in the cache beside text and speech: for task_id, and for the next token drawn."""
 WHOLE_TEXT = "the answer's text was whole when it began; only interleaved answers take more"

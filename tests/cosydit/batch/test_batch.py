@@ -27,7 +27,7 @@ from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import InvalidTextError
 from gateway.speech.prosody_carry import CarryLimits
 from gateway.text import Normalization, TextOptions, load_text_front_end
-from llm_service.prompt import LengthLimits
+from llm_service.prompt import MAX_SPEECH_PER_TEXT_TOKEN
 from llm_service.text_encoder import load_text_encoder
 from servicekit.clock import SystemClock
 from tests.cosydit.batch.fake_llm import SPEECH_TOKENS, FakeLLM
@@ -127,7 +127,7 @@ def test_made_rows_have_texts_whose_speech_is_about_as_long_as_asked_for(tmp_pat
     assert offline_input.main([*paths, "--voices", "2", "--rows", "50", "--seconds", "8", "--out", str(out)]) == 0
     rows = require_all_good(read_list(out))
     encoder = load_text_encoder(checkpoint / "llm")
-    bounds_s = [LengthLimits().max_speech_per_text_token * len(encoder.encode(row.text)) / 25 for row in rows]
+    bounds_s = [MAX_SPEECH_PER_TEXT_TOKEN * len(encoder.encode(row.text)) / 25 for row in rows]
     assert (min(bounds_s), max(bounds_s)) == (6.4, 9.6)
     assert len(rows) == 50 and len({row.prompt for row in rows}) == 2
 

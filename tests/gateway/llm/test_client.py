@@ -16,7 +16,6 @@ from gateway.core import SpeechTokenDelta, Utterance
 from gateway.llm.client import LLMDeadlines, SpeechLMClient
 from gateway.llm.wire import LLMWire
 from llm_service.config import LLMBackend
-from llm_service.prompt import LengthLimits
 from llm_service.vocab import END_IDS, SOS_ID, TASK_ID, llm_id_from_speech_id
 from servicekit.timeouts import LoopLag
 from tests.gateway.fakes import DONE, CharacterEncoder, token_event
@@ -190,7 +189,7 @@ async def test_a_server_that_lists_no_model_breaks_the_contract(document: Any) -
 
 
 async def test_text_too_long_for_one_generation_is_the_callers_error() -> None:
-    wire = LLMWire(CharacterEncoder(), limits=LengthLimits(max_speech_tokens=10))  # type: ignore[arg-type]
+    wire = LLMWire(CharacterEncoder(), max_speech_tokens=10)  # type: ignore[arg-type]
     client = SpeechLMClient(unused_url(), wire, "m")
     with pytest.raises(errors.TextTooLongError):
         await collect(client, Utterance("abcdefgh", "", ()))

@@ -16,7 +16,6 @@ from gateway.llm.client import next_event
 from gateway.llm.length import longest_speech
 from gateway.llm.wire import LLMWire
 from llm_service.checkpoint import make_random_llm
-from llm_service.prompt import LengthLimits
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import COSYVOICE2, COSYVOICE3, SPEECH_TOKENS_PER_SECOND, SpeechVocabulary, llm_id_from_speech_id
 from tests.gateway.fakes import CharacterEncoder
@@ -59,7 +58,7 @@ async def test_a_line_without_an_end_is_a_protocol_error() -> None:
         await read([b"data: " + bytes(2**20)])
 
 
-LIMITS = LengthLimits(min_speech_per_text_token=2, max_speech_per_text_token=4)
+MOST_TOKENS = 12
 WHOLE = Utterance("abc", "de", (5, 6))
 
 
@@ -68,7 +67,7 @@ def _begun(*spoken: int) -> Utterance:
 
 
 def _body(utterance: Utterance) -> dict[str, object]:
-    wire = LLMWire(CharacterEncoder(), limits=LIMITS)  # type: ignore[arg-type]
+    wire = LLMWire(CharacterEncoder(), max_speech_tokens=MOST_TOKENS)  # type: ignore[arg-type]
     return wire.request(utterance, Sampling(), 3, "m")
 
 
@@ -89,7 +88,7 @@ async def test_an_answer_at_its_bound_ends_without_a_request() -> None:
     async def refuse(request: web.Request) -> web.StreamResponse:
         raise AssertionError("the server was asked")
 
-    wire = LLMWire(CharacterEncoder(), limits=LIMITS)  # type: ignore[arg-type]
+    wire = LLMWire(CharacterEncoder(), max_speech_tokens=MOST_TOKENS)  # type: ignore[arg-type]
     async with client_of(refuse, wire) as client:
         deltas = await collect(client, _begun(*[7] * 12))
     assert [(delta.token_ids, delta.finish_reason) for delta in deltas] == [((), "length")]

@@ -17,7 +17,7 @@ from llm_service.errors import (
     UnsafeTextError,
     VocabularyError,
 )
-from llm_service.prompt import LengthLimits, build_prompt, generation_bounds, target_text_tokens
+from llm_service.prompt import build_prompt, generation_bounds, target_text_tokens
 from llm_service.speech_bounds import BOUNDS_FILE, SpeechBounds, load_speech_bounds, write_speech_bounds
 from llm_service.text_encoder import TextEncoder, load_text_encoder
 from llm_service.vocab import CONTROL_TOKENS, SOS_ID, SPEECH_TOKEN_OFFSET, TASK_ID
@@ -88,8 +88,7 @@ def test_a_directory_without_a_good_tokenizer_is_refused(tmp_path: Path, content
 
 @given(st.integers(1, 2000))
 def test_bounds_are_two_to_twenty_tokens_each_below_the_cap(text_tokens: int) -> None:
-    limits = LengthLimits(max_speech_tokens=5000)
-    bounds = generation_bounds(text_tokens, limits)
+    bounds = generation_bounds(text_tokens, max_speech_tokens=5000)
     assert bounds.min_tokens == 2 * text_tokens
     assert bounds.max_tokens == min(20 * text_tokens, 5000)
     assert bounds.min_tokens <= bounds.max_tokens
@@ -97,7 +96,7 @@ def test_bounds_are_two_to_twenty_tokens_each_below_the_cap(text_tokens: int) ->
 
 def test_a_text_that_can_not_fit_the_cap_is_refused() -> None:
     with pytest.raises(PromptTooLongError, match="split"):
-        generation_bounds(51, LengthLimits(max_speech_tokens=100))
+        generation_bounds(51, max_speech_tokens=100)
 
 
 def test_the_numbering_is_the_official_one() -> None:

@@ -20,7 +20,7 @@ from gateway.text.splitter import (
     SplitSettings,
 )
 from gateway.text.tags import InlineTags
-from llm_service.prompt import LengthLimits, generation_bounds
+from llm_service.prompt import MAX_SPEECH_TOKENS, generation_bounds
 from tests.gateway.text.builders import CASES, CHAPTER, SHORT, finder, split_text, texts, texts_in_pieces
 
 EAGER = SplitSettings(first=CutBounds(1, 160, 160), later=CutBounds(1, 160, 160))
@@ -146,7 +146,7 @@ def test_a_chapter_is_read_in_linear_work_and_bounded_memory(line: str, piece_ch
 
 def test_default_bounds_fit_the_llm_even_for_a_script_of_four_tokens_a_character() -> None:
     longest = max(LIVE_TEXT.first.max_length, LIVE_TEXT.later.max_length, WHOLE_TEXT.first.max_length)
-    assert generation_bounds(4 * longest, LengthLimits()).min_tokens <= LengthLimits().max_speech_tokens
+    assert generation_bounds(4 * longest).min_tokens <= MAX_SPEECH_TOKENS
 
 
 @pytest.mark.parametrize("bounds", [(0, 1, 200), (5, 4, 200), (5, 300, 200)])
