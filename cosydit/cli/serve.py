@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from cosydit.cli.stack_options import add_stack_options, all_given, running, stack_options
 from cosydit.stack.host import Machine, find_host, for_host, gateway_processes
 from cosydit.stack.process import busy_ports
-from cosydit.stack.run_file import announced
-from cosydit.stack.stack import ALL_ADDRESSES, LOOPBACK, StackOptions, gateway_settings, metrics_urls
+from cosydit.stack.stack import ALL_ADDRESSES, LOOPBACK, StackOptions, announced, gateway_settings, metrics_urls
 from cosydit.stack.supervisor import RestartPolicy, Supervisor
 from gateway.settings import GATEWAY
 from servicekit.gpu_host import AUTO

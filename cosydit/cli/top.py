@@ -12,8 +12,7 @@ from rich.live import Live
 
 from cosydit.bench.scrape import Watch
 from cosydit.cli.top_view import draw
-from cosydit.stack.run_file import running
-from cosydit.stack.stack import default_work_dir
+from cosydit.stack.stack import default_work_dir, running_metrics
 from servicekit.clock import SystemClock
 from servicekit.settings import argument, number
 
@@ -61,9 +60,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _urls(args: argparse.Namespace) -> dict[str, list[str]]:
     """Return the pages to read: those named, else of what `cosydit serve` runs here, else at the default ports."""
-    runs = running(args.work_dir or default_work_dir())
-    found = {name: [url for run in runs for url in run.get(name, ())] for name in _DEFAULTS}
-    return {name: getattr(args, name) or (found[name] if runs else [url]) for name, url in _DEFAULTS.items()}
+    found = running_metrics(args.work_dir or default_work_dir())
+    return {name: getattr(args, name) or (found.get(name, []) if found else [url]) for name, url in _DEFAULTS.items()}
 
 
 def _metrics_url(text: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -27,7 +28,7 @@ from cosydit.stack.process import (
     cpu_threads,
     read_json,
 )
-from cosydit.stack.run_file import Metrics
+from servicekit.files import write_text
 from servicekit.gpu_host import CPU
 from servicekit.settings import Given, as_options
 from token2wav_service.contract import TOKEN2WAV_MODEL
@@ -49,6 +50,10 @@ ONE_PROCESS = {"BLS_INSTANCE_NUM": "1", "requests_per_instance": "40"}
 faster. Triton ends the processes of one model one after the other, in 1.2 s each."""
 _OF_BOTH = ("dynamic_chunk_strategy", "token_hop_len", "token_hop_len_first", "token_hop_len_max")
 """Settings that the gateway and cosyvoice2_dit have in common: given once, they hold for both."""
+RUNNING_FILE = "running.json"
+"""File in the working directory of a running `cosydit serve`: its process, and where its services are read."""
+Metrics = dict[str, list[str]]
+"""Kind of service (gateway, token2wav or llm) -> URLs of its metrics."""
 REPLICA_PORT_STEP = 10
 """Distance between the ports of one token2wav server and those of the next."""
 
@@ -354,6 +359,27 @@ def metrics_urls(options: StackOptions, with_gateway: bool) -> Metrics:
         port = options.gateway.get("metrics_port")
         urls["gateway"] = [f"http://{LOOPBACK}:{port}/metrics" if port else f"{options.gateway_url}/metrics"]
     return urls
+
+
+@contextlib.contextmanager
+def announced(work_dir: Path, metrics: Metrics) -> Iterator[None]:
+    """Tell other commands where these services are read until the context is left."""
+    path = work_dir / RUNNING_FILE
+    write_text(path, json.dumps({"pid": os.getpid(), "metrics": metrics}))
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def running_metrics(work_dir: Path) -> Metrics:
+    """Return where the services of the running `serve` with this working directory are read; empty if none runs."""
+    try:
+        told = json.loads((work_dir / RUNNING_FILE).read_text("utf-8"))
+        found: Metrics = told["metrics"] if Path("/proc", str(told["pid"])).exists() else {}
+    except (OSError, ValueError):
+        return {}
+    return found
 
 
 def default_work_dir() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.console import Console
 from cosydit.bench.scrape import EMPTY, Scrape, Watch, WatchedService, Window, quantile
 from cosydit.cli.main import main
 from cosydit.cli.top_view import draw
-from cosydit.stack.run_file import announced, running
+from cosydit.stack.stack import RUNNING_FILE, announced, running_metrics
 from tests.virtual_time import ManualClock
 from tests.workers import QuietHandler, free_ports, listening
 
@@ -197,11 +198,12 @@ def test_what_is_named_wins_over_what_is_found(tmp_path: Path, capsys: pytest.Ca
 def test_a_run_that_has_ended_is_not_found(tmp_path: Path) -> None:
     metrics = {"gateway": ["http://127.0.0.1:8080/metrics"]}
     with announced(tmp_path, metrics):
-        assert running(tmp_path) == [metrics]
-    assert running(tmp_path) == []
-    # A killed run leaves its file, which nobody holds any more.
-    (left := tmp_path / "running" / "1.json").write_text("{}")
-    assert running(tmp_path) == [] and not left.exists()
+        assert running_metrics(tmp_path) == metrics
+        left = (tmp_path / RUNNING_FILE).read_text()
+    assert running_metrics(tmp_path) == {}
+    # A killed run leaves its file.
+    (tmp_path / RUNNING_FILE).write_text(left.replace(f'"pid": {os.getpid()}', '"pid": 99999999'))
+    assert running_metrics(tmp_path) == {}
 
 
 @pytest.mark.parametrize(

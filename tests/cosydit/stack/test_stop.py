@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from cosydit.stack import run_file
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.process import ServiceProcess, ServiceSpec, ServiceStartError, stopped_by_signals
-from cosydit.stack.stack import LocalStack, StackOptions
+from cosydit.stack.stack import LocalStack, StackOptions, running_metrics
 from tests.workers import free_ports, wait_until
 
 pytestmark = pytest.mark.slow
@@ -68,7 +67,7 @@ def running(command: str, tmp_path: Path, ending_s: str, last_word: str) -> Iter
 
 def test_serve_says_where_everything_is_and_other_commands_find_it(tmp_path: Path) -> None:
     with running("serve", tmp_path, SHORT_S, "speak:") as started:
-        (metrics,) = run_file.running(tmp_path)
+        metrics = running_metrics(tmp_path)
         assert set(metrics) == {"gateway", "token2wav", "llm"}
         url = metrics["gateway"][0].removesuffix("/metrics")
         for line in (rf"page +{url}/$", rf"base URL +{url}/v1", r"gRPC +127\.0\.0\.1:\d+$"):
@@ -76,7 +75,7 @@ def test_serve_says_where_everything_is_and_other_commands_find_it(tmp_path: Pat
         assert re.search(rf"logs +{tmp_path}/logs$", started.output, re.MULTILINE)
         started.process.send_signal(signal.SIGTERM)
         started.end()
-    assert run_file.running(tmp_path) == []
+    assert running_metrics(tmp_path) == {}
 
 
 def is_running(pid: int) -> bool:
