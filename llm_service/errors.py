@@ -2,9 +2,7 @@
 
 LLMServiceError
  +- VocabularyError            an id or a text that is no speech token
- +- PromptError
- |   +- EmptyTextError
- |   +- UnsafeTextError        the text would smuggle control or speech tokens
+ +- PromptError                the text is empty, or would smuggle control or speech tokens
  |   +- PromptTooLongError
  +- LLMConfigError                a setting is unknown, out of range or unused by the backend
  +- CheckpointError            a model or tokenizer directory is incomplete or numbered otherwise
@@ -32,14 +30,6 @@ class VocabularyError(LLMServiceError):
 
 class PromptError(LLMServiceError):
     """No prompt can be made of these texts and tokens."""
-
-
-class EmptyTextError(PromptError):
-    """The target text has no tokens."""
-
-
-class UnsafeTextError(PromptError):
-    """The text would put control or speech tokens into the prompt."""
 
 
 class PromptTooLongError(PromptError):

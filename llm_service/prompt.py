@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from llm_service.errors import EmptyTextError, PromptTooLongError, UnsafeTextError
+from llm_service.errors import PromptError, PromptTooLongError
 from llm_service.vocab import (
     COSYVOICE2,
     SPEECH_TOKENS_PER_SECOND,
@@ -62,8 +62,7 @@ def build_prompt(
         instruction: how to speak, for checkpoints that take one; the family's own stands before it.
 
     Raises:
-        EmptyTextError: the target text has no tokens.
-        UnsafeTextError: a text holds control tokens.
+        PromptError: the target text has no tokens, or a text holds control tokens.
         VocabularyError: a prompt speech token is out of range.
     """
     target_ids = _encode_target(encode, target_text, vocabulary)
@@ -104,7 +103,7 @@ def build_interleaved_prompt(
         fills: where the LLM asked for text among them: so many stand before.
 
     Raises:
-        UnsafeTextError: a text holds control tokens.
+        PromptError: a text holds control tokens.
         VocabularyError: a prompt speech token is out of range.
     """
     begin = (vocabulary.sos_id, *instruction_ids(encode, vocabulary, instruction))
@@ -130,7 +129,7 @@ class TextPieces:
         """Return the ids of the next piece, which ends with a word.
 
         Raises:
-            UnsafeTextError: it holds control tokens.
+            PromptError: it holds control tokens.
         """
         is_mark = len(piece) == 1 and not piece.isalnum()  # which stands right behind a word
         text = piece if is_mark else self._held + piece
@@ -163,11 +162,11 @@ def generation_bounds(target_text_tokens: int, max_speech_tokens: int = MAX_SPEE
     """Bound the answer to a text of so many tokens: 2 to 20 speech tokens each, 25 of them a second, up to a cap.
 
     Raises:
-        EmptyTextError: there are no text tokens.
+        PromptError: there are no text tokens.
         PromptTooLongError: the least answer is longer than the cap; split the text.
     """
     if target_text_tokens < 1:
-        raise EmptyTextError("the target text has no tokens; send at least one word")
+        raise PromptError("the target text has no tokens; send at least one word")
     min_tokens = target_text_tokens * MIN_SPEECH_PER_TEXT_TOKEN
     if min_tokens > max_speech_tokens:
         seconds = max_speech_tokens / SPEECH_TOKENS_PER_SECOND
@@ -181,7 +180,7 @@ def generation_bounds(target_text_tokens: int, max_speech_tokens: int = MAX_SPEE
 def _encode_target(encode: Encode, target_text: str, vocabulary: SpeechVocabulary) -> list[int]:
     target_ids = _encode_text(encode, target_text, vocabulary)
     if not target_ids:
-        raise EmptyTextError("the target text is empty; send at least one word")
+        raise PromptError("the target text is empty; send at least one word")
     return target_ids
 
 
@@ -199,5 +198,5 @@ def _checked(text_ids: list[int], vocabulary: SpeechVocabulary) -> list[int]:
     """Refuse what only a wrong encoder yields: an id of the speech part of the table."""
     if any(token_id >= vocabulary.first_id for token_id in text_ids):
         first = vocabulary.first_id
-        raise UnsafeTextError(f"the encoder gave ids from {first} on for a text; use TextEncoder.encode")
+        raise PromptError(f"the encoder gave ids from {first} on for a text; use TextEncoder.encode")
     return text_ids

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from llm_service.errors import CheckpointError, UnsafeTextError, VocabularyError
+from llm_service.errors import CheckpointError, PromptError, VocabularyError
 from llm_service.vocab import (
     CONTROL_TOKENS,
     COSYVOICE2,
@@ -86,15 +86,15 @@ class TextEncoder:
         """Return the ids of `text`; spelled control or speech tokens become plain characters.
 
         Raises:
-            UnsafeTextError: the text is not valid Unicode, or a protected id came out all the same.
+            PromptError: the text is not valid Unicode, or a protected id came out all the same.
         """
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeError) as err:
-            raise UnsafeTextError("got a text with lone surrogates; expected valid Unicode") from err
+            raise PromptError("got a text with lone surrogates; expected valid Unicode") from err
         for token_id in ids:
             if token_id >= self.vocabulary.first_id or token_id in self._protected_ids:
-                raise UnsafeTextError(
+                raise PromptError(
                     f"the text encodes to control token {token_id}; remove markup of the form <|...|> or [...]"
                 )
         return ids

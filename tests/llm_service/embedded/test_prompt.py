@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from llm_service import vocab
 from llm_service.errors import (
     CheckpointError,
-    EmptyTextError,
+    PromptError,
     PromptTooLongError,
-    UnsafeTextError,
     VocabularyError,
 )
 from llm_service.prompt import build_prompt, generation_bounds, target_text_tokens
@@ -48,12 +47,12 @@ def test_blank_space_at_the_ends_of_a_text_is_not_spoken() -> None:
 
 
 def test_an_empty_target_text_is_refused() -> None:
-    with pytest.raises(EmptyTextError):
+    with pytest.raises(PromptError, match="the target text is empty"):
         build_prompt(encode_letters, "ab", " \n", [])
 
 
 def test_an_encoder_that_lets_control_tokens_through_is_refused() -> None:
-    with pytest.raises(UnsafeTextError):
+    with pytest.raises(PromptError, match="the encoder gave ids from 151663 on for a text"):
         build_prompt(lambda _: [SPEECH_TOKEN_OFFSET], "", "c", [])
 
 
