@@ -9,26 +9,15 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from cosydit.bench.types import AudioArrival, LoadResult, RequestRecord
 from servicekit.clock import Clock
 
-Job = TypeVar("Job", contravariant=True)
 JobT = TypeVar("JobT")
+Speak = Callable[[JobT, str], AsyncGenerator[float, None]]
+"""Sends one job under a request's id and yields the seconds of every piece of audio as it comes; raises if it fails."""
 Keep = Callable[[RequestRecord], None]
-
-
-class DoorUnderTest(Protocol[Job]):
-    """One door of the system under test."""
-
-    def speak(self, job: Job, request_id: str) -> AsyncGenerator[float, None]:
-        """Send one request and yield the duration in seconds of every piece of audio as it comes.
-
-        Raises:
-            Exception: whatever went wrong; it makes the request a failure.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -51,14 +40,14 @@ class LoadGenerator(Generic[JobT]):
     """Sends every request of a plan and records what became of it."""
 
     def __init__(
-        self, speaker: DoorUnderTest[JobT], name_of: Callable[[JobT], str], clock: Clock, same_chunk_s: float = 0.0
+        self, speak: Speak[JobT], name_of: Callable[[JobT], str], clock: Clock, same_chunk_s: float = 0.0
     ) -> None:
         """Keep the parts; `name_of` gives a job's utterance name.
 
         A piece of audio that comes sooner than `same_chunk_s` after the one before belongs to its chunk.
         """
         self._same_chunk_s = same_chunk_s
-        self._speaker = speaker
+        self._speak = speak
         self._name_of = name_of
         self._clock = clock
         self._began_s = 0.0
@@ -108,7 +97,7 @@ class LoadGenerator(Generic[JobT]):
         record = RequestRecord(str(uuid.uuid4()), self._name_of(job), sent_s - self._began_s)
         record.dispatch_s = 0.0 if due_s is None else self._clock.now() - due_s
         try:
-            async with aclosing(self._speaker.speak(job, record.request_id)) as pieces:
+            async with aclosing(self._speak(job, record.request_id)) as pieces:
                 await self._hear(pieces, record, sent_s)
             if not record.arrivals:
                 record.error = "the answer ended without any audio; see the server's log"

@@ -100,7 +100,7 @@ def test_a_warm_up_is_left_out_and_time_begins_behind_it() -> None:
 
 
 async def test_an_open_loop_is_timed_from_when_a_request_was_due() -> None:
-    load = LoadGenerator(ScriptedSpeaker(), str, SlowSender())
+    load = LoadGenerator(ScriptedSpeaker().speak, str, SlowSender())
     result = await load.run(["a"], LoadPlan(requests=3, requests_per_s=1e9), lambda record: None)
     ttfas = [record.ttfa_s or 0.0 for record in sorted(result.records, key=lambda record: record.sent_s)]
     assert [record.sent_s for record in result.records] == pytest.approx([0.0] * 3, abs=1e-6)

@@ -50,7 +50,7 @@ class StepClock:
 
 async def _run(plan: LoadPlan, jobs: list[str]) -> tuple[ScriptedSpeaker, list[RequestRecord]]:
     speaker = ScriptedSpeaker()
-    result = await LoadGenerator(speaker, str, SystemClock()).run(jobs, plan, lambda record: None)
+    result = await LoadGenerator(speaker.speak, str, SystemClock()).run(jobs, plan, lambda record: None)
     return speaker, result.records
 
 
@@ -86,6 +86,6 @@ async def test_empty_pieces_count_for_nothing() -> None:
 
 
 async def test_pieces_that_come_at_one_go_are_one_chunk_at_the_time_of_the_first() -> None:
-    load = LoadGenerator(ScriptedSpeaker(), str, StepClock(1.0), same_chunk_s=2.5)
+    load = LoadGenerator(ScriptedSpeaker().speak, str, StepClock(1.0), same_chunk_s=2.5)
     result = await load.run(["a"], LoadPlan(), lambda record: None)
     assert [(arrival.at_s, arrival.audio_s) for arrival in result.records[0].arrivals] == [(1.0, 0.75)]
