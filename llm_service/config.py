@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 from llm_service.errors import LLMConfigError
@@ -48,12 +49,15 @@ class LLMSetting(Setting):
         return super().meaning + ("" if self.backends == ALL_BACKENDS else f" [{names}]")
 
 
+_here = partial(LLMSetting, in_serve=False)
+"""Makes a setting that `cosydit serve` decides itself."""
+_embedded, _embedded_here = (partial(make, backends=_EMBEDDED) for make in (LLMSetting, _here))
 SETTINGS = (
-    LLMSetting("model_dir", "directory of the checkpoint in Hugging Face layout", PATH, in_serve=False),
-    LLMSetting("tokenizer_dir", "directory of the tokenizer (default: model_dir)", PATH, in_serve=False),
-    LLMSetting("host", f"address to listen on (default {LOOPBACK_HOST})", TEXT, in_serve=False),
+    _here("model_dir", "directory of the checkpoint in Hugging Face layout", PATH),
+    _here("tokenizer_dir", "directory of the tokenizer (default: model_dir)", PATH),
+    _here("host", f"address to listen on (default {LOOPBACK_HOST})", TEXT),
     LLMSetting("port", "HTTP port; with embedded 0 takes any free one", PORT, "8000"),
-    LLMSetting("in_container", f"listen on {ALL_INTERFACES_HOST} unless a host is given", SWITCH, in_serve=False),
+    _here("in_container", f"listen on {ALL_INTERFACES_HOST} unless a host is given", SWITCH),
     LLMSetting(
         "max_batch_size", "most requests that run together (default 64; embedded 8, on a GPU 1024)", whole(1, 4096)
     ),
@@ -62,67 +66,38 @@ SETTINGS = (
         "share of free memory for keys and values (default 0.4); vllm: of all GPU memory, weights included",
         number(0.0, 1.0, is_open=True),
     ),
-    LLMSetting(
-        "max_num_tokens", "most tokens of one step (default: its own; embedded 8192)", whole(1, 1 << 24), in_serve=False
-    ),
-    LLMSetting(
-        "max_seq_len", "longest prompt plus answer (default: its own; 4096)", whole(64, 1 << 20), in_serve=False
-    ),
-    LLMSetting(
+    _here("max_num_tokens", "most tokens of one step (default: its own; embedded 8192)", whole(1, 1 << 24)),
+    _here("max_seq_len", "longest prompt plus answer (default: its own; 4096)", whole(64, 1 << 20)),
+    _here(
         "served_model_name",
         "name of the model in /v1/models (default: the model directory's name)",
         TEXT,
-        in_serve=False,
         backends=_NAMED,
     ),
-    LLMSetting(
-        "stream_interval",
-        "tokens in an event after the first",
-        whole(1, 1 << 10),
-        in_serve=False,
-        backends=_STREAMED,
-    ),
-    LLMSetting("device", "torch device (default cpu)", TEXT, backends=_EMBEDDED),
-    LLMSetting(
+    _here("stream_interval", "tokens in an event after the first", whole(1, 1 << 10), backends=_STREAMED),
+    _embedded("device", "torch device (default cpu)", TEXT),
+    _embedded(
         "engine",
         "engine; eager: plain torch (formerly called transformers); graphs: CUDA graphs (default: graphs on a GPU)",
         one_of("eager", "graphs", "transformers"),
-        backends=_EMBEDDED,
     ),
-    LLMSetting(
+    _embedded(
         "dtype",
         "type of the computation (default float32; of graphs the checkpoint's own half type)",
         one_of("float32", "bfloat16", "float16"),
-        backends=_EMBEDDED,
     ),
-    LLMSetting(
-        "grpc_port",
-        "gRPC port of the token stream; 0: any free one (default: none)",
-        PORT,
-        in_serve=False,
-        backends=_EMBEDDED,
+    _embedded_here("grpc_port", "gRPC port of the token stream; 0: any free one (default: none)", PORT),
+    _embedded("num_threads", "number of torch threads (default: torch's choice)", whole(1, 1024)),
+    _embedded_here(
+        "max_queue_size", "most requests that wait for a slot; more are refused (default 64)", whole(0, 1 << 20)
     ),
-    LLMSetting("num_threads", "number of torch threads (default: torch's choice)", whole(1, 1024), backends=_EMBEDDED),
-    LLMSetting(
-        "max_queue_size",
-        "most requests that wait for a slot; more are refused (default 64)",
-        whole(0, 1 << 20),
-        in_serve=False,
-        backends=_EMBEDDED,
+    _embedded_here(
+        "ras_window", "last tokens that repetition-aware sampling checks; 0: off (default 10)", whole(0, 1 << 16)
     ),
-    LLMSetting(
-        "ras_window",
-        "last tokens that repetition-aware sampling checks; 0: off (default 10)",
-        whole(0, 1 << 16),
-        in_serve=False,
-        backends=_EMBEDDED,
-    ),
-    LLMSetting(
+    _embedded_here(
         "ras_tau",
         "share of ras_window from which a token is drawn again (default 0.1)",
         number(0.0, 1.0, is_open=True),
-        in_serve=False,
-        backends=_EMBEDDED,
     ),
 )
 LLM = Section("llm", SETTINGS, "llm-")
