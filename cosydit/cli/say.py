@@ -45,7 +45,6 @@ def run(args: argparse.Namespace) -> int:
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
     request = SpeechRequest(args.text, args.voice, args.seed)
-    _check_text(args.text)
     given = all_given(args)
     host = find_host(str(given[""].get("device", AUTO)))
     options = _for_one(for_host(stack_options(given, FEW_STREAMS), host, one_stream=True))
@@ -65,21 +64,6 @@ def _for_one(options: StackOptions) -> StackOptions:
     if options.llm_backend != EMBEDDED or "device" in options.llm:
         return options
     return dataclasses.replace(options, llm={**ONE_STREAM, **options.llm})
-
-
-def _check_text(text: str) -> None:
-    """Refuse a text before services are started for it.
-
-    Raises:
-        InvalidTextError: it holds nothing to say.
-    """
-    from gateway.errors import InvalidTextError
-    from gateway.text import WHOLE_TEXT, TextOptions, plain_front_end
-
-    stream = plain_front_end().open(TextOptions(), WHOLE_TEXT)
-    segments = [*stream.push(text), *stream.flush()]
-    if not any(stream.prepare(segment).is_speakable for segment in segments):
-        raise InvalidTextError(f"got {text!r}, which holds nothing to say; give at least one word")
 
 
 def _check_voice(voice: str, voices_dir: Path) -> None:
