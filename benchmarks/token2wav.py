@@ -41,9 +41,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server-addr", default="127.0.0.1", help="Triton's host (default %(default)s)")
     parser.add_argument("--server-port", type=int, default=8001, help="Triton's gRPC port (default %(default)s)")
     parser.add_argument(
-        "--metrics-port", type=int, default=8002, help="port of Triton's metrics; 0: no metrics (default %(default)s)"
-    )
-    parser.add_argument(
         "--batch-sizes", type=_counts, default=_BATCH_SIZES, help="numbers of streams side by side, e.g. 1,2,4,8"
     )
     parser.add_argument("--hops", type=_counts, default=_HOPS, help="tokens (25 Hz) per chunk, e.g. 15,25,50")
@@ -92,17 +89,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure_and_report(args: argparse.Namespace, player: Player, environment: dict[str, Any]) -> None:
     from benchmarks.lib.token2wav_bench import BenchCase, figures_table, measure
     from cosydit.bench.report import RESULTS_FILE, TABLE_FILE, write_json, write_text
-    from cosydit.bench.scrape import difference, read_settled
 
-    is_served = args.door == "triton"
-    metrics_url = f"http://{args.server_addr}:{args.metrics_port}/metrics" if args.metrics_port else None
-    before = read_settled(metrics_url if is_served else None)
     cases = [BenchCase(streams, hop) for hop in args.hops for streams in args.batch_sizes]
     figures = measure(player, cases, args.stream_s, args.repeats, args.warm_up, args.seed)
-    servers = difference(before, read_settled(metrics_url if is_served else None))
-    table = figures_table(figures, "chunk" if is_served else "step")
+    table = figures_table(figures, "chunk" if args.door == "triton" else "step")
     rows = [_figures_json(row) for row in figures]
-    write_json(args.log_dir / RESULTS_FILE, {"figures": rows, "servers": servers, "environment": environment})
+    write_json(args.log_dir / RESULTS_FILE, {"figures": rows, "environment": environment})
     write_text(args.log_dir / TABLE_FILE, table)
     print(table)
     print(f"results in {args.log_dir}")

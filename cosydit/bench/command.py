@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cosydit.bench.speech_bench import BenchSettings
 
 EXIT_FAILURES, EXIT_USAGE = 1, 2
-_GRPC_PORT, _METRICS_PORT, _HTTP_PORT = 8001, 8002, 8080
+_GRPC_PORT, _HTTP_PORT = 8001, 8080
 CONNECT_TIMEOUT_S = 5.0
 _POSITIVE = argument(number(is_open=True))
 
@@ -39,8 +39,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--model-name", default="cosyvoice2_dit", help="name of the Triton model (default %(default)s)")
     mode = "mode of the model; offline: assembled with DECOUPLED_MODE=False (default %(default)s)"
     add("--mode", choices=("streaming", "offline"), default="streaming", help=mode)
-    metrics = "port of Triton's metrics; 0: no metrics (default %(default)s)"
-    add("--metrics-port", type=int, default=_METRICS_PORT, help=metrics)
     silence = "longest silence of the server in seconds (default %(default)s)"
     add("--timeout-s", type=_POSITIVE, default=120.0, help=silence)
     group = parser.add_argument_group("what to say (default: bundled English sentences)")
@@ -155,7 +153,6 @@ def _settings(args: argparse.Namespace, inputs: int) -> BenchSettings:
         title=f"{door} at {url}, {load}",
         same_chunk_s=PIECES_OF_A_CHUNK_S if is_http else 0.0,
         plan=LoadPlan(args.num_tasks, args.num_requests or inputs, warm_up, args.request_rate, args.seed),
-        metrics_url=f"http://{host}:{args.metrics_port}/metrics" if args.metrics_port else None,
         log_dir=args.log_dir,
     )
 

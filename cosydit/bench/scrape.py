@@ -1,4 +1,4 @@
-"""What the services' metrics said at one moment, and what happened between two: for `cosydit top`, and for `bench`.
+"""What the services' metrics said at one moment, and what happened between two: for `cosydit top`.
 
 Knows no metric by name. As much is kept as the view's window needs.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http.client
 import math
-import time
 import urllib.error
 import urllib.request
 from collections import deque
@@ -15,11 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from servicekit.clock import Clock, SystemClock
+from servicekit.clock import Clock
 
 Labels = frozenset[tuple[str, str]]
 NO_ANSWER = "no answer"
@@ -34,8 +32,6 @@ class Scrape:
     """Time when the page was read, in seconds; only differences have a meaning."""
     samples: Mapping[str, Mapping[Labels, float]]
     """Sample name -> labels -> value."""
-    gauges: frozenset[str] = frozenset()
-    """Names of the samples that are a state, not a count."""
 
     @classmethod
     def parse(cls, text: str, at_s: float) -> Scrape:
@@ -45,12 +41,10 @@ class Scrape:
             ValueError: it is something else.
         """
         samples: dict[str, dict[Labels, float]] = {}
-        gauges: set[str] = set()
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 samples.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
-                gauges |= {sample.name} if family.type == "gauge" else set()
-        return cls(at_s, samples, frozenset(gauges))
+        return cls(at_s, samples)
 
     def total(self, name: str, **labels: str) -> float | None:
         """Return the sum of all samples of a name that have these labels; None if there is none."""
@@ -162,7 +156,8 @@ class Follower:
         """Read it once; what was kept is forgotten when it does not answer, as it may be another process then."""
         address = self.url.removeprefix("http://").removesuffix("/metrics")
         try:
-            return WatchedService(address, self._keep(_scraped(self.url, TIMEOUT_S, self._clock)))
+            with urllib.request.urlopen(self.url, timeout=TIMEOUT_S) as answer:
+                return WatchedService(address, self._keep(Scrape.parse(answer.read().decode(), self._clock.now())))
         except _ERRORS as error:
             self._scrapes.clear()
             return WatchedService(address, None, _problem(error))
@@ -172,12 +167,6 @@ class Follower:
         while len(self._scrapes) > 2 and self._scrapes[1].at_s <= scrape.at_s - self._window_s:
             self._scrapes.popleft()
         return Window(self._scrapes[0] if len(self._scrapes) > 1 else EMPTY, scrape)
-
-
-def _scraped(url: str, timeout_s: float, clock: Clock) -> Scrape:
-    with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-        text = answer.read().decode()
-    return Scrape.parse(text, clock.now())
 
 
 def _problem(error: Exception) -> str:
@@ -210,39 +199,3 @@ class Watch:
 
     def close(self) -> None:
         self._threads.shutdown()
-
-
-OURS = ("cosydit_", "nv_inference_")
-SETTLE_S = 1.0
-"""Pause in seconds until our last metrics are visible; they are published four times a second."""
-_SETTLED_TIMEOUT_S = 5.0
-
-
-def read_settled(url: str | None) -> Scrape | str:
-    """Read a page once the metrics have settled; return why not, if it can't be had. None: an empty one."""
-    if url is None:
-        return EMPTY
-    time.sleep(SETTLE_S)
-    try:
-        return _scraped(url, _SETTLED_TIMEOUT_S, SystemClock())
-    except _ERRORS as error:
-        return f"no metrics from {url}: {error!r}"
-
-
-def difference(before: Scrape | str, after: Scrape | str) -> dict[str, Any]:
-    """Return what happened between two pages of `read_settled`, ready for JSON; what was not there before counts as 0.
-
-    Of our metrics and Triton's counts of inferences, counters become differences; gauges are kept as they were after.
-    """
-    notes = sorted({page for page in (before, after) if isinstance(page, str)})
-    old, new = (EMPTY if isinstance(page, str) else page for page in (before, after))
-    told: dict[str, dict[str, float]] = {"difference": {}, "gauges_after": {}}
-    for name in filter(lambda name: name.startswith(OURS), new.samples):
-        for labels, value in new.samples[name].items():
-            shown = ",".join(f'{label}="{text}"' for label, text in sorted(labels))
-            key = f"{name}{{{shown}}}" if shown else name
-            if name in new.gauges:
-                told["gauges_after"][key] = value
-            else:
-                told["difference"][key] = value - old.samples.get(name, {}).get(labels, 0.0)
-    return {"notes": notes, "metrics": told}

@@ -1,8 +1,7 @@
-"""Runs the streaming benchmark: opens the door, warms up, loads, asks the servers, writes the results."""
+"""Runs the streaming benchmark: opens the door, warms up, loads, writes the results."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from cosydit.bench.report import (
     write_records,
     write_text,
 )
-from cosydit.bench.scrape import difference, read_settled
 from cosydit.bench.types import BenchmarkError, LoadResult, RequestRecord, SpeechInput
 from gateway.core import FloatArray
 from servicekit.clock import SystemClock
@@ -43,8 +41,6 @@ class BenchSettings:
     same_chunk_s: float
     """A piece of audio that comes sooner than this after the one before belongs to its chunk."""
     plan: LoadPlan
-    metrics_url: str | None
-    """URL of our metrics; None leaves them out."""
     log_dir: Path
 
 
@@ -89,18 +85,16 @@ async def run_bench(
     async with aclosing(settings.open_door()) as door:
         load = LoadGenerator(door.speak, lambda job: job.utt, SystemClock(), settings.same_chunk_s)
         warm_up = await load.run(jobs, LoadPlan(settings.plan.num_tasks, settings.plan.warm_up), lambda record: None)
-        before = await asyncio.to_thread(read_settled, settings.metrics_url)
         with tqdm(total=settings.plan.requests, unit="request") as bar:
             ran = await load.run(jobs, settings.plan, advance)
-        servers = difference(before, await asyncio.to_thread(read_settled, settings.metrics_url))
     result = LoadResult(ran.records, warm_up.records, ran.wall_s)
-    return BenchOutcome(_write(settings, result, servers, environment), result)
+    return BenchOutcome(_write(settings, result, environment), result)
 
 
-def _write(settings: BenchSettings, result: LoadResult, servers: dict[str, Any], environment: dict[str, Any]) -> str:
+def _write(settings: BenchSettings, result: LoadResult, environment: dict[str, Any]) -> str:
     summary = summarize(result)
     table = summary_table(settings.title, summary, result)
-    report = {"title": settings.title, "summary": summary_json(summary), "servers": servers, "environment": environment}
+    report = {"title": settings.title, "summary": summary_json(summary), "environment": environment}
     report["warm_up"] = {"requests": len(result.warm_up), "failures": sum(not r.is_ok for r in result.warm_up)}
     write_json(settings.log_dir / RESULTS_FILE, report)
     write_records(settings.log_dir / SAMPLES_FILE, result)

@@ -149,7 +149,7 @@ stage_serve() {
 }
 
 stage_streaming_benchmark() {
-  start_streaming_client "$TRITON_GRPC_PORT" "$TRITON_METRICS_PORT" "$LOG_DIR/streaming_grpc"
+  start_streaming_client "$TRITON_GRPC_PORT" "$LOG_DIR/streaming_grpc"
   wait_clients
 }
 
@@ -249,7 +249,7 @@ stage_disaggregated_benchmark() {
   for ((i = 0; i < TOKEN2WAV_SERVERS; i++)); do
     directory=$LOG_DIR/disaggregated/server_$i
     directories+=("$directory")
-    start_streaming_client $((DISAGGREGATED_GRPC_PORT + i)) $((DISAGGREGATED_METRICS_PORT + i)) "$directory"
+    start_streaming_client $((DISAGGREGATED_GRPC_PORT + i)) "$directory"
   done
   wait_clients || status=$?
   run "$PYTHON" -m benchmarks.combine "${directories[@]}"
@@ -379,7 +379,7 @@ gpu_count() {
   if [[ $DEVICE == cuda ]]; then nvidia-smi -L 2>/dev/null | wc -l; else echo 0; fi
 }
 
-# Starts a benchmark in the background. Args: gRPC port, metrics port, folder of the results.
+# Starts a benchmark in the background. Args: gRPC port, folder of the results.
 start_streaming_client() {
   local mode=streaming
   if ! is_decoupled; then mode=offline; fi
@@ -389,8 +389,8 @@ start_streaming_client() {
     texts=(--use-spk2info-cache True)
     if [[ -n $MANIFEST ]]; then texts+=(--manifest-path "$MANIFEST"); fi
   fi
-  start_client "$PYTHON" -m benchmarks.streaming_grpc --server-addr 127.0.0.1 --server-port "$1" --metrics-port "$2" \
-    --model-name "$(drop_in_model)" --mode "$mode" --num-tasks "$NUM_TASKS" "${texts[@]}" --log-dir "$3"
+  start_client "$PYTHON" -m benchmarks.streaming_grpc --server-addr 127.0.0.1 --server-port "$1" \
+    --model-name "$(drop_in_model)" --mode "$mode" --num-tasks "$NUM_TASKS" "${texts[@]}" --log-dir "$2"
 }
 
 # Prints what the drop-in is called for the checkpoint's family.

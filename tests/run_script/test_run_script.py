@@ -339,7 +339,7 @@ def test_cosyvoice2_s_stages_are_those_of_the_originals_run_sh() -> None:
 
 def test_cosyvoice3_s_stages_are_those_of_the_original_script() -> None:
     benchmark, batch = planned("4", "5", script=ROTARY)
-    assert "--server-port 18001 --metrics-port 18002 --model-name cosyvoice3" in benchmark
+    assert "--server-port 18001 --model-name cosyvoice3" in benchmark
     assert "benchmarks.offline_batch" in batch
     refused = run_script("6", "6", script=ROTARY)
     assert refused.returncode == 2 and "got 6, expected a stage, -1 to 5" in refused.stderr

@@ -72,7 +72,7 @@ async def drop_in() -> AsyncIterator[tuple[DropIn, str]]:
 
 def _settings(log_dir: Path, url: str, is_whole: bool, plan: LoadPlan) -> BenchSettings:
     open_door = partial(TritonDoor, url, 20.0, "cosyvoice2_dit", is_whole)
-    return BenchSettings(open_door, "a run", 0.0, plan, None, log_dir)
+    return BenchSettings(open_door, "a run", 0.0, plan, log_dir)
 
 
 async def test_a_run_leaves_results_samples_and_table(tmp_path: Path, drop_in: tuple[DropIn, str]) -> None:
@@ -195,7 +195,7 @@ def test_what_can_not_be_combined_is_refused_before_anything_is_sent(
 
 def test_the_command_exits_non_zero_when_requests_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with listening(BaseHTTPRequestHandler) as no_triton:
-        arguments = ["--server-port", str(no_triton), "--metrics-port", "0", "--num-requests", "1"]
+        arguments = ["--server-port", str(no_triton), "--num-requests", "1"]
         arguments += ["--warm-up", "0", "--timeout-s", "5"]
         status = streaming_grpc.main([*arguments, "--log-dir", str(tmp_path)])
     assert status == 1
