@@ -93,7 +93,6 @@ def _add_llm_options(group: argparse._ArgumentGroup) -> None:
     add("--device", choices=DEVICES, default=default_device(), help=device)
     model = "directory of the LLM and its tokenizer (default: of --checkpoint)"
     add("--llm-model-name-or-path", type=Path, help=model)
-    add("--engine-dir", type=Path, help="trtllm: directory of a built engine, for a service started here")
     url = "URL of a running LLM service (default: one is started here)"
     add("--llm-url", "--openai-api-base", type=_base_url, help=url)
     add("--openai-model-name", help="name of the service's model (default: the first that it lists)")
@@ -188,14 +187,12 @@ def make_plan(args: argparse.Namespace, host: Machine) -> BatchPlan:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse options that would do nothing."""
-    of_a_service = (args.kv_cache_free_gpu_memory_fraction, args.engine_dir, args.llm_set or None)
+    of_a_service = (args.kv_cache_free_gpu_memory_fraction, args.llm_set or None)
     if args.llm_url is not None and any(option is not None for option in of_a_service):
         raise BenchmarkError(
-            "--kv-cache-free-gpu-memory-fraction, --engine-dir and --llm-set are for a service that is started here; "
+            "--kv-cache-free-gpu-memory-fraction and --llm-set are for a service that is started here; "
             "the one at --llm-url has its own settings: leave them out, or leave --llm-url out"
         )
-    if args.engine_dir is not None and args.backend != "trtllm":
-        raise BenchmarkError(f"--engine-dir is for --backend trtllm; {args.backend} loads --llm-model-name-or-path")
     if not args.llm_model_name_or_path.is_dir():
         got = f"--llm-model-name-or-path {args.llm_model_name_or_path} is no directory"
         raise BenchmarkError(f"{got}; download the checkpoint first")

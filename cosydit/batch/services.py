@@ -80,7 +80,7 @@ def _llm_url(args: argparse.Namespace) -> AbstractContextManager[str]:
     options = {"tokenizer_dir": str(llm_dir), "max_batch_size": str(args.batch_size), **dict(args.llm_set)}
     if share is not None:
         options["kv_cache_free_gpu_memory_fraction"] = str(share)
-    served = args.engine_dir or served_form(llm_dir, args.backend, default_work_dir())
+    served = served_form(llm_dir, args.backend, default_work_dir())
     return serving_llm(args.backend, served, args.output_dir / LLM_LOG_FILE, LLM_TIMEOUT_S, **options)
 
 

@@ -155,7 +155,6 @@ def test_options_that_mean_nothing_are_usage_errors(
             ["--llm-url", "http://h:1", "--kv-cache-free-gpu-memory-fraction", "0.3"], "started here", id="kv cache"
         ),
         pytest.param(["--llm-url", "http://h:1", "--llm-set", "device=cpu"], "started here", id="LLM setting"),
-        pytest.param(["--engine-dir", "x"], "--engine-dir is for --backend trtllm", id="engine dir"),
         pytest.param(["--prompt-text", "x"], "go together", id="prompt text alone"),
         pytest.param(["--llm-url", "http://127.0.0.1:9"], "no LLM service answers", id="LLM down"),
     ],
