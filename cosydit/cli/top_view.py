@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -18,8 +18,6 @@ _BAD_SILENCE = 0.005
 _BAD_MISSES = 0.01
 _FULL_SLOTS = 0.9
 _MANY_WAITING = 4
-_TWO_DIGITS, _THREE_DIGITS = 10, 100
-"""Values from which figures with two and three digits are written as whole numbers."""
 _LEAST = 0.0001
 """Figures below this are written as 0, as more digits would need an exponent."""
 # Each server of the LLM has its own names: the embedded one, vLLM, trtllm-serve.
@@ -34,16 +32,14 @@ _FIRST_TOKEN = (
 
 
 def draw(looks: Looks, title: str) -> RenderableType:
-    """Return tables of the listeners, of each replica of both services, and of what the gateway sees of them."""
-    parts: list[RenderableType] = [
+    """Return tables of the listeners and of each replica of both services."""
+    return Group(
         Text(f"cosydit top  {title}", style="bold"),
         _table(_LISTENER_COLUMNS, "listeners", looks["gateway"], _listener_row),
         _table(_REQUEST_COLUMNS, "requests", looks["gateway"], _request_row),
         _table(_TOKEN2WAV_COLUMNS, "token2wav", looks["token2wav"], _token2wav_row),
         _table(_LLM_COLUMNS, "LLM", looks["llm"], _llm_row),
-    ]
-    replicas = _replicas(looks["gateway"])
-    return Group(*parts, *([replicas] if replicas is not None else []))
+    )
 
 
 _LISTENER_COLUMNS = ("streams", "ttfa p50", "p95", "slack p5", "silence", "audio s/s")
@@ -104,50 +100,16 @@ def _llm_row(window: Window) -> list[Text]:
     ]
 
 
-def _replicas(gateways: Sequence[WatchedService]) -> Table | None:
-    """Return the replicas as the gateways see them; None if these have no routers."""
-    windows = [gateway.window for gateway in gateways if gateway.window is not None]
-    readings = {name: _sums(windows, f"{GATEWAY}_{name}") for name, _ in _REPLICA_COLUMNS}
-    if not readings["replica_open_streams"]:
-        return None
-    table = _new_table("replicas, as the gateway sees them", [heading for _, heading in _REPLICA_COLUMNS])
-    for replica in sorted(readings["replica_open_streams"]):
-        table.add_row(replica, *(_number(readings[name].get(replica)) for name, _ in _REPLICA_COLUMNS))
-    return table
-
-
-_REPLICA_COLUMNS = (
-    ("replica_open_streams", "streams"),
-    ("replica_free_slots", "free slots"),
-    ("replica_step_seconds", "step s"),
-    ("replica_failures_total", "failures"),
-    ("failovers_total", "failovers"),
-)
-
-
-def _sums(windows: Sequence[Window], name: str) -> Mapping[str, float]:
-    sums: dict[str, float] = {}
-    for window in windows:
-        for replica, value in window.after.by(name, "replica").items():
-            sums[replica] = sums.get(replica, 0.0) + value
-    return sums
-
-
 def _table(columns: Sequence[str], title: str, services: Sequence[WatchedService], row: Row) -> Table:
-    table = _new_table(title, columns)
+    table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left", padding=(0, 1, 0, 0))
+    table.add_column(f"\n{title}", style="bold", no_wrap=True)
+    for column in columns:
+        table.add_column(f"\n{column}", justify="right", no_wrap=True)
     for service in services:
         if service.window is None:
             table.add_row(Text(f"{service.address} {service.problem}", style="bold red"))
         else:
             table.add_row(service.address, *row(service.window))
-    return table
-
-
-def _new_table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left", padding=(0, 1, 0, 0))
-    table.add_column(f"\n{title}", style="bold", no_wrap=True)
-    for column in columns:
-        table.add_column(f"\n{column}", justify="right", no_wrap=True)
     return table
 
 
@@ -164,9 +126,7 @@ def _count(value: float | None, is_bad: bool = False) -> Text:
 
 
 def _number(value: float | None) -> Text:
-    if value is None:
-        return Text(_NOTHING)
-    return Text(f"{value:.0f}" if abs(value) >= _THREE_DIGITS else f"{value:.3g}" if abs(value) >= _LEAST else "0")
+    return Text(_NOTHING if value is None else _plain(value, 3))
 
 
 def _milliseconds(value: float | None) -> Text:
@@ -178,9 +138,10 @@ def _seconds(value: float | None) -> Text:
 
 
 def _share(value: float | None, is_bad: bool) -> Text:
-    return Text(_NOTHING if value is None else f"{_plain(100 * value)} %", style=_style(is_bad))
+    return Text(_NOTHING if value is None else f"{_plain(100 * value, 2)} %", style=_style(is_bad))
 
 
-def _plain(value: float) -> str:
-    """Write two digits at least, never with an exponent."""
-    return f"{value:.0f}" if abs(value) >= _TWO_DIGITS else f"{value:.2g}" if abs(value) >= _LEAST else "0"
+def _plain(value: float, digits: int) -> str:
+    """Write so many digits, those before the point in any case, and never with an exponent."""
+    is_large = abs(value) >= 10 ** (digits - 1)
+    return f"{value:.0f}" if is_large else f"{value:.{digits}g}" if abs(value) >= _LEAST else "0"

@@ -34,12 +34,6 @@ cosydit_gateway_underrun_seconds_total %(silence)f
 # TYPE cosydit_gateway_audio_seconds counter
 cosydit_gateway_audio_seconds_total %(audio)f
 """
-REPLICAS = """
-# TYPE cosydit_gateway_replica_open_streams gauge
-cosydit_gateway_replica_open_streams{service="token2wav",replica="a:8001"} 5
-# TYPE cosydit_gateway_replica_step_seconds gauge
-cosydit_gateway_replica_step_seconds{service="token2wav",replica="a:8001"} 0.03
-"""
 TOKEN2WAV = """
 # TYPE cosydit_token2wav_slots gauge
 cosydit_token2wav_slots 64
@@ -91,12 +85,6 @@ def test_the_window_s_numbers_are_drawn_for_each_service() -> None:
     assert requests == "g:8080 2 - 0 - - -".split()
     assert line_with(text, "t:8002") == "t:8002 60/64 2.5 - - - - 10 % -".split()
     assert line_with(text, "l:8000") == "l:8000 12 9 - - -".split()
-    assert "as the gateway sees them" not in text
-
-
-def test_replicas_are_drawn_when_the_gateway_knows_of_them() -> None:
-    text = rendered(service("g:8080", gateway() + REPLICAS))
-    assert line_with(text, "a:8001") == "a:8001 5 - 0.03 - -".split()
 
 
 def test_a_counter_that_restarted_counts_from_its_new_start() -> None:
