@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from cosydit.cli.client import with_default_door
 from servicekit.extras import missing_extra
 from servicekit.logs import PlainError
 from servicekit.process import run_and_leave
@@ -70,7 +69,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser = build_parser()
-    args, unknown = parser.parse_known_args(with_default_door(words))
+    args, unknown = parser.parse_known_args(words)
     if unknown:
         is_text = not any(word.startswith("-") for word in unknown)
         hint = "; put a text of several words in quotes" if is_text else ""
