@@ -204,7 +204,7 @@ def _engine_parts(
     from token2wav_service.runtime.tensorrt.load import load_parts
 
     try:
-        parts = load_parts(config, flow, hift, MAX_PROMPT_FRAMES, shapes)
+        parts = load_parts(config, flow, hift, shapes)
     except EngineUnfitError as err:
         if is_wanted:
             raise

@@ -22,13 +22,6 @@ def described(default: _T, meaning: str, read: Callable[[str], object] | None = 
     return dataclasses.field(default=default, metadata={HELP: meaning, READ: read})
 
 
-def _ascending(text: str) -> tuple[int, ...]:
-    values = tuple(int(part) for part in text.split(","))
-    if not all(low < high for low, high in zip((0, *values), values, strict=False)):
-        raise ValueError("expected ascending numbers of at least 1, such as 300,900")
-    return values
-
-
 class HistoryPolicy(str, Enum):
     """Which earlier frames a chunk may attend to."""
 
@@ -129,12 +122,6 @@ class Token2WavConfig:
         None,
         "Folder of TensorRT engines, for runner `tensorrt`; None is `engines` in model_dir.",
         Path,
-    )
-    tensorrt_prompt_frames: tuple[int, ...] = described(
-        (300, 900),
-        "Mel frames (50 Hz), ascending, to which a batch's prompts are padded, the first that fits; longer "
-        "prompts run in the fused kernels.",
-        _ascending,
     )
     tensorrt_vocoder: str = described(
         "float32",

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from token2wav_service.checkpoint.loader import build_flow
 from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES
-from token2wav_service.config import SynthesisPolicy, Token2WavConfig
+from token2wav_service.config import SynthesisPolicy
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.spec import Precision
 from token2wav_service.runtime.slots.pool import PoolSizes
 from token2wav_service.runtime.slots.slot_runner import token_buckets_of
 from token2wav_service.runtime.slots.step_shapes import StepShapes
 from token2wav_service.runtime.tensorrt.planned import Axes, estimator_axes, holds, vocoder_axes
+from token2wav_service.runtime.tensorrt.solver import PROMPT_SIZES
 
 
 def test_the_graphs_hold_every_program_of_every_family() -> None:
@@ -29,7 +29,7 @@ def test_the_graphs_hold_every_program_of_every_family() -> None:
         window, _ = PoolSizes(1, SynthesisPolicy().estimator_recent_frames, 2, 900).rings(flow)
         for streams, tokens in shapes.programs():
             sizes: list[tuple[str, Axes]] = [(graphs.VOCODER, vocoder_axes(streams, tokens * stride + 8))]
-            for prompt in Token2WavConfig(Path()).tensorrt_prompt_frames:
+            for prompt in PROMPT_SIZES:
                 sizes.append((graphs.ESTIMATOR_CHUNK, estimator_axes(streams, tokens * stride, prompt, window)))
             for name, planned in sizes:
                 spec = graphs.describe_graph(name, flow_config, hift, Precision.FLOAT16)

@@ -160,7 +160,7 @@ OWN_SETTINGS = {
     **{"token_hop_len": "20", "token_hop_len_first": "10", "token_hop_len_max": "0", "requests_per_instance": "1"},
     **{"voices_dir": "/", "created_voices_dir": "/", "engines_dir": "/", "device": "cuda:1", "dtype": "float16"},
     **{"max_streams": "8", "max_chunk_tokens": "300", "voice_cache_bytes": "1000", "idle_timeout_s": "2.5"},
-    **{"runner": "torch", "tensorrt_vocoder": "float16", "tensorrt_prompt_frames": "250,500", "num_threads": "1"},
+    **{"runner": "torch", "tensorrt_vocoder": "float16", "num_threads": "1"},
     **{"estimator_recent_frames": "50", "conformer_recent_frames": "60", "ode_steps": "5"},
 }
 

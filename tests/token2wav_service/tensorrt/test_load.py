@@ -64,7 +64,7 @@ class Checkpoint:
         is_plain = family is Family.STEP_AUDIO2
         self.flow: AnyFlow = make_flow() if is_plain else make_block_flow(family)
         self.hift: HiFT | CausalHiFT = fold_weight_norm(make_hift() if is_plain else make_causal_hift())
-        self.config = Token2WavConfig(folder, synthesis=POLICY, tensorrt_prompt_frames=(12, 32))
+        self.config = Token2WavConfig(folder, synthesis=POLICY)
         self.engines: dict[str, ModuleEngine] = {}
         self.flow_files = (family.files.description, "flow.pt")
         for name in (*self.flow_files, "hift.pt"):
@@ -102,7 +102,7 @@ class Checkpoint:
     def parts(self, host: GpuHost = HOST, runner: RunnerKind = RunnerKind.TENSORRT, **changes: Any) -> EngineParts:
         config = replace(self.config, runner=runner, **changes)
         finder = EngineFinder(config, host, lambda _: self)  # type: ignore[arg-type,return-value]
-        return assemble_parts(finder, self.flow, self.hift, SIZES.max_prompt_frames, SHAPES)
+        return assemble_parts(finder, self.flow, self.hift, SHAPES)
 
     @property
     def runs(self) -> int:
@@ -228,16 +228,14 @@ def test_auto_goes_on_with_slots_and_says_why_and_tensorrt_does_not(
 
 
 def test_the_runner_is_a_setting_and_needs_a_gpu(checkpoint: Checkpoint) -> None:
-    settings = {"model_dir": "m", "runner": "tensorrt", "engines_dir": "e", "tensorrt_prompt_frames": "250,900"}
+    settings = {"model_dir": "m", "runner": "tensorrt", "engines_dir": "e"}
     settings["tensorrt_vocoder"] = "float16"
     config = Token2WavConfig.from_mapping(settings)
     assert build.choose_runner(config) is RunnerKind.TENSORRT
-    assert (config.engines_dir, config.tensorrt_prompt_frames) == (Path("e"), (250, 900))
+    assert config.engines_dir == Path("e")
     with pytest.raises(ValueError, match="got 'int8', expected float32 or float16"):
         Token2WavConfig.from_mapping({**settings, "tensorrt_vocoder": "int8"})
-    with pytest.raises(ValueError, match=r"^tensorrt_prompt_frames: got '900,250', expected ascending numbers"):
-        Token2WavConfig.from_mapping({**settings, "tensorrt_prompt_frames": "900,250"})
     with pytest.raises(ValueError, match="got 'trt', expected auto, torch, packed, slots or tensorrt"):
         Token2WavConfig.from_mapping({**settings, "runner": "trt"})
     with pytest.raises(EngineUnfitError, match="needs device=cuda"):
-        load_parts(config, checkpoint.flow, checkpoint.hift, 900, SHAPES)
+        load_parts(config, checkpoint.flow, checkpoint.hift, SHAPES)

@@ -62,7 +62,7 @@ class NoReadback(TorchDispatchMode):
 class Engines:
     """What takes the fused kernels' places, and the engines behind it."""
 
-    def __init__(self, family: Family, prompts: tuple[int, ...] = (PADDED,)) -> None:
+    def __init__(self, family: Family) -> None:
         flow, vocoder = models_of(family)
         configs = (flow.config, vocoder.config, Precision.FLOAT32)
         spec, vocoded = (describe_graph(name, *configs) for name in (ESTIMATOR_CHUNK, VOCODER))
@@ -71,7 +71,8 @@ class Engines:
         self.estimator = ModuleEngine(self.spec, module)
         sizes = [estimator_axes(streams, STRIDE * BLOCK, PADDED, RECENT) for streams in STREAMS]
         fused = make_solver(flow, POLICY.ode_steps)
-        self.solver = TensorRTSolver(self.plan(*sizes), fused, prompts, SIZES.max_prompt_frames)
+        self.solver = TensorRTSolver(self.plan(*sizes), fused)
+        self.solver.prompt_sizes = (PADDED, SIZES.max_prompt_frames)
         self.vocoder = ModuleEngine(vocoded, VocoderStack(vocoder, Precision.FLOAT32))
         beside = 2 * vocoder.lookahead if isinstance(vocoder, CausalHiFT) else 8
         columns = [vocoder_axes(streams, STRIDE * BLOCK + beside) for streams in STREAMS]
@@ -107,12 +108,10 @@ def test_mixed_streams_through_engines_equal_the_plain_modules(family: Family) -
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prompts_are_padded_but_where_the_graph_knows_no_positions(family: Family) -> None:
     solver = Engines(family).solver
-    assert solver.prompt_sizes == (PADDED, UNPADDED), "prompts up to 64 frames need programs too"
-    assert [solver.prompt_size(frames, end=99) for frames in (0, 20, 21)] == [PADDED, PADDED, UNPADDED]
+    assert [solver.prompt_size(frames, end=99) for frames in (0, 20, 21, 64)] == [PADDED, PADDED, 64, 64]
     beyond = UNPADDED if family is Family.COSYVOICE3 else PADDED
     assert solver.prompt_size(8, ROTARY_FRAMES) == PADDED
     assert solver.prompt_size(8, ROTARY_FRAMES + 1) == beyond
-    assert Engines(family, (PADDED, 64)).solver.prompt_sizes == (PADDED, 64)
 
 
 def solve(engines: Engines, streams: int, prompt_size: int) -> Tensor:

@@ -43,7 +43,7 @@ from token2wav_service.runtime.tensorrt.planned import (
     torch_dtype,
     vocoder_axes,
 )
-from token2wav_service.runtime.tensorrt.solver import TensorRTSolver
+from token2wav_service.runtime.tensorrt.solver import PROMPT_SIZES, TensorRTSolver
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,6 @@ def load_parts(
     config: Token2WavConfig,
     flow: AnyFlow,
     hift: HiFT | CausalHiFT,
-    max_prompt_frames: int,
     shapes: StepShapes,
 ) -> EngineParts:
     """Return the parts of the runner's programs that run in engines on the configured GPU.
@@ -72,7 +71,6 @@ def load_parts(
     Args:
         flow: on the GPU, in the dtype to compute in.
         hift: on the GPU, float32, weight norms folded.
-        max_prompt_frames: longest prompt that is accepted.
         shapes: programs that the runner prepares.
 
     Raises:
@@ -85,7 +83,7 @@ def load_parts(
     host = GpuHost(architecture, torch.cuda.get_device_name(device), installed_libraries())
     with torch.cuda.device(device):
         finder = EngineFinder(config, host, load_tensorrt)
-        return assemble_parts(finder, flow, hift, max_prompt_frames, shapes)
+        return assemble_parts(finder, flow, hift, shapes)
 
 
 class EngineFinder:
@@ -129,9 +127,7 @@ class EngineFinder:
             raise EngineUnfitError(f"{manifest.key.stem} is not faster: {speed}")
 
 
-def assemble_parts(
-    finder: EngineFinder, flow: AnyFlow, hift: HiFT | CausalHiFT, max_prompt_frames: int, shapes: StepShapes
-) -> EngineParts:
+def assemble_parts(finder: EngineFinder, flow: AnyFlow, hift: HiFT | CausalHiFT, shapes: StepShapes) -> EngineParts:
     """Load the engines for a host and plan their sizes.
 
     Raises:
@@ -143,15 +139,15 @@ def assemble_parts(
         raise EngineUnfitError(f"engines compute in float32 or float16, got dtype={name}")
     spec = describe_graph(ESTIMATOR_CHUNK, flow.config, hift.config, Precision(name))
     stride = flow.stride
-    window, _ = PoolSizes(0, config.synthesis.estimator_recent_frames, 0, max_prompt_frames).rings(flow)
+    window, _ = PoolSizes(0, config.synthesis.estimator_recent_frames, 0, PROMPT_SIZES[-1]).rings(flow)
     planned = [
         estimator_axes(streams, tokens * stride, prompt, window)
         for streams, tokens in shapes.programs()
-        for prompt in config.tensorrt_prompt_frames
+        for prompt in PROMPT_SIZES
     ]
     estimator = finder.open(spec, loader.flow_files(config.model_dir), planned, parameter.device)
     fused = make_solver(flow, config.synthesis.ode_steps)
-    solver = TensorRTSolver(estimator, fused, config.tensorrt_prompt_frames, max_prompt_frames)
+    solver = TensorRTSolver(estimator, fused)
     # A plain vocoder's call has frames of the chunk before; a causal one's the frames that wait, and some to look into.
     columns = [vocoder_axes(streams, tokens * stride + OVERLAP_FRAMES) for streams, tokens in shapes.programs()]
     return EngineParts(solver, _convolutions(finder, flow, hift, columns))

@@ -6,8 +6,6 @@ can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -17,37 +15,27 @@ from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots.chunk_solver import ChunkSolver, FusedSolver, SolverBatch, SolverPool
 from token2wav_service.runtime.tensorrt.planned import BoundContext, PlannedEngine, estimator_axes
 
+PROMPT_SIZES = (300, 900)
+"""Mel frames (50 Hz) that a batch's prompts are padded to, the first that holds them; no prompt is longer."""
 UNPADDED = 0
-"""Prompt size of batches that the fused kernels solve, because the engine is not prepared for their prompts."""
+"""Prompt size of batches that the fused kernels solve, because they end behind the engine's table of positions."""
 
 
 class TensorRTSolver(ChunkSolver):
     """Solves chunks of streams; see `ChunkSolver`."""
 
-    def __init__(
-        self,
-        estimator: PlannedEngine,
-        fused: FusedSolver,
-        prompt_frames: Sequence[int],
-        max_prompt_frames: int,
-    ) -> None:
-        """Keep the parts.
+    prompt_sizes = PROMPT_SIZES
 
-        Args:
-            estimator: computes the velocity.
-            fused: solves the chunks whose sizes the engine is not planned for, on the same pool.
-            prompt_frames: columns that a batch's prompts are padded to, ascending: the engine is prepared for these.
-            max_prompt_frames: longest prompt that may come.
-        """
+    def __init__(self, estimator: PlannedEngine, fused: FusedSolver) -> None:
+        """Keep what computes the velocity, and what solves, on the same pool, chunks of sizes that are not planned."""
         self._estimator, self._fused = estimator, fused
         self._times = fused.times.tolist()
-        self.prompt_sizes = (*prompt_frames, *(() if prompt_frames[-1] >= max_prompt_frames else (UNPADDED,)))
 
     def prompt_size(self, frames: int, end: int) -> int:
         """See `ChunkSolver`; a graph with positions knows none behind its table's last."""
         if "first_frames" in self._estimator.names and end > ROTARY_FRAMES:
             return UNPADDED
-        return next((size for size in self.prompt_sizes if size >= frames), UNPADDED)
+        return next(size for size in self.prompt_sizes if size >= frames)
 
     def allocate(self, slots: int, ring: int) -> SolverPool:
         """See `ChunkSolver`."""
