@@ -66,8 +66,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     try:
         if args.settings:
-            applied = assemble(args.model_repository, parse_pairs(args.settings))
-            logging.getLogger(__name__).info("assembled %s:\n%s", args.model_repository, format_table(applied))
+            given = parse_pairs(args.settings)
+            applied = assemble(args.model_repository, given)
+            logger.info("assembled %s:\n%s", args.model_repository, format_table(applied, given))
     except RepositorySettingsError as err:
         sys.stderr.write(f"{err}\n")
         return _USAGE_ERROR

@@ -10,7 +10,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf import text_format
@@ -40,19 +39,7 @@ _VERSION = "1"
 _USAGE_ERROR = 2
 
 
-@dataclass(frozen=True)
-class AppliedSetting:
-    """One setting as it went into the repository."""
-
-    name: str
-    value: str
-    is_given: bool
-    """Whether the user gave the value; False: it is the default."""
-    places: tuple[str, ...]
-    """Config fields that the setting changed."""
-
-
-def assemble(output: Path, given: Mapping[str, str]) -> list[AppliedSetting]:
+def assemble(output: Path, given: Mapping[str, str]) -> dict[str, str]:
     """Write a complete model repository to `output`, replacing a repository that is there.
 
     Nothing is written unless every setting is good; readers see the old repository or the new, never half of one.
@@ -61,7 +48,7 @@ def assemble(output: Path, given: Mapping[str, str]) -> list[AppliedSetting]:
         given: settings by name; see `SETTINGS`.
 
     Returns:
-        Every setting in effect, in the order of `SETTINGS`.
+        Every setting in effect with its value, in the order of `SETTINGS`.
 
     Raises:
         RepositorySettingsError: unknown names, missing or bad values; or `output` holds what is no repository.
@@ -77,16 +64,7 @@ def assemble(output: Path, given: Mapping[str, str]) -> list[AppliedSetting]:
         _swap(staging / "new", output, staging / "old")
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return [
-        AppliedSetting(
-            s.name,
-            values[s.name],
-            s.name in given,
-            tuple(f"{names[target.model]}: {target.place}" for target in s.targets if target.model in names),
-        )
-        for s in SETTINGS
-        if s.name in values
-    ]
+    return values
 
 
 def find_drop_in_name(model_dir: Path) -> str:
@@ -117,12 +95,11 @@ def count_instances(model_repository: Path) -> int:
     return sum(max(group.count, 1) for config in configs for group in config.instance_group)
 
 
-def format_table(applied: list[AppliedSetting]) -> str:
-    """Lay the settings out as text, one line each."""
-    rows = [(a.name, a.value, "given" if a.is_given else "default", ", ".join(a.places)) for a in applied]
-    rows.insert(0, ("setting", "value", "from", "sets"))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return "\n".join("  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]]) for row in rows)
+def format_table(values: Mapping[str, str], given: Mapping[str, str]) -> str:
+    """Lay the settings in effect out as text, one line each, with whether the user gave them."""
+    rows = [("setting", "value", "from"), *((n, v, "given" if n in given else "default") for n, v in values.items())]
+    names, texts = (max(len(row[column]) for row in rows) for column in range(2))
+    return "\n".join(f"{name:{names}}  {value:{texts}}  {origin}" for name, value, origin in rows)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -134,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
     except RepositorySettingsError as err:
         sys.stderr.write(f"{err}\n")
         return _USAGE_ERROR
-    sys.stdout.write(f"{format_table(applied)}\nassembled {args.output}\n")
+    sys.stdout.write(f"{format_table(applied, given)}\nassembled {args.output}\n")
     return 0
 
 

@@ -64,12 +64,11 @@ def test_the_drop_in_is_called_what_the_original_calls_it_for_the_checkpoints_fa
     expected = {Family.STEP_AUDIO2: "cosyvoice2_dit", Family.COSYVOICE2: "cosyvoice2", Family.COSYVOICE3: "cosyvoice3"}
     (tmp_path / "token2wav" / family.files.description).touch()
     applied = assemble(tmp_path / "out", required | {"BLS_INSTANCE_NUM": "3"})
+    assert applied["BLS_INSTANCE_NUM"] == "3"
     folders = {path.name for path in (tmp_path / "out").iterdir()}
     assert folders == {TOKEN2WAV_MODEL, expected[family], AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL}
     config = read_config(tmp_path / "out" / expected[family] / "config.pbtxt")
     assert (config.name, config.instance_group[0].count) == (expected[family], 3)
-    instances = next(one for one in applied if one.name == "BLS_INSTANCE_NUM")
-    assert instances.places[0] == f"{expected[family]}: instance_group[0].count"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_the_originals_other_models_are_those_of_one_family(
 ) -> None:
     (tmp_path / "token2wav" / family.files.description).touch()
     asked = required | {"ORIGINAL_MODELS": "true", "device": "cuda:1"}
-    applied = assemble(tmp_path / "out", asked)
+    assemble(tmp_path / "out", asked)
     usual = {TOKEN2WAV_MODEL, family.value, AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL}
     assert {path.name for path in (tmp_path / "out").iterdir()} == usual | names
     for name in names:
@@ -92,8 +91,6 @@ def test_the_originals_other_models_are_those_of_one_family(
         assert callable(pkgutil.resolve_name(config.parameters[ENTRY_PARAMETER].string_value)) and config.name == name
         given = [config.parameters[key].string_value for key in ("model_dir", "device")]
         assert given == ([required["model_dir"], "cuda:1"] if name in of_models else ["", ""])
-    device = next(one for one in applied if one.name == "device")
-    assert device.places == tuple(f"{name}: parameters[device]" for name in (TOKEN2WAV_MODEL, *sorted(of_models)))
 
 
 def test_the_llm_inside_triton_asks_the_llm_service(tmp_path: Path, required: dict[str, str]) -> None:
