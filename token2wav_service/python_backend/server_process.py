@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 ENTRY_PARAMETER = "entry"
@@ -46,19 +46,19 @@ DRAIN_FLAG_VARIABLE = "COSYDIT_DRAIN_FLAG"
 """Environment variable with the path of a file; while the file exists, the server drains."""
 
 
-def read_drain_flag(environment: Mapping[str, str]) -> Callable[[], bool]:
-    """Return what tells whether the server drains; without the variable it never does."""
-    path = environment.get(DRAIN_FLAG_VARIABLE)
-    return Path(path).exists if path else lambda: False
+def is_draining() -> bool:
+    """Tell whether the server drains; without the variable it never does."""
+    path = os.environ.get(DRAIN_FLAG_VARIABLE)
+    return path is not None and Path(path).exists()
 
 
 END_FLAG = "ended"
 """Name of the file, beside that of `DRAIN_FLAG_VARIABLE`, that says that the server has answered all requests."""
 
 
-def note_end(environment: Mapping[str, str]) -> None:
+def note_end() -> None:
     """Tell the launcher, if there is one, that a model of its server has ended: Triton ends none before all answers."""
-    path = environment.get(DRAIN_FLAG_VARIABLE)
+    path = os.environ.get(DRAIN_FLAG_VARIABLE)
     if path:
         Path(path).with_name(END_FLAG).touch()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
@@ -20,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from servicekit.clock import SystemClock
-from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer, endpoint_of, open_tracer
+from servicekit.tracing import TRACEPARENT, endpoint_of, open_tracer
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import CALLER_HAS_SHARE, DEFAULT_PRIORITY, Operation
 from token2wav_service.engine.voices import STOP_TIMEOUT_S, BoundedPool
 from token2wav_service.errors import EngineStoppedError, InvalidRequestError, StreamAbortedError, Token2WavError
 from token2wav_service.python_backend.inputs import PbUtils, RequestInputs, Responder, text_tensor
-from token2wav_service.python_backend.server_process import note_end, read_drain_flag, read_parameters, server_ender
+from token2wav_service.python_backend.server_process import is_draining, note_end, read_parameters, server_ender
 from token2wav_service.serving.metrics import NO_TRACE, SERVICE, EngineMetrics, StreamTrace, begin_trace
 from token2wav_service.types import (
     AudioChunk,
@@ -73,9 +72,6 @@ class Token2WavModel:
         engine: ServingLoop,
         decode_audio: Callable[[bytes], FloatArray],
         *,
-        is_draining: Callable[[], bool] = lambda: False,
-        on_end: Callable[[], None] = lambda: None,
-        tracer: Tracer = NULL_TRACER,
         lease_poll_interval_s: float = LEASE_POLL_INTERVAL_S,
         metrics_interval_s: float = METRICS_INTERVAL_S,
     ) -> None:
@@ -84,18 +80,13 @@ class Token2WavModel:
         Args:
             pb_utils: the module `triton_python_backend_utils`.
             decode_audio: an audio file's bytes to [N] mono float32 at 16 kHz; raises InvalidPromptError.
-            is_draining: tells whether the server is to stop when its streams have ended, and takes no new ones.
-            on_end: called when everything is over.
-            tracer: of the streams whose callers trace them; closed with the model.
             lease_poll_interval_s: how often callers are asked whether they are still there; many less often.
             metrics_interval_s: how often the engine's counters are published.
         """
         self._pb_utils = pb_utils
         self._engine = engine
         self._decode_audio = decode_audio
-        self._is_draining = is_draining
-        self._on_end = on_end
-        self._tracer = tracer
+        self._tracer = open_tracer(SERVICE, endpoint_of())
         self._lease_poll_interval_s = lease_poll_interval_s
         self._leases: dict[str, _Lease] = {}
         self._lock = threading.Lock()
@@ -129,16 +120,7 @@ class Token2WavModel:
         from token2wav_service.features.audio import load_prompt_audio
 
         config = Token2WavConfig.from_mapping(read_parameters(model_config_json))
-        tracer = open_tracer(SERVICE, endpoint_of())
-        engine = build_engine_loop(config, SystemClock(), server_ender())
-        return cls(
-            pb_utils,
-            engine,
-            load_prompt_audio,
-            is_draining=read_drain_flag(os.environ),
-            on_end=partial(note_end, os.environ),
-            tracer=tracer,
-        )
+        return cls(pb_utils, build_engine_loop(config, SystemClock(), server_ender()), load_prompt_audio)
 
     def execute(self, requests: list[Any]) -> None:
         """Hand every request to the engine and return; never blocks on computation, never raises."""
@@ -166,7 +148,7 @@ class Token2WavModel:
         for lease in self._take_leases():
             lease.responder.fail(EngineStoppedError("the server stopped while the stream was open: open it again"))
         self._tracer.close()
-        self._on_end()
+        note_end()
 
     def _dispatch(self, inputs: RequestInputs, responder: Responder) -> None:
         if responder.is_cancelled():
@@ -213,7 +195,7 @@ class Token2WavModel:
 
     def _open(self, inputs: RequestInputs, responder: Responder) -> None:
         """Answer with the stream's id; where its voice is still being made, with the voice's id before."""
-        if self._is_draining():
+        if is_draining():
             raise EngineStoppedError("the server stops when its streams have ended: open the stream on another one")
         voice_id = inputs.text("voice_id")
         has_streams = inputs.parameter(CALLER_HAS_SHARE) is not None
@@ -267,7 +249,7 @@ class Token2WavModel:
 
     def _status(self, inputs: RequestInputs, responder: Responder) -> None:
         status = self._engine.status()
-        status = dataclasses.replace(status, is_draining=status.is_draining or self._is_draining())
+        status = dataclasses.replace(status, is_draining=status.is_draining or is_draining())
         responder.finish({"status": text_tensor(status.to_json())})
 
     def _end_lease(self, lease: _Lease, summary: StreamSummary) -> None:

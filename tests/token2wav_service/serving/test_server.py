@@ -110,7 +110,7 @@ def test_a_server_whose_model_does_not_load_ends_with_its_log(tmp_path: Path) ->
 
 
 SLOW_TO_END = """
-import os, time
+import time
 from token2wav_service.python_backend.server_process import note_end
 
 class TritonPythonModel:
@@ -118,7 +118,7 @@ class TritonPythonModel:
         return []
 
     def finalize(self):
-        note_end(os.environ)
+        note_end()
         time.sleep(600)
 """
 

@@ -26,22 +26,17 @@ from tests.token2wav_service.serving.test_token2wav_model import WAIT_S, decode_
 from tests.token2wav_service.serving.test_token2wav_model import text as text_tensor
 from tests.workers import QuietHandler, free_ports, listening, wait_until
 from token2wav_service.contract import ErrorCode, ServerStatus, decode_error
+from token2wav_service.python_backend.server_process import DRAIN_FLAG_VARIABLE
 from token2wav_service.serving.process import health
 from token2wav_service.serving.process.health import drain, open_streams
 from token2wav_service.serving.process.installation import ServerOptions
 from token2wav_service.serving.token2wav_model import Token2WavModel
 
-DRAINING_MODEL = (
-    FAKE_ENGINE_MODEL.replace("import triton", "import os\n\nimport triton", 1).replace(
-        "load_prompt_audio, metrics", "load_prompt_audio, is_draining=read_drain_flag(os.environ), metrics"
-    )
-    + "\nfrom token2wav_service.python_backend.server_process import read_drain_flag\n"
-)
 SERVER_WAIT_S = 60.0
 
 
-def _model(is_draining: bool) -> Token2WavModel:
-    return Token2WavModel(FakePbUtils(), FakeEngineLoop(), decode_audio, is_draining=lambda: is_draining)
+def _model() -> Token2WavModel:
+    return Token2WavModel(FakePbUtils(), FakeEngineLoop(), decode_audio)
 
 
 def _ask(model: Token2WavModel, operation: str, **tensors: object) -> FakeRequest:
@@ -52,15 +47,20 @@ def _ask(model: Token2WavModel, operation: str, **tensors: object) -> FakeReques
 
 
 @pytest.mark.parametrize("is_draining", [False, True])
-def test_the_status_says_what_the_engine_says_and_whether_the_server_drains(is_draining: bool) -> None:
-    model = _model(is_draining)
+def test_the_status_says_what_the_engine_says_and_whether_the_server_drains(
+    is_draining: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DRAIN_FLAG_VARIABLE, str(tmp_path / "flag"))
+    if is_draining:
+        (tmp_path / "flag").touch()
+    model = _model()
     answer = _ask(model, "status").sender.sent[0].named()["status"]
     assert ServerStatus.from_json(answer[0].decode()) == ServerStatus(4, 0, 0, 2, 0, 0.01, 20.0, is_draining)
     model.finalize()
 
 
 def test_the_status_of_a_failed_engine_is_draining() -> None:
-    model = _model(is_draining=False)
+    model = _model()
     model._engine.is_stopped = True  # type: ignore[attr-defined]
     answer = _ask(model, "status").sender.sent[0].named()["status"]
     assert ServerStatus.from_json(answer[0].decode()).is_draining
@@ -68,7 +68,7 @@ def test_the_status_of_a_failed_engine_is_draining() -> None:
 
 
 @contextmanager
-def launched(folder: Path, model_text: str = DRAINING_MODEL) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def launched(folder: Path, model_text: str = FAKE_ENGINE_MODEL) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Run the launcher on a token2wav_dit with this model.py; gives its process and gRPC address."""
     repository = write_model(folder, model_text)
     http, grpc, metrics = map(str, free_ports(3))
