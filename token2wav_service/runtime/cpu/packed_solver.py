@@ -34,7 +34,7 @@ class _Affine:
     """A product with a weight [outputs, inputs], and a bias [outputs]; in oneDNN's own layout where torch has it."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        self._bias = bias
+        weight, self._bias = weight.detach(), bias.detach()
         self._packed: Tensor | None = None
         if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
@@ -56,18 +56,23 @@ class _Affine:
         return made
 
 
-@dataclass(frozen=True)
 class _Block:
-    projections: _Affine  # of queries, keys and values, in this order
-    head_scale: Tensor  # [2h, d] of the norms of queries and keys
-    head_shift: Tensor
-    output: _Affine
-    first_conv: _Affine  # inputs: the frame before the last, the last, this one
-    conv_scale: Tensor  # [C] of the norm between both
-    conv_shift: Tensor
-    second_conv: _Affine
-    expand: _Affine
-    shrink: _Affine
+    """One block's weights."""
+
+    def __init__(self, block: Any) -> None:
+        attention, layers, mlp = block.attn, block.conv.block, block.mlp
+        parts = (attention.to_q, attention.to_k, attention.to_v)
+        self.projections = _Affine(torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts]))
+        # [2h, d] of the norms of queries and keys.
+        norms = (attention.q_norm, attention.k_norm)
+        self.head_scale, self.head_shift = (
+            torch.cat([value.detach().expand(attention.heads, -1) for value in values]).contiguous()
+            for values in ([norm.weight for norm in norms], [norm.bias for norm in norms])
+        )
+        self.output = _read(attention.proj)
+        self.first_conv, self.second_conv = _read_conv(layers[1]), _read_conv(layers[6])
+        self.conv_norm = layers[3]
+        self.expand, self.shrink = _read(mlp.fc1), _read(mlp.fc2)
 
 
 @dataclass(frozen=True)
@@ -83,15 +88,9 @@ class _Modulation:
 
 
 @dataclass(frozen=True)
-class _BlockModulation:
-    attention: _Modulation
-    mlp: _Modulation
-    conv: _Modulation
-
-
-@dataclass(frozen=True)
 class _StepModulation:
-    blocks: list[_BlockModulation]
+    blocks: list[list[_Modulation]]
+    """Each block's of attention, MLP and convolution."""
     scale: Tensor
     shift: Tensor
 
@@ -136,7 +135,7 @@ class PackedSolver:
         self.steps, self.depth = steps, config.depth
         self.heads, self.head_dim, self.width = config.num_heads, config.head_dim, config.hidden_size
         self.guidance = decoder.guidance
-        self._blocks = [_read_block(block) for block in estimator.blocks]
+        self._blocks = [_Block(block) for block in estimator.blocks]
         self._grid = time_grid(steps).tolist()
         with torch.inference_mode():
             self._modulations = [_read_modulation(estimator, time) for time in self._grid[:-1]]
@@ -194,26 +193,20 @@ class PackedSolver:
     def _run_block(
         self,
         block: _Block,
-        modulation: _BlockModulation,
+        modulations: Sequence[_Modulation],
         x: Tensor,
         layout: _Layout,
         places: Sequence[Columns],
         tails: Tensor,
         new_tails: Tensor,
     ) -> Tensor:
-        attended = self._attend(block, modulation.attention(x), layout, places)
-        x = torch.addcmul(x, modulation.attention.gate, attended)
-        columns = torch.cat([tails[0], modulation.conv(x)])
-        inner = functional.layer_norm(
-            _convolved(block.first_conv, columns, layout, new_tails[0]),
-            (self.width,),
-            block.conv_scale,
-            block.conv_shift,
-            _INNER_NORM_EPS,
-        )
+        attention, mlp, conv = modulations
+        x = torch.addcmul(x, attention.gate, self._attend(block, attention(x), layout, places))
+        columns = torch.cat([tails[0], conv(x)])
+        inner = block.conv_norm(_convolved(block.first_conv, columns, layout, new_tails[0]))
         columns = torch.cat([tails[1], _mish(inner)])
-        x = torch.addcmul(x, modulation.conv.gate, _convolved(block.second_conv, columns, layout, new_tails[1]))
-        return torch.addcmul(x, modulation.mlp.gate, block.shrink(block.expand.gelu(modulation.mlp(x))))
+        x = torch.addcmul(x, conv.gate, _convolved(block.second_conv, columns, layout, new_tails[1]))
+        return torch.addcmul(x, mlp.gate, block.shrink(block.expand.gelu(mlp(x))))
 
     def _attend(self, block: _Block, x: Tensor, layout: _Layout, places: Sequence[Columns]) -> Tensor:
         """Let each stream's queries see its own history and frames; returns [2N, C]."""
@@ -248,33 +241,12 @@ def _mish(x: Tensor) -> Tensor:
 
 
 def _read(linear: nn.Linear) -> _Affine:
-    return _Affine(linear.weight.detach(), linear.bias.detach())
+    return _Affine(linear.weight, linear.bias)
 
 
 def _read_conv(conv: nn.Conv1d) -> _Affine:
     assert conv.bias is not None
-    return _Affine(conv.weight.detach().permute(0, 2, 1).flatten(1), conv.bias.detach())
-
-
-def _read_block(block: Any) -> _Block:
-    attention, layers, mlp = block.attn, block.conv.block, block.mlp
-    parts = (attention.to_q, attention.to_k, attention.to_v)
-    norms = (attention.q_norm, attention.k_norm)
-    heads = attention.heads
-    return _Block(
-        projections=_Affine(
-            *(torch.cat([getattr(part, name).detach() for part in parts]) for name in ("weight", "bias"))
-        ),
-        head_scale=torch.cat([norm.weight.detach().expand(heads, -1) for norm in norms]).contiguous(),
-        head_shift=torch.cat([norm.bias.detach().expand(heads, -1) for norm in norms]).contiguous(),
-        output=_read(attention.proj),
-        first_conv=_read_conv(layers[1]),
-        conv_scale=layers[3].weight.detach(),
-        conv_shift=layers[3].bias.detach(),
-        second_conv=_read_conv(layers[6]),
-        expand=_read(mlp.fc1),
-        shrink=_read(mlp.fc2),
-    )
+    return _Affine(conv.weight.permute(0, 2, 1).flatten(1), conv.bias)
 
 
 def _read_modulation(estimator: DiT, time: float) -> _StepModulation:
@@ -282,9 +254,8 @@ def _read_modulation(estimator: DiT, time: float) -> _StepModulation:
     blocks = []
     layers: list[Any] = list(estimator.blocks)
     for block in layers:
-        parts = block.adaLN_modulation[1](condition)[0].chunk(MODULATIONS)
-        shifted = [_Modulation(1 + scale, shift, gate) for shift, scale, gate in zip(*[iter(parts)] * 3, strict=True)]
-        attention, mlp, conv = shifted
-        blocks.append(_BlockModulation(attention, mlp, conv))
+        parts = iter(block.adaLN_modulation[1](condition)[0].chunk(MODULATIONS))
+        triples = zip(parts, parts, parts, strict=True)
+        blocks.append([_Modulation(1 + scale, shift, gate) for shift, scale, gate in triples])
     shift, scale = estimator.final_layer.adaLN_modulation[1](condition)[0].chunk(2)
     return _StepModulation(blocks, 1 + scale, shift)
