@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, TensorProto
 from onnx.helper import np_dtype_to_tensor_dtype
 from torch import Generator, Tensor, nn
 from torch.export import Dim
@@ -27,7 +26,6 @@ OPSET = 18
 LATEST_FRAME = 15_000
 """Bound of the random positions: 300 s."""
 _EXPORTER_LOGGERS = ("torch.onnx._internal.exporter._registration", "torch.onnx")
-_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def write_graph(module: nn.Module, spec: GraphSpec, path: Path) -> None:
@@ -37,7 +35,6 @@ def write_graph(module: nn.Module, spec: GraphSpec, path: Path) -> None:
         ExportError: the graph can't be exported, or is not what the description says.
     """
     model = _to_onnx(module, spec)
-    _name_nodes(model)
     _strip(model)
     _name_output_axes(model, spec)
     check_interface(model, spec)
@@ -130,22 +127,6 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _name_nodes(model: ModelProto) -> None:
-    """Put the module's path in front of every node's name, so that an error of a runtime can be placed."""
-    for node in model.graph.node:
-        scope = _scope(node)
-        if scope:
-            node.name = f"{scope}/{node.name}"
-
-
-def _scope(node: NodeProto) -> str:
-    for entry in node.metadata_props:
-        if entry.key == _SCOPES:
-            modules = ast.literal_eval(entry.value)[:-1]
-            return str(modules[-1]) if modules else ""
-    return ""
 
 
 def _strip(model: ModelProto) -> None:

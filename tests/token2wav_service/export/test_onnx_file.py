@@ -59,11 +59,8 @@ def test_equal_inputs_give_equal_bytes_without_any_path(spec: GraphSpec, tmp_pat
     assert logging.getLogger("torch.onnx").level == level, "the exporter's remarks are held back for its time only"
 
 
-def test_nodes_are_named_for_their_modules_and_the_file_holds_what_they_need(
-    exported: ExportDirectory,
-) -> None:
+def test_the_file_holds_what_its_nodes_need_and_nothing_else(exported: ExportDirectory) -> None:
     model = onnx.load(str(exported.out_dir / f"{ESTIMATOR_CHUNK}.float32.onnx"))
-    assert any(node.name.startswith("estimator.blocks.0.mlp.fc1/") for node in model.graph.node)
     used = {name for node in model.graph.node for name in node.input}
     assert {tensor.name for tensor in model.graph.initializer} <= used
 
