@@ -51,9 +51,7 @@ class TritonInstallation:
     python_backend: Path | None
     """Folder with libtriton_python.so; None when the server finds its own backends."""
     stub: Path | None
-    """The python backend's stub for `python_version`; None with `python_backend` None."""
-    python_version: str
-    """Version of the interpreter that runs the models, such as 3.11."""
+    """The python backend's stub for this Python; None with `python_backend` None."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def find_installation() -> TritonInstallation:
             f"no tritonserver found: {install_command('triton-embedded')} brings one (nvidia-pytriton), and the NGC "
             "tritonserver image has one on PATH"
         )
-    return TritonInstallation(Path(on_path), (), None, None, _running_python())
+    return TritonInstallation(Path(on_path), (), None, None)
 
 
 def lay_out_backends(installation: TritonInstallation, directory: Path) -> Path | None:
@@ -233,7 +231,6 @@ def _from_wheel(root: Path) -> TritonInstallation:
         library_dirs=(find_shared_libpython().parent, libraries),
         python_backend=root / "backends" / "python",
         stub=stub,
-        python_version=version,
     )
 
 

@@ -16,7 +16,6 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -101,7 +100,13 @@ class TritonProcess:
         env = server_environment(self._installation) | {DRAIN_FLAG_VARIABLE: str(self._work_dir / _DRAIN_FLAG)}
         logger.info("starting tritonserver: %s", " ".join(command))
         try:
-            self._process = self._spawn(command, env)
+            self._process = subprocess.Popen(
+                ended_with_parent(command) if self._ends_with_caller else command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=(self._lock,),
+            )
         except OSError:
             self._clean_up()
             raise
@@ -144,7 +149,8 @@ class TritonProcess:
                 logger.warning("tritonserver did not stop within %.0f s; killing it", timeout_s)
                 break
             time.sleep(_STOP_POLL_INTERVAL_S)
-        self._kill_session()
+        self.kill()
+        self._process.wait()
         self._clean_up()
 
     def _has_answered_all(self) -> bool:
@@ -162,20 +168,6 @@ class TritonProcess:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.stop()
-
-    def _spawn(self, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            ended_with_parent(command) if self._ends_with_caller else command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            pass_fds=() if self._lock is None else (self._lock,),
-        )
-
-    def _kill_session(self) -> None:
-        if self._process is not None:
-            self.kill()
-            self._process.wait()
 
     def _clean_up(self) -> None:
         if self._lock is not None:
