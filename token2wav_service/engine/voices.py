@@ -200,9 +200,7 @@ class BoundedPool:
             name: of the threads.
         """
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=stand_behind_audio)
-        self._max_pending = max_pending
-        self._pending = 0
-        self._lock = threading.Lock()
+        self._max_pending, self._room = max_pending, threading.Semaphore(max_pending)
 
     def submit(self, call: Callable[..., T], *args: Any) -> Future[T]:
         """Queue a call.
@@ -210,22 +208,16 @@ class BoundedPool:
         Raises:
             CapacityError: as many as allowed run or wait.
         """
-        with self._lock:
-            if self._pending >= self._max_pending:
-                raise CapacityError(f"{self._pending} voices are in the making, the most allowed; retry later")
-            self._pending += 1
+        if not self._room.acquire(blocking=False):
+            raise CapacityError(f"{self._max_pending} voices are in the making, the most allowed; retry later")
         try:
             future = self._pool.submit(call, *args)
         except BaseException:
-            self._leave()
+            self._room.release()
             raise
-        future.add_done_callback(self._leave)
+        future.add_done_callback(lambda _: self._room.release())
         return future
 
     def shutdown(self) -> None:
         """Cancel what waits and join the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _leave(self, _: Future[Any] | None = None) -> None:
-        with self._lock:
-            self._pending -= 1
