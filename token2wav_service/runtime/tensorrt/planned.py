@@ -40,14 +40,14 @@ class BoundContext:
         """Set shapes and addresses.
 
         Args:
-            tensors: all inputs and outputs, contiguous on the engine's device; outputs are written in place.
+            tensors: all inputs and outputs in the engine's types, contiguous on its device; outputs are written in
+                place.
 
         Raises:
-            EngineUnfitError: names, types or shapes are not the engine's.
+            EngineUnfitError: shapes are not the engine's.
         """
         self._context, self.tensors = context, dict(tensors)
         self._device = next(iter(tensors.values())).device
-        _check_names_and_types(engine, tensors)
         inputs = {name: tuple(value.shape) for name, value in tensors.items() if engine.tensors[name].is_input}
         _set_shapes(engine, context, inputs, self._device)
         context.check_complete()
@@ -92,16 +92,6 @@ def holds(ranges: Mapping[str, ShapeRange], shapes: Mapping[str, Shape]) -> bool
     )
 
 
-def _check_names_and_types(engine: TensorRTEngine, tensors: Mapping[str, Tensor]) -> None:
-    if set(engine.tensors) != set(tensors):
-        raise EngineUnfitError(f"the engine has tensors {sorted(engine.tensors)}, expected {sorted(tensors)}")
-    for name, value in tensors.items():
-        if torch_dtype(engine.tensors[name].dtype) != value.dtype:
-            raise EngineUnfitError(f"{name!r} of the engine is {engine.tensors[name].dtype}, expected {value.dtype}")
-        if not value.is_contiguous():
-            raise EngineUnfitError(f"{name!r} is not contiguous; TensorRT reads plain memory")
-
-
 def run_once(engine: TensorRTEngine, inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Return the outputs for some inputs.
 
@@ -109,7 +99,7 @@ def run_once(engine: TensorRTEngine, inputs: Mapping[str, Tensor], device: torch
         inputs: every input, on the device, in the engine's types.
 
     Raises:
-        EngineUnfitError: names, types or shapes are not the engine's.
+        EngineUnfitError: shapes are not the engine's.
     """
     memory = activation_memory(engine, device)
     context = new_context(engine, memory)
