@@ -51,14 +51,12 @@ class RotaryDiT(nn.Module):
         lengths: Tensor,
         history: EstimatorHistory | None = None,
         *,
-        valid: Tensor | None = None,
         first_frames: Tensor | None = None,
         rotation: Tensor | None = None,
     ) -> tuple[Tensor, EstimatorHistory]:
         """Estimate the velocity at `time`; the arguments are `DiT.forward`'s, and
 
         Args:
-            valid: [B, T] bool, where attention is to give 0 otherwise; None keeps what padding gives.
             first_frames: [B] absolute frame of each row's first column; None is 0.
             rotation: [B or 1, T, head_dim / 2, 2] what `rotation_table` gives, where the caller has it already.
 
@@ -72,10 +70,9 @@ class RotaryDiT(nn.Module):
         if rotation is None:
             rotation = rotation_table(first_frames, x.shape[2], self.config.head_dim, like=hidden)
         condition = functional.silu(self.time_embed(time))
-        kept = None if valid is None else valid[:, :, None].to(hidden.dtype)
         kv = []
         for block, layer_kv in zip(self.transformer_blocks, history.kv, strict=True):
-            hidden, own_kv = block(hidden, condition, mask, kept, rotation, layer_kv)
+            hidden, own_kv = block(hidden, condition, mask, rotation, layer_kv)
             kv.append(own_kv)
         velocity = self.proj_out(self.norm_out(hidden, condition)).transpose(1, 2)
         return velocity, EstimatorHistory(torch.stack(kv), tail[None])
@@ -178,10 +175,10 @@ class _Block(nn.Module):
         self.ff = _FeedForward(config.dim, config.ff_mult)
 
     def forward(
-        self, x: Tensor, condition: Tensor, mask: Tensor, kept: Tensor | None, rotation: Tensor, history_kv: Tensor
+        self, x: Tensor, condition: Tensor, mask: Tensor, rotation: Tensor, history_kv: Tensor
     ) -> tuple[Tensor, Tensor]:
         modulation = self.attn_norm.linear(condition)[:, None, :].chunk(MODULATIONS, -1)
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation
         attended, own_kv = self.attn(modulate(x, shift_a, scale_a), mask, history_kv, rotation)
-        x = x + gate_a * (attended if kept is None else attended * kept)
+        x = x + gate_a * attended
         return x + gate_m * self.ff(modulate(x, shift_m, scale_m)), own_kv

@@ -50,13 +50,8 @@ class UNet(nn.Module):
         mask: Tensor,
         lengths: Tensor,
         history: EstimatorHistory | None = None,
-        *,
-        valid: Tensor | None = None,
     ) -> tuple[Tensor, EstimatorHistory]:
-        """Estimate the velocity at `time`; the arguments are `DiT.forward`'s, and
-
-        Args:
-            valid: [B, T] bool, where the velocity is to be 0 otherwise; None keeps what padding gives.
+        """Estimate the velocity at `time`; the arguments are `DiT.forward`'s.
 
         Returns:
             Velocity [B, 80, T], and what this chunk adds: keys and values of its own frames [L, B, h, T, 2d] and the
@@ -73,10 +68,7 @@ class UNet(nn.Module):
             hidden = run.stage(cast(_Stage, stage), hidden, emb)
         hidden = run.stage(up, torch.cat([hidden, skip], 1), emb)
         hidden = run.conv(up.conv, hidden)
-        velocity = self.final_proj(run.conv_block(self.final_block, hidden))
-        if valid is not None:
-            velocity = velocity * valid[:, None].to(velocity.dtype)
-        return velocity, run.update()
+        return self.final_proj(run.conv_block(self.final_block, hidden)), run.update()
 
 
 def time_features(time: Tensor, width: int) -> Tensor:
