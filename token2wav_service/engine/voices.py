@@ -208,7 +208,7 @@ class BoundedPool:
         Raises:
             CapacityError: as many as allowed run or wait.
         """
-        if not self._room.acquire(blocking=False):
+        if not self._room.acquire(timeout=0):
             raise CapacityError(f"{self._max_pending} voices are in the making, the most allowed; retry later")
         try:
             future = self._pool.submit(call, *args)

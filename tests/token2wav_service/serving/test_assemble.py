@@ -228,7 +228,6 @@ def test_the_command_shows_the_settings_in_effect(
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line for line in lines if line.startswith("BLS_INSTANCE_NUM")]
     assert row.split()[1:3] == ["2", "given"]
-    assert "instance_group[0].count" in row
     assert any(line.split()[:3] == ["DECOUPLED_MODE", "True", "default"] for line in lines)
 
 
