@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from cosydit.cli.export import add_graph_options, export_options, token2wav_dir
 from cosydit.stack.engines import time_chunks
 from token2wav_service.errors import EngineBuildError
-from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER
+from token2wav_service.graphs import ESTIMATOR_CHUNK, VOCODER
 from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
 from token2wav_service.runtime.tensorrt.manifest import (
     ENGINES_FOLDER,

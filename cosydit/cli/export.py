@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from token2wav_service.graphs.catalogue import GRAPHS
-from token2wav_service.graphs.spec import Precision
+from token2wav_service.graphs import GRAPHS, Precision
 
 if TYPE_CHECKING:
     from token2wav_service.export.directory import ExportDirectory, ExportOptions, ExportTask

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from token2wav_service.errors import EngineUnfitError
-from token2wav_service.graphs.catalogue import GRAPHS
+from token2wav_service.graphs import GRAPHS
 from token2wav_service.runtime.tensorrt.manifest import (
     ENGINES_FOLDER,
     MANIFEST_SUFFIX,

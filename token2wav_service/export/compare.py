@@ -17,7 +17,7 @@ from token2wav_service.export.directory import manifest_path
 from token2wav_service.export.modules import Models, module_for
 from token2wav_service.export.onnx_file import sample_inputs
 from token2wav_service.features.prompt_models import open_session
-from token2wav_service.graphs.spec import GraphSpec, Precision
+from token2wav_service.graphs import GraphSpec, Precision
 from token2wav_service.runtime.tensorrt.api import TensorRTEngine
 from token2wav_service.runtime.tensorrt.manifest import CertifiedCase, EngineCertificate, OutputError
 from token2wav_service.runtime.tensorrt.planned import run_once

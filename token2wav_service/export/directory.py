@@ -19,8 +19,7 @@ from token2wav_service.checkpoint import loader
 from token2wav_service.errors import CheckpointError, ExportError
 from token2wav_service.export import modules
 from token2wav_service.export.onnx_file import OPSET, write_graph
-from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, GRAPHS, VOCODER, describe_graph
-from token2wav_service.graphs.spec import GraphSpec, Precision
+from token2wav_service.graphs import ESTIMATOR_CHUNK, GRAPHS, VOCODER, GraphSpec, Precision, describe_graph
 
 PACKAGES = ("cosydit", "torch", "onnx", "onnxscript")
 """Packages whose versions are recorded."""

@@ -1,4 +1,4 @@
-"""The graphs as modules: the project's own models behind the flat inputs and outputs that `graphs/` describes.
+"""The graphs as modules: the project's own models behind the flat inputs and outputs that `graphs` describes.
 
 Arguments and results stand in the order of the descriptions. A module of precision None is the plain float32 model,
 which the exported ones are compared with. `Models` loads a checkpoint's, `module_for` picks one.
@@ -25,8 +25,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from token2wav_service.checkpoint import loader
-from token2wav_service.graphs.catalogue import ROTARY_FRAMES, VOCODER
-from token2wav_service.graphs.spec import GraphSpec, Precision
+from token2wav_service.graphs import ROTARY_FRAMES, VOCODER, GraphSpec, Precision
 from token2wav_service.models.causal import block_ends, valid_mask
 from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.models.flow.cfm import EstimatorHistory
@@ -46,7 +45,7 @@ BEYOND = 8
 
 
 class EstimatorChunk(nn.Module):
-    """The DiT over [prompt | window | own chunk]; inputs and outputs as `catalogue` describes them."""
+    """The DiT over [prompt | window | own chunk]; inputs and outputs as `graphs` describes them."""
 
     def __init__(self, estimator: nn.Module, precision: Precision | None) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from torch.export import Dim
 
 from servicekit.files import write_bytes
 from token2wav_service.errors import ExportError
-from token2wav_service.graphs.spec import BOOL, GraphSpec, TensorSpec
+from token2wav_service.graphs import BOOL, GraphSpec, TensorSpec
 from token2wav_service.runtime.tensorrt.planned import torch_dtype
 
 OPSET = 18

@@ -21,7 +21,7 @@ from token2wav_service.errors import Token2WavError
 from token2wav_service.export.compare import compare_graph
 from token2wav_service.export.directory import ExportDirectory, ExportOptions, ExportTask
 from token2wav_service.export.engines import Target, ensure_engine
-from token2wav_service.graphs.spec import Precision
+from token2wav_service.graphs import Precision
 from token2wav_service.runtime.tensorrt.api import load_tensorrt
 from token2wav_service.runtime.tensorrt.manifest import TENSORRT_RTX, probe_host
 

@@ -18,7 +18,7 @@ from cosydit.stack.engines import next_engine_command, report_engines
 from servicekit.gpu_host import GpuFacts
 from token2wav_service.errors import Token2WavError
 from token2wav_service.export.directory import ExportDirectory
-from token2wav_service.graphs.catalogue import GRAPHS
+from token2wav_service.graphs import GRAPHS
 from token2wav_service.runtime.tensorrt import manifest
 from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
 from token2wav_service.runtime.tensorrt.manifest import (

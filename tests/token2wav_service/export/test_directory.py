@@ -11,12 +11,11 @@ import pytest
 
 from cosydit.cli.main import main
 from servicekit.file_sums import sha256_of_file
+from token2wav_service import graphs
 from token2wav_service.checkpoint import loader
 from token2wav_service.errors import CheckpointError
 from token2wav_service.export.directory import ExportDirectory, ExportOptions
-from token2wav_service.graphs import catalogue
-from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER
-from token2wav_service.graphs.spec import AxisRange
+from token2wav_service.graphs import ESTIMATOR_CHUNK, VOCODER, AxisRange
 
 FILE = f"{VOCODER}.float32.onnx"
 
@@ -40,7 +39,7 @@ def test_what_is_there_is_not_made_again_and_what_changed_is(
     checkpoint, out = copied
     assert undone(checkpoint, out) == set()
     with monkeypatch.context() as smaller:
-        smaller.setattr(catalogue, "STREAMS", AxisRange(1, 2, 4))
+        smaller.setattr(graphs, "STREAMS", AxisRange(1, 2, 4))
         assert undone(checkpoint, out) == {ESTIMATOR_CHUNK, VOCODER}
     weights = checkpoint / loader.HIFT_WEIGHTS
     weights.write_bytes(weights.read_bytes() + b"\0")

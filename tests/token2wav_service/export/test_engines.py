@@ -19,7 +19,7 @@ from token2wav_service.checkpoint.family import Family
 from token2wav_service.errors import EngineBuildError, EngineUnfitError
 from token2wav_service.export.directory import ExportDirectory, ExportTask
 from token2wav_service.export.engines import Target, ensure_engine
-from token2wav_service.graphs.spec import AxisRange, GraphSpec, Precision, TensorSpec
+from token2wav_service.graphs import AxisRange, GraphSpec, Precision, TensorSpec
 from token2wav_service.runtime.tensorrt import api
 from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
 from token2wav_service.runtime.tensorrt.manifest import (

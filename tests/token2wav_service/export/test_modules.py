@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from tests.token2wav_service.export.checkpoints import TINY_FLOW, TINY_SIZES, make_stream_checkpoint
+from token2wav_service import graphs
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.loader import build_flow
 from token2wav_service.export.compare import compare_graph
 from token2wav_service.export.modules import MixedPrecision, Models, in_precision, module_for
 from token2wav_service.export.onnx_file import sample_inputs
-from token2wav_service.graphs import catalogue as graphs
-from token2wav_service.graphs.spec import AxisRange, GraphSpec, Precision
+from token2wav_service.graphs import AxisRange, GraphSpec, Precision
 from token2wav_service.models.flow.dit import DiT
 
 LARGEST_HALVES = 6e4

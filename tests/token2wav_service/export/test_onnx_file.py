@@ -17,8 +17,7 @@ from token2wav_service.export.compare import compare_graph
 from token2wav_service.export.directory import ExportDirectory
 from token2wav_service.export.modules import Models
 from token2wav_service.export.onnx_file import check_interface
-from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER
-from token2wav_service.graphs.spec import GraphSpec, TensorSpec
+from token2wav_service.graphs import ESTIMATOR_CHUNK, VOCODER, GraphSpec, TensorSpec
 
 pytestmark = pytest.mark.slow
 

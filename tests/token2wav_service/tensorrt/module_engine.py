@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from token2wav_service.graphs.spec import GraphSpec
+from token2wav_service.graphs import GraphSpec
 from token2wav_service.runtime.tensorrt.api import EngineTensor, Shape
 from token2wav_service.runtime.tensorrt.planned import torch_dtype
 

@@ -21,8 +21,7 @@ from token2wav_service.config import HistoryPolicy, RunnerKind, SynthesisPolicy,
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.export.compare import ENGINE_MIN_SNR_DB
 from token2wav_service.export.modules import VocoderStack, estimator_module
-from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER, describe_graph
-from token2wav_service.graphs.spec import GraphSpec, Precision
+from token2wav_service.graphs import ESTIMATOR_CHUNK, VOCODER, GraphSpec, Precision, describe_graph
 from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm

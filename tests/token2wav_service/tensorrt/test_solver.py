@@ -29,8 +29,15 @@ from tests.token2wav_service.tensorrt.module_engine import ModuleEngine
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.export.modules import VocoderStack, estimator_module
-from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, ROTARY_FRAMES, VOCODER, describe_graph
-from token2wav_service.graphs.spec import AxisRange, GraphSpec, Precision
+from token2wav_service.graphs import (
+    ESTIMATOR_CHUNK,
+    ROTARY_FRAMES,
+    VOCODER,
+    AxisRange,
+    GraphSpec,
+    Precision,
+    describe_graph,
+)
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces

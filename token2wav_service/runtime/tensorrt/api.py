@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from servicekit.extras import install_command
 from token2wav_service.errors import EngineBuildError, EngineUnfitError
-from token2wav_service.graphs.spec import ShapeRange
+from token2wav_service.graphs import ShapeRange
 from token2wav_service.runtime.tensorrt.manifest import RTX_ARCHITECTURES, TENSORRT, TENSORRT_RTX
 
 logger = logging.getLogger(__name__)

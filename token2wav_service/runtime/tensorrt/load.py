@@ -17,8 +17,7 @@ from servicekit.file_sums import sha256_of_file
 from token2wav_service.checkpoint import loader
 from token2wav_service.config import RunnerKind, Token2WavConfig
 from token2wav_service.errors import EngineUnfitError
-from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER, describe_graph
-from token2wav_service.graphs.spec import GraphSpec, Precision
+from token2wav_service.graphs import ESTIMATOR_CHUNK, VOCODER, GraphSpec, Precision, describe_graph
 from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT, Spectra
 from token2wav_service.models.vocoder.hift import HiFT

@@ -17,7 +17,7 @@ from servicekit.extras import install_command, installed_version
 from servicekit.files import write_bytes
 from servicekit.gpu_host import read_gpus
 from token2wav_service.errors import EngineUnfitError
-from token2wav_service.graphs.catalogue import VOCODER
+from token2wav_service.graphs import VOCODER
 
 ENGINE_SUFFIX = ".engine"
 MANIFEST_SUFFIX = ".json"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from token2wav_service.errors import EngineUnfitError
-from token2wav_service.graphs.spec import GraphSpec, ShapeRange, TensorSpec
+from token2wav_service.graphs import GraphSpec, ShapeRange, TensorSpec
 from token2wav_service.runtime.tensorrt.api import Context, Shape, TensorRTEngine
 
 ALIGNMENT_BYTES = 256

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from token2wav_service.graphs.catalogue import ROTARY_FRAMES
+from token2wav_service.graphs import ROTARY_FRAMES
 from token2wav_service.models.causal import valid_mask
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots.chunk_solver import ChunkSolver, FusedSolver, SolverBatch, SolverPool
