@@ -31,9 +31,9 @@ from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLE_RATE_HZ, SPEECH_
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.errors import ProgramCaptureError
+from token2wav_service.models.causal import FlowInput
 from token2wav_service.models.config import AnyFlowConfig, FlowConfig
 from token2wav_service.models.flow.flow_stream import StreamFlow
-from token2wav_service.models.streaming import FlowInput
 from token2wav_service.replay.vectors import snr_db
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.slots.step_shapes import StepShapes

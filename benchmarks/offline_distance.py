@@ -20,10 +20,10 @@ from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.contract import LOOKAHEAD_TOKENS
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.prompt_models import PromptFeatureExtractor
+from token2wav_service.models.causal import FlowInput
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal
-from token2wav_service.models.streaming import FlowInput
 from token2wav_service.types import VoicePrompt
 
 SCHEDULES = {

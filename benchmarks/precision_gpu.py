@@ -25,10 +25,10 @@ from token2wav_service.checkpoint.make_random import make_random_token2wav
 from token2wav_service.config import HistoryPolicy, SourcePhase, SynthesisPolicy
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
 from token2wav_service.engine.runner import ChunkWork
+from token2wav_service.models.causal import FlowInput
 from token2wav_service.models.config import FlowConfig, HiFTConfig
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_stream import StreamFlow
-from token2wav_service.models.streaming import FlowInput
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 from token2wav_service.replay.vectors import snr_db
 from token2wav_service.runtime.slots.pool import PoolSizes

@@ -25,10 +25,10 @@ from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 from token2wav_service.features.audio import load_prompt_audio
+from token2wav_service.models.causal import FlowInput
 from token2wav_service.models.flow.any_flow import AnyFlow, state_bytes
 from token2wav_service.models.flow.flow_state import shared_tokens
 from token2wav_service.models.flow.flow_stream import StreamFlow
-from token2wav_service.models.streaming import FlowInput
 from token2wav_service.replay.vectors import snr_db
 from token2wav_service.types import VoicePrompt
 

@@ -25,7 +25,7 @@ from lab.train.workspace import Workspace
 from token2wav_service.config import SynthesisPolicy
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ, SAMPLE_RATE_HZ
 from token2wav_service.features.audio import resample_poly
-from token2wav_service.models.streaming import VocoderInput
+from token2wav_service.models.causal import VocoderInput
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.types import FloatArray

@@ -50,7 +50,7 @@ from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.features.audio import load_prompt_audio, resample_16k_to_24k, resample_poly
 from token2wav_service.features.mel import flow_mel_24k
 from token2wav_service.features.prompt_models import PromptFeatureExtractor
-from token2wav_service.models.streaming import VocoderInput
+from token2wav_service.models.causal import VocoderInput
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.offline import OfflineUtterance, synthesize_all

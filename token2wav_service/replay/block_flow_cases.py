@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from token2wav_service.config import SynthesisPolicy
-from token2wav_service.models.causal import chunk_plan, relative_sinusoids
+from token2wav_service.models.causal import FlowInput, chunk_plan, relative_sinusoids
 from token2wav_service.models.config import (
     CosyVoice2FlowConfig,
     CosyVoice3FlowConfig,
@@ -23,7 +23,6 @@ from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.flow.rotary_dit import TIME_FEATURES, rotation_table
 from token2wav_service.models.flow.unet import UNet, time_features
 from token2wav_service.models.noise import frozen_normal
-from token2wav_service.models.streaming import FlowInput
 from token2wav_service.replay.vectors import GoldenCase, Probe, VectorFolder, given, made, probed
 
 STEPS = 10

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from token2wav_service.checkpoint.loader import build_vocoder
 from token2wav_service.config import SourcePhase
+from token2wav_service.models.causal import VocoderInput
 from token2wav_service.models.config import HiFTConfig
-from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.vocoder.hift import HiFT

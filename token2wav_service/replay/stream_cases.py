@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
+from token2wav_service.models.causal import FlowInput, VocoderInput
 from token2wav_service.models.config import FlowConfig, HiFTConfig
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_state import FlowState
 from token2wav_service.models.flow.flow_stream import StreamFlow
-from token2wav_service.models.streaming import FlowInput, VocoderInput
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderState, total_frames
 from token2wav_service.replay.vectors import (

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
+from token2wav_service.models.causal import FlowInput, VocoderInput
 from token2wav_service.models.flow.flow_state import FlowVoice
 from token2wav_service.models.flow.flow_stream import StreamFlow
-from token2wav_service.models.streaming import FlowInput, VocoderInput
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.runtime.cpu.packed_flow import PackedFlow

@@ -24,9 +24,9 @@ from token2wav_service.checkpoint.spk2info import OriginalVoice, read_spk2info
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
 from token2wav_service.errors import CheckpointError, InvalidRequestError
+from token2wav_service.models.causal import VocoderInput
 from token2wav_service.models.flow.any_flow import STREAMING, UNMASKED, AnyFlow
 from token2wav_service.models.noise import frozen_normal
-from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm

@@ -48,9 +48,9 @@ from token2wav_service.checkpoint.make_random import write_description
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.features.mel import flow_mel_24k
 from token2wav_service.features.prompt_models import OnnxSpeechTokenizer, SpeakerEncoder
+from token2wav_service.models.causal import FlowInput
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal
-from token2wav_service.models.streaming import FlowInput
 
 TEXTS = ["The boat sailed at dawn.", "A gull cried over the harbour.", "Was it late? It was 1984."]
 

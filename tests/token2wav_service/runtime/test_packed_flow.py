@@ -15,9 +15,9 @@ from tests.token2wav_service.streaming.flow_factory import (
     windows,
 )
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
+from token2wav_service.models.causal import FlowInput
 from token2wav_service.models.flow import flow_state
 from token2wav_service.models.flow.flow_stream import StreamFlow
-from token2wav_service.models.streaming import FlowInput
 from token2wav_service.models.vocoder.hift import fold_weight_norm
 from token2wav_service.replay.vectors import FLOW_TOLERANCE
 from token2wav_service.runtime.cpu.packed_flow import ColumnHiFT, PackedFlow, PackedState

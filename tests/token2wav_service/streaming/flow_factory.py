@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests import ASSETS
+from token2wav_service.models.causal import FlowInput
 from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig
 from token2wav_service.models.flow.any_flow import Past
 from token2wav_service.models.flow.cfm import SolverHistory
@@ -14,7 +15,6 @@ from token2wav_service.models.flow.encoder import EncoderPlans
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_state import FlowState, FlowVoice
 from token2wav_service.models.flow.flow_stream import StreamFlow
-from token2wav_service.models.streaming import FlowInput
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.replay.stream_cases import load_hift_vectors
 from token2wav_service.replay.vectors import VectorFolder

@@ -19,11 +19,11 @@ from tests.token2wav_service.streaming.family_factory import (
 from tests.token2wav_service.streaming.flow_factory import SEED, make_flow, random_tokens, run_stream, windows
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import SynthesisPolicy
+from token2wav_service.models.causal import FlowInput
 from token2wav_service.models.flow.any_flow import STREAMING, BlockMask
 from token2wav_service.models.flow.flow_state import FlowState
 from token2wav_service.models.flow.flow_stream import PROMPT_SEED, StreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal
-from token2wav_service.models.streaming import FlowInput
 from token2wav_service.replay.vectors import FLOW_TOLERANCE
 
 STEPS = 3

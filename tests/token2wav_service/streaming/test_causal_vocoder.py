@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from tests.token2wav_service.streaming.family_factory import make_causal_hift, random_normal
 from token2wav_service.config import SourcePhase, SynthesisPolicy
+from token2wav_service.models.causal import VocoderInput
 from token2wav_service.models.noise import NoiseDomain, counter_uniform
-from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.causal_vocoder_stream import (
     CausalStreamVocoder,
     CausalVocoderState,

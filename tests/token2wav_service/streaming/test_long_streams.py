@@ -13,8 +13,8 @@ from tests.token2wav_service.streaming.flow_factory import (
     random_tokens,
 )
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
+from token2wav_service.models.causal import FlowInput, VocoderInput
 from token2wav_service.models.flow.flow_stream import StreamFlow
-from token2wav_service.models.streaming import FlowInput, VocoderInput
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder, crossfade_window, is_ready
 from token2wav_service.replay.vectors import snr_db
 

@@ -12,8 +12,8 @@ from tests.token2wav_service.engine.factory import SeededExtractor, make_prompt,
 from tests.token2wav_service.streaming.flow_factory import make_flow, make_hift
 from token2wav_service.config import SourcePhase, SynthesisPolicy
 from token2wav_service.engine.runner import ChunkWork
+from token2wav_service.models.causal import VocoderInput
 from token2wav_service.models.flow.flow_stream import StreamFlow
-from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderState, total_frames
 from token2wav_service.replay.vectors import DECODE_TOLERANCE, F0_TOLERANCE_HZ, WAVE_SNR_DB, snr_db

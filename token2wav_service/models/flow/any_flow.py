@@ -19,10 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from token2wav_service.models.causal import chunk_plan, valid_mask
+from token2wav_service.models.causal import CacheSpec, chunk_plan, empty_caches, valid_mask
 from token2wav_service.models.config import AnyFlowConfig
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, SolverHistory
-from token2wav_service.models.streaming import CacheSpec, empty_caches
 
 Caches = Mapping[str, Tensor]
 

@@ -15,14 +15,15 @@ from torch.nn import functional
 
 from token2wav_service.models.causal import (
     AttentionPlan,
+    CacheSpec,
     PreLookahead,
     causal_tail,
     chunk_plan,
+    empty_caches,
     relative_sinusoids,
     valid_mask,
 )
 from token2wav_service.models.config import EncoderConfig
-from token2wav_service.models.streaming import CacheSpec, empty_caches
 
 LAYER_NORM_EPS = 1e-12
 """Epsilon of the blocks' own norms; embed and after_norm use 1e-5."""

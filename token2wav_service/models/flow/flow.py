@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from token2wav_service.models.causal import PreLookahead
+from token2wav_service.models.causal import CacheSpec, PreLookahead
 from token2wav_service.models.config import CosyVoice2FlowConfig, CosyVoice3FlowConfig, FlowConfig
 from token2wav_service.models.flow.any_flow import AnyFlow, Past
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching
@@ -14,7 +14,6 @@ from token2wav_service.models.flow.dit import DiT
 from token2wav_service.models.flow.encoder import ConformerEncoder
 from token2wav_service.models.flow.rotary_dit import RotaryDiT
 from token2wav_service.models.flow.unet import UNet
-from token2wav_service.models.streaming import CacheSpec
 
 
 class ConformerFlow(AnyFlow):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
+from token2wav_service.models.causal import CacheSpec
 from token2wav_service.models.flow.any_flow import AnyFlow, Caches, Past
-from token2wav_service.models.streaming import CacheSpec
 
 UPSTREAM_RECENT_FRAMES = 100
 UPSTREAM_LIMIT_FRAMES = 5000

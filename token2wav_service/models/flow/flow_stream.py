@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from token2wav_service.config import SynthesisPolicy
 from token2wav_service.contract import CHUNK_SIZES_TOKENS
+from token2wav_service.models.causal import FlowInput
 from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.models.flow.flow_state import (
     SOLVER_KV,
@@ -34,7 +35,6 @@ from token2wav_service.models.flow.flow_state import (
     tensor_bytes,
 )
 from token2wav_service.models.noise import NoiseDomain, counter_normal, frozen_normal
-from token2wav_service.models.streaming import FlowInput
 
 PROMPT_SEED = 0
 """Seed of a prompt's noise, the same for every stream, so that what it leaves can be shared."""

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from token2wav_service.config import SynthesisPolicy
+from token2wav_service.models.causal import VocoderInput
 from token2wav_service.models.noise import NoiseDomain, counter_uniform
-from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT, CausalState
 
 NOISE_SAMPLES = 7_200_000

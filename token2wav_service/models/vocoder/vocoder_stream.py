@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from token2wav_service.config import SynthesisPolicy
+from token2wav_service.models.causal import VocoderInput
 from token2wav_service.models.noise import NoiseDomain, counter_normal
-from token2wav_service.models.streaming import VocoderInput
 from token2wav_service.models.vocoder.hift import HiFT
 
 OVERLAP_FRAMES = 8

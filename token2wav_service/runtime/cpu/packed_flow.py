@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from token2wav_service.config import SynthesisPolicy
+from token2wav_service.models.causal import FlowInput
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_state import (
     SOLVER_KV,
@@ -29,7 +30,6 @@ from token2wav_service.models.flow.flow_state import (
     tensor_bytes,
 )
 from token2wav_service.models.flow.flow_stream import StreamFlow
-from token2wav_service.models.streaming import FlowInput
 from token2wav_service.models.vocoder.hift import FINAL_LEAKY_SLOPE, HiFT, Snake
 from token2wav_service.models.vocoder.source import cleared
 from token2wav_service.runtime.cpu.column_store import ColumnStore
