@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,12 +31,9 @@ from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER
 from token2wav_service.runtime.torch_runner import ModelRunner
 
 if TYPE_CHECKING:
-    from token2wav_service.runtime.slots.memory import MemoryNeed
     from token2wav_service.runtime.slots.slot_runner import SlotRunner
 
 logger = logging.getLogger(__name__)
-
-R = TypeVar("R")
 
 MAX_PROMPT_FRAMES = 900
 """Frames of the longest prompt that is accepted, 18 s."""
@@ -130,7 +127,7 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
 
 def _build_slots(config: Token2WavConfig, models: LoadedModels, shapes: StepShapes | None) -> SlotRunner:
     # NOTE: imported here, so that hosts without Triton (the language) can run the plain modules.
-    from token2wav_service.runtime.slots.memory import memory_need, warn_of_cache
+    from token2wav_service.runtime.slots.memory import memory_need, runner_that_fits, warn_of_cache
     from token2wav_service.runtime.slots.pool import PoolSizes
     from token2wav_service.runtime.slots.slot_runner import SlotRunner, token_buckets_of
 
@@ -153,31 +150,8 @@ def _build_slots(config: Token2WavConfig, models: LoadedModels, shapes: StepShap
     if torch.device(config.device).type != "cuda":
         return make()
     need = memory_need(sizes, flow, vocoder, policy.ode_steps)
-    runner = _runner_that_fits(need, partial(_free_bytes, config.device), make_warm)
+    runner = runner_that_fits(need, partial(_free_bytes, config.device), make_warm)
     warn_of_cache(_voice_cache_bytes(config, models), _free_bytes(config.device))
-    return runner
-
-
-def _runner_that_fits(need: MemoryNeed, free_bytes: Callable[[], int], make: Callable[[], R]) -> R:
-    """Make a runner and see to it that a voice fits beside it.
-
-    Raises:
-        MemoryBudgetError: the GPU's memory does not hold both.
-    """
-    from token2wav_service.runtime.slots.memory import GB, budget_error, check_after, check_before
-
-    before = free_bytes()
-    check_before(need, before)
-    try:
-        runner = make()
-    except torch.cuda.OutOfMemoryError as err:
-        raise budget_error(need, before) from err
-    after = free_bytes()
-    check_after(need, after)
-    logger.info(
-        "GPU memory: %.1f GB were free; %d streams take %.1f GB, %.1f GB are left for voices (one of 18 s: %.1f GB)",
-        *(before / GB, need.streams, need.pool_bytes / GB, after / GB, need.voice_bytes / GB),
-    )
     return runner
 
 

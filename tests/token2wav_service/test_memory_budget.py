@@ -9,25 +9,24 @@ import torch
 
 from tests.token2wav_service.streaming.family_factory import make_block_flow, make_causal_hift
 from tests.token2wav_service.streaming.flow_factory import make_hift
-from token2wav_service.build import _runner_that_fits
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import SynthesisPolicy
 from token2wav_service.errors import MemoryBudgetError
 from token2wav_service.models.config import FlowConfig, HiFTConfig
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.vocoder.hift import HiFT
-from token2wav_service.runtime.slots.memory import (
-    MemoryNeed,
-    check_after,
-    check_before,
-    memory_need,
-    warn_of_cache,
-)
+from token2wav_service.runtime.slots.memory import MemoryNeed, memory_need, runner_that_fits, warn_of_cache
 from token2wav_service.runtime.slots.pool import PoolSizes
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, stream_buckets_up_to
 
 NEED = MemoryNeed(streams=400, stream_bytes=70_000_000, voice_bytes=612_000_000)
+
+
+def start(need: MemoryNeed, before: int, after: int | None = None) -> None:
+    """Make a runner where so many bytes are free before it and after; None: as many as before."""
+    free = iter((before, before if after is None else after))
+    runner_that_fits(need, lambda: next(free), lambda: None)
 
 
 def fitting(message: str) -> int:
@@ -58,27 +57,27 @@ def test_a_block_masked_flow_takes_what_its_pool_does(family: Family) -> None:
 
 
 def test_a_pool_that_does_not_fit_is_refused_with_a_value_that_does() -> None:
-    check_before(NEED, 30_000_000_000)
+    start(NEED, 30_000_000_000)
     with pytest.raises(MemoryBudgetError, match=r"max_streams=400 takes 28\.1 GB") as refusal:
-        check_before(NEED, 16_000_000_000)
+        start(NEED, 16_000_000_000)
     streams = fitting(str(refusal.value))
-    check_before(MemoryNeed(streams, NEED.stream_bytes, NEED.voice_bytes), 16_000_000_000)
+    start(MemoryNeed(streams, NEED.stream_bytes, NEED.voice_bytes), 16_000_000_000)
     assert 100 < streams < 210, "with room for programs"
     with pytest.raises(MemoryBudgetError, match="not even one stream fits"):
-        check_before(NEED, 1_000_000_000)
+        start(NEED, 1_000_000_000)
 
 
 def test_the_buffers_of_a_prompt_must_fit_too() -> None:
     need = MemoryNeed(2, stream_bytes=70_000_000, voice_bytes=612_000_000, prompt_bytes=612_000_000)
-    check_before(need, 1_434_000_000)
+    start(need, 1_434_000_000)
     with pytest.raises(MemoryBudgetError, match="max_streams"):
-        check_before(need, 1_433_000_000)
+        start(need, 1_433_000_000)
 
 
 def test_what_is_left_must_hold_a_voice() -> None:
-    check_after(NEED, 700_000_000)
+    start(NEED, 30_000_000_000, 700_000_000)
     with pytest.raises(MemoryBudgetError) as refusal:
-        check_after(NEED, 100_000_000)
+        start(NEED, 30_000_000_000, 100_000_000)
     assert fitting(str(refusal.value)) == 392
 
 
@@ -87,7 +86,7 @@ def test_memory_that_ends_while_programs_are_captured_is_a_refusal_too() -> None
         raise torch.cuda.OutOfMemoryError("out of memory")
 
     with pytest.raises(MemoryBudgetError, match="lower max_streams to"):
-        _runner_that_fits(NEED, lambda: 29_000_000_000, make)  # type: ignore[arg-type]
+        runner_that_fits(NEED, lambda: 29_000_000_000, make)
 
 
 def test_a_cache_beyond_what_is_left_is_said(caplog: pytest.LogCaptureFixture) -> None:

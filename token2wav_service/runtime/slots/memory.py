@@ -7,7 +7,11 @@ refusal names the setting to lower and the value that fits. Looks at no device: 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
 
 from token2wav_service.errors import MemoryBudgetError
 from token2wav_service.models.flow.any_flow import AnyFlow, state_bytes
@@ -18,6 +22,8 @@ from token2wav_service.runtime.slots.pool import PoolSizes, pool_bytes
 from token2wav_service.runtime.slots.slot_vocoder import allocate_vocoder
 
 logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 GB = 1e9
 GRAPH_STREAMS = 24
@@ -58,27 +64,28 @@ def memory_need(sizes: PoolSizes, flow: AnyFlow, vocoder: HiFT | CausalHiFT, ste
     return MemoryNeed(sizes.streams, slot, voice, prompt_bytes=voice)
 
 
-def check_before(need: MemoryNeed, free_bytes: int) -> None:
-    """Check that a pool and a voice will fit into free memory.
+def runner_that_fits(need: MemoryNeed, free_bytes: Callable[[], int], make: Callable[[], R]) -> R:
+    """Make a runner and see to it that a voice fits beside it.
 
     Raises:
-        MemoryBudgetError: they don't.
+        MemoryBudgetError: the GPU's memory does not hold both.
     """
-    if need.pool_bytes + need.voice_bytes + need.prompt_bytes > free_bytes:
-        raise budget_error(need, free_bytes)
-
-
-def check_after(need: MemoryNeed, free_bytes: int) -> None:
-    """Check that what is free beside pool, models and programs holds a voice.
-
-    Raises:
-        MemoryBudgetError: it doesn't.
-    """
-    if need.voice_bytes > free_bytes:
-        missing = -(-(need.voice_bytes - free_bytes) // need.stream_bytes)
-        raise _refusal(
-            need, need.streams - missing, f"{free_bytes / GB:.1f} GB are left beside pool, models and programs"
-        )
+    before = free_bytes()
+    if need.pool_bytes + need.voice_bytes + need.prompt_bytes > before:
+        raise _budget_error(need, before)
+    try:
+        runner = make()
+    except torch.cuda.OutOfMemoryError as err:
+        raise _budget_error(need, before) from err
+    after = free_bytes()
+    if need.voice_bytes > after:
+        missing = -(-(need.voice_bytes - after) // need.stream_bytes)
+        raise _refusal(need, need.streams - missing, f"{after / GB:.1f} GB are left beside pool, models and programs")
+    logger.info(
+        "GPU memory: %.1f GB were free; %d streams take %.1f GB, %.1f GB are left for voices (one of 18 s: %.1f GB)",
+        *(before / GB, need.streams, need.pool_bytes / GB, after / GB, need.voice_bytes / GB),
+    )
+    return runner
 
 
 def warn_of_cache(cache_bytes: int, free_bytes: int) -> None:
@@ -91,7 +98,7 @@ def warn_of_cache(cache_bytes: int, free_bytes: int) -> None:
         )
 
 
-def budget_error(need: MemoryNeed, free_bytes: int) -> MemoryBudgetError:
+def _budget_error(need: MemoryNeed, free_bytes: int) -> MemoryBudgetError:
     """Return the refusal of a pool that does not fit into so much memory, with room kept for voice and programs."""
     fitting = (free_bytes - need.voice_bytes - need.prompt_bytes) // need.stream_bytes - 1 - GRAPH_STREAMS
     return _refusal(need, fitting, f"{free_bytes / GB:.1f} GB were free before")
