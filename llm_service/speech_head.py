@@ -141,7 +141,7 @@ class TensorFiles(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         with safe_open(self._homes[name], framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
-        check_finite({name: tensor}, self._homes[name])
+        check_finite(name, tensor, self._homes[name])
         return tensor
 
     def __contains__(self, name: object) -> bool:
@@ -154,25 +154,18 @@ class TensorFiles(Mapping[str, torch.Tensor]):
         return len(self._homes)
 
 
-def check_finite(tensors: Mapping[str, torch.Tensor], where: Path) -> None:
-    """Refuse weights that are not finite; a whole vocabulary's bias may be minus infinity where nothing is spoken.
+def check_finite(name: str, tensor: torch.Tensor, where: Path) -> None:
+    """Refuse a weight that is not finite; a whole vocabulary's bias may be minus infinity where nothing is spoken.
 
     Raises:
-        CheckpointError: some hold NaN or infinity; the first few are named.
+        CheckpointError: it holds NaN or infinity.
     """
-    bad = sorted(name for name, tensor in tensors.items() if not _is_usable(name, tensor))
-    if bad:
-        raise CheckpointError(
-            f"{where}: {len(bad)} weights hold NaN or infinity, e.g. {bad[:3]}; download or make it again"
-        )
-
-
-def _is_usable(name: str, tensor: torch.Tensor) -> bool:
     if tensor.numel() == 0:
-        return True
+        return
     # Both are NaN if any value is. Far cheaper than a look at each value.
     lowest, highest = (float(value) for value in torch.aminmax(tensor.detach()))
-    return highest < torch.inf and (lowest > -torch.inf or (name == HEAD_BIAS and lowest == -torch.inf))
+    if not (highest < torch.inf and (lowest > -torch.inf or (name == HEAD_BIAS and lowest == -torch.inf))):
+        raise CheckpointError(f"{where}: {name} holds NaN or infinity; download or make it again")
 
 
 def _names(path: Path) -> list[str]:
