@@ -80,18 +80,9 @@ def check_backend(backend: LLMBackend, config: ServerConfig) -> None:
             raise BackendUnavailableError(f"the embedded backend needs {', '.join(missing)}; install with: {command}")
         return
     program = TRTLLM_SERVE if backend is LLMBackend.TRTLLM else VLLM
-    require_program(program, _INSTALL[program])
-    _require_served_form(backend, config.model_dir)
-
-
-def require_program(program: str, how_to_install: str) -> None:
-    """Check that a program is on PATH.
-
-    Raises:
-        BackendUnavailableError: it isn't.
-    """
     if shutil.which(program) is None:
-        raise BackendUnavailableError(f"{program} is not on PATH; {how_to_install}")
+        raise BackendUnavailableError(f"{program} is not on PATH; {_INSTALL[program]}")
+    _require_served_form(backend, config.model_dir)
 
 
 def _require_directories(config: ServerConfig) -> None:
