@@ -176,7 +176,7 @@ def test_a_flipped_bit_is_refused(checkpoint: Path, load: Loader, name: str) -> 
 def test_nan_is_refused_where_nothing_is_listed(checkpoint: Path, load: Loader, name: str) -> None:
     (checkpoint / SUMS_FILE).unlink()
     put_nan(checkpoint / name)
-    with pytest.raises((CheckpointError, LLMCheckpointError), match="holds? NaN or infinity"):
+    with pytest.raises((CheckpointError, LLMCheckpointError), match=r"holds? NaN or infinity"):
         load(checkpoint)
 
 
