@@ -36,7 +36,7 @@ API_KEY_VARIABLE = "COSYDIT_API_KEY"
 PCM16_BYTES = 2
 PROGRESS_AFTER_S = 2.0
 """Seconds before the progress line appears: short speech ends before anybody could read one."""
-_BAR = "{desc}: {n:.1f} s of audio in {elapsed}{postfix}"
+_BAR = "{desc}: {n:.1f} s of audio in {elapsed}"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -116,7 +116,7 @@ def _write_wav(path: Path, speak: Callable[[OnAudio], SpeechTiming]) -> SpeechTi
 
         def take(pcm: bytes) -> None:
             wav.writeframesraw(pcm)
-            progress(len(pcm) // PCM16_BYTES, None)
+            progress(len(pcm) // PCM16_BYTES)
 
         return speak(take)
 
@@ -141,20 +141,14 @@ def written_whole(out: Path) -> Iterator[wave.Wave_write]:
 
 
 @contextmanager
-def speech_progress(label: str) -> Iterator[Callable[[int, float | None], None]]:
+def speech_progress(label: str) -> Iterator[Callable[[int], object]]:
     """Show on standard error how much is spoken, where that is a terminal and it takes a while.
 
-    What is given takes the samples (24 kHz) of more audio, and the share of the text that has come up, where known.
+    What is given takes the number of samples (24 kHz) of more audio.
     """
-
-    def add(samples: int, share: float | None) -> None:
-        if share is not None:
-            bar.set_postfix_str(f"{100 * share:.0f} % of the text", refresh=False)
-        bar.update(samples / SAMPLE_RATE_HZ)
-
     # NOTE: `disable=None` shows it on terminals only, `delay` not before that many seconds.
     bar: tqdm[Never] = tqdm(
         desc=label, bar_format=_BAR, disable=None, delay=PROGRESS_AFTER_S, leave=False, dynamic_ncols=True
     )
     with bar:
-        yield add
+        yield lambda samples: bar.update(samples / SAMPLE_RATE_HZ)

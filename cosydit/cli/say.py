@@ -85,13 +85,8 @@ async def _speak(options: StackOptions, request: SpeechRequest, out: Path) -> Sp
         with written_whole(out) as file, speech_progress(f"speaking {out}") as progress:
             async for chunk in gateway.pipeline.synthesize(request, result):
                 file.writeframesraw(to_pcm16(chunk.samples))
-                progress(len(chunk.samples), _share_spoken(request.text, result))
+                progress(len(chunk.samples))
     return result
-
-
-def _share_spoken(text: str, result: SpeechResult) -> float:
-    """Return how much of the text the LLM has spoken, up to the segment that it speaks now."""
-    return result.spans[-1].segment.source.start / len(text) if result.spans else 0.0
 
 
 def _gateway_config(options: StackOptions, request: SpeechRequest) -> GatewayConfig:

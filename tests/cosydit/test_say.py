@@ -85,17 +85,17 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("kind", "is_shown"), [(Terminal, True), (io.StringIO, False)])
-def test_long_speech_shows_how_far_it_is_on_a_terminal(
+def test_long_speech_shows_how_much_there_is_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, kind: type[io.StringIO], is_shown: bool
 ) -> None:
     monkeypatch.setattr(client, "PROGRESS_AFTER_S", 0.0)
     monkeypatch.setattr(sys, "stderr", kind())
     with speech_progress("speaking a.wav") as progress:
-        for second in range(1, 200):
-            progress(24_000, second / 200)
+        for _ in range(1, 200):
+            progress(24_000)
             time.sleep(0.002)
     shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
-    assert ("speaking a.wav: " in shown and "s of audio in 00:00, " in shown and "% of the text" in shown) is is_shown
+    assert ("speaking a.wav: " in shown and "s of audio in 00:00" in shown) is is_shown
 
 
 def test_an_equal_seed_gives_an_equal_file_whatever_the_machines_speed(tmp_path: Path) -> None:
