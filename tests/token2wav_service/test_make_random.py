@@ -60,7 +60,7 @@ def test_the_whole_official_layout_is_written(checkpoint: Path) -> None:
         "second.wav",
         "second.txt",
     }
-    assert "speaks noise" in (checkpoint / "README.md").read_text("utf-8")
+    assert "random weights" in (checkpoint / "checkpoint.json").read_text("utf-8")
     assert [path.name for path in checkpoint.parent.iterdir()] == ["checkpoint"]  # no scratch left behind
 
 

@@ -17,15 +17,6 @@ from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES
 from token2wav_service.checkpoint.make_voices import make_numbered_voices, make_voices
 
 NUMBERED_VOICE_SECONDS = 5.0
-MODEL_CARD = """\
-# A random checkpoint of family {family} and {size} size
-
-Random weights: it speaks noise. Made by `cosydit checkpoint make-random` with seed {seed}.
-
-    token2wav/   flow, vocoder, speaker encoder and speech tokenizer, in the official layout
-    llm/         a Qwen2 with the official token numbering
-    voices/      synthetic prompt voices, each a WAV and its transcript
-"""
 
 
 class CheckpointSize(str, Enum):
@@ -45,7 +36,7 @@ def make_random_checkpoint(
     numbered_voices: int = 0,
     family: Family = Family.STEP_AUDIO2,
 ) -> None:
-    """Write token2wav/, llm/, voices/, their SHA256SUMS, checkpoint.json and README.md.
+    """Write token2wav/, llm/, voices/, their SHA256SUMS and checkpoint.json.
 
     Nothing appears before everything is made; equal arguments give equal files.
 
@@ -84,6 +75,4 @@ def _make(directory: Path, seed: int, size: CheckpointSize, numbered_voices: int
     phonemes = "cosyvoice3" if family is Family.COSYVOICE3 else None
     declared = {"name": "random weights", "family": family.value, "instruct": instruct, "phonemes": phonemes}
     write_declaration(directory, CheckpointDeclaration.model_validate(declared))
-    card = MODEL_CARD.format(family=family.value, size=size.value, seed=seed)
-    (directory / "README.md").write_text(card, encoding="utf-8")
     write_sums(directory)
