@@ -41,8 +41,6 @@ class ContinuedAnswer:
         self.lost: errors.GatewayError | None = None
         self.ends_s: float | None = None
         """Time until which a replica must be found; None while none was lost since the last token."""
-        self.is_looking = False
-        """Whether it was refused and has not begun."""
 
     @property
     def is_new(self) -> bool:
@@ -150,16 +148,14 @@ class RoutedSpeechLM(Router[LLMReplicaClient]):
         if not self.caller_has_share():
             utterance = replace(utterance, priority=HIGHEST_PRIORITY)
         answer = ContinuedAnswer(utterance, seed, self.fleet.settings)
-        try:
-            while True:
-                slot = await self._wait_for_slot(answer)
-                async with self._attempt(slot, answer, sampling) as deltas:
-                    async for delta in deltas:
-                        yield delta
-                    return
+        while True:
+            slot = await self._wait_for_slot(answer)
+            async with self._attempt(slot, answer, sampling) as deltas:
+                async for delta in deltas:
+                    yield delta
+                return
+            with self.fleet.looked(answer.lost is None):
                 await asyncio.sleep(LOOK_AGAIN_S)
-        finally:
-            self._set_looking(answer, False)
 
     @asynccontextmanager
     async def _attempt(
@@ -189,7 +185,6 @@ class RoutedSpeechLM(Router[LLMReplicaClient]):
             client.generate(answer.rest(), sampling, answer.rest_seed(client.continues_exactly))
         ) as deltas:
             while (delta := await ejection.unless(anext(deltas, None))) is not None:
-                self._set_looking(answer, False)
                 answer.note(delta)
                 if delta.token_ids:
                     slot.replica.succeeded()
@@ -202,14 +197,8 @@ class RoutedSpeechLM(Router[LLMReplicaClient]):
             OverloadedError: none had in time.
         """
         now_s = self._clock.now()
-        self._set_looking(answer, True)
         if not answer.note_refusal(slot, now_s + self.fleet.settings.admission_wait_s, now_s):
             raise self.fleet.overloaded() from error
-
-    def _set_looking(self, answer: ContinuedAnswer, is_looking: bool) -> None:
-        """Note whether an answer was refused and has not begun: nobody else is admitted before it."""
-        self.fleet.looking += is_looking - answer.is_looking
-        answer.is_looking = is_looking
 
     async def _wait_for_slot(self, answer: ContinuedAnswer) -> SlotLease:
         settings = self.fleet.settings
