@@ -1,18 +1,16 @@
 """Returns the command that installs a missing optional part of the package, for any source of the package.
 
-The package is on no public index under our name: a hint names the repository or the wheel that it came from.
+The package is on no public index under our name: a hint names the repository, or a wheel in the working directory.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 PACKAGE = "cosydit"
 _ROOT = Path(__file__).resolve().parents[1]
@@ -49,15 +47,8 @@ def installed_from() -> Source:
     """Return what the package was installed from: the repository that it runs from, else a wheel."""
     if (_ROOT / "pyproject.toml").is_file():
         return Source(str(_ROOT), is_repository=True)
-    try:
-        distribution = importlib.metadata.distribution(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        return Source(f"./{PACKAGE}-VERSION-py3-none-any.whl", is_repository=False)
-    path = _local_path(distribution.read_text("direct_url.json"))
-    if path is not None and path.exists():
-        return Source(str(path), is_repository=path.is_dir())
-    # Wheels that are gone, or came from an index of somebody's own: the file's name says which one is meant.
-    return Source(f"./{PACKAGE}-{distribution.version}-py3-none-any.whl", is_repository=False)
+    version = installed_version(PACKAGE) or "VERSION"
+    return Source(f"./{PACKAGE}-{version}-py3-none-any.whl", is_repository=False)
 
 
 def install_command(extra: str) -> str:
@@ -103,9 +94,3 @@ def require_modules(names: Iterable[str], extra: str) -> None:
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         raise ModuleNotFoundError(f"{', '.join(missing)} not installed; install with: {install_command(extra)}")
-
-
-def _local_path(direct_url: str | None) -> Path | None:
-    """Read PEP 610's direct_url.json; None where pip wrote none, or the package came over a network."""
-    parts = urlsplit(str(json.loads(direct_url).get("url", "")) if direct_url else "")
-    return Path(unquote(parts.path)) if parts.scheme == "file" else None
