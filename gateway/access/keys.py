@@ -97,26 +97,16 @@ def without_key(text: str, name: str, where: str) -> str:
         ConfigError: a line that can't be read, see `parse_keys`.
     """
     parse_keys(text, CallerLimits(), where)
-    lines = [_line_without(line, name) for line in text.splitlines(keepends=True)]
-    return "".join(line for line in lines if line is not None)
-
-
-def _line_without(line: str, name: str) -> str | None:
-    """Return what is left of a line; None if it held nothing else but a comment on that key."""
-    code, comment, ending = _parts_of(line)
-    entries = [entry for entry in _ENTRY_END.split(code) if entry.strip()]
-    kept = [entry.strip() for entry in entries if entry.split()[0] != name]
-    if len(kept) == len(entries):
-        return line
-    return f"{'; '.join(kept)}{comment}{ending}" if kept else None
-
-
-def _parts_of(line: str) -> tuple[str, str, str]:
-    """Return a line's keys, its comment with what stands before it, and its end."""
-    body = line.rstrip("\r\n")
-    found = _COMMENT.search(body)
-    at = found.start() if found else len(body)
-    return body[:at], body[at:], line[len(body) :]
+    lines = []
+    for line in text.splitlines(keepends=True):
+        code = _COMMENT.split(line)[0].rstrip()
+        entries = [entry.strip() for entry in _ENTRY_END.split(code) if entry.strip()]
+        kept = [entry for entry in entries if entry.split()[0] != name]
+        if len(kept) == len(entries):
+            lines.append(line)
+        elif kept:
+            lines.append("; ".join(kept) + line[len(code) :])
+    return "".join(lines)
 
 
 def key_of(authorization: str, xi_api_key: str) -> str:
