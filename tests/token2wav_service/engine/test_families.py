@@ -120,7 +120,7 @@ def test_a_voice_keeps_few_starts_and_counts_them(family: Family) -> None:
     used = engine.voices.cache.stats().used_bytes
     voice = engine.voices.register(make_prompt(1, 27))
     with engine.voices.cache.pinned(voice.voice_id) as cached:
-        prompt = cached.state.prompt
+        prompt = cached.state
     assert len(prompt.starts) == MAX_STARTS
     assert sum(start.num_bytes for start in prompt.starts.values()) <= 1.5 * used
 
@@ -133,7 +133,7 @@ def test_speech_of_one_chunk_runs_no_prompt_again(family: Family) -> None:
         speak(engine, tokens_of(tokens), [])
     voice = engine.voices.register(make_prompt(1, 27))
     with engine.voices.cache.pinned(voice.voice_id) as cached:
-        assert len(cached.state.prompt.starts) == 1
+        assert len(cached.state.starts) == 1
 
 
 @pytest.mark.slow
