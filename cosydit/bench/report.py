@@ -13,13 +13,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from cosydit.bench.metrics import PERCENTILES, Distribution, Summary
 from cosydit.bench.types import LoadResult, RequestRecord
 from servicekit import files
+from servicekit.extras import installed_version
 from servicekit.gpu_host import run_program
 
 RESULTS_FILE = "results.json"
@@ -142,19 +142,11 @@ def describe_environment(arguments: Mapping[str, object], commit: str | None = N
         "cpus_usable": len(os.sched_getaffinity(0)),
         "memory_mib": ram_bytes() // 1024**2,
         "gpus": gpus.splitlines() if gpus else [],
-        "packages": {name: version for name in PACKAGES if (version := version_of(name)) is not None},
+        "packages": {name: version for name in PACKAGES if (version := installed_version(name)) is not None},
         "git_commit": commit or output_of(*git, "rev-parse", "HEAD"),
         "git_is_modified": False if commit else None if status is None else bool(status),
         "arguments": {name: _plain(value) for name, value in sorted(arguments.items())},
     }
-
-
-def version_of(distribution: str) -> str | None:
-    """Return the version of an installed distribution."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def cpu_model() -> str:

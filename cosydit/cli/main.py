@@ -7,10 +7,9 @@ import importlib
 import logging
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from servicekit.extras import missing_extra
+from servicekit.extras import installed_version, missing_extra
 from servicekit.logs import PlainError
 from servicekit.process import run_and_leave
 
@@ -85,19 +84,13 @@ def command() -> NoReturn:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command."""
     parser = argparse.ArgumentParser(prog="cosydit", description=__doc__.partition(":")[0] if __doc__ else None)
-    parser.add_argument("--version", action="version", version=f"cosydit {_version()}")
+    version = installed_version("cosydit") or "(a source tree that is not installed)"
+    parser.add_argument("--version", action="version", version=f"cosydit {version}")
     parser.add_argument("--verbose", action="store_true", help="log at INFO level to standard error")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in SUBCOMMANDS:
         importlib.import_module(name).add_parser(subparsers)
     return parser
-
-
-def _version() -> str:
-    try:
-        return version("cosydit")
-    except PackageNotFoundError:
-        return "(a source tree that is not installed)"
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from cosydit.bench.report import cpu_model, output_of, ram_bytes, version_of
+from cosydit.bench.report import cpu_model, output_of, ram_bytes
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.engines import next_engine_command, report_engines
 from cosydit.stack.mps import PROGRAM, SYSTEM_PIPES
 from cosydit.stack.process import answers_ok, busy_ports
 from cosydit.stack.stack import Ports
-from servicekit.extras import install_command, installed_from
+from servicekit.extras import install_command, installed_from, installed_version
 from servicekit.gpu_host import (
     CUDA,
     MIB,
@@ -171,7 +171,7 @@ def packages() -> Iterator[Finding]:
     """Versions of what is installed, by role."""
     for role, names, is_needed in PACKAGES_BY_ROLE:
         for name in names:
-            version = version_of(name)
+            version = installed_version(name)
             absent = State.MISSING if is_needed else State.NOTE
             yield Finding(f"packages: {role}", name, version or "not installed", State.OK if version else absent)
         if role == "token2wav":
@@ -179,7 +179,7 @@ def packages() -> Iterator[Finding]:
 
 
 def _onnx_runtime() -> Finding:
-    found = [f"{name} {version}" for name in ONNX_RUNTIMES if (version := version_of(name))]
+    found = [f"{name} {version}" for name in ONNX_RUNTIMES if (version := installed_version(name))]
     text = " and ".join(found) or "not installed; the extras `cpu` and `gpu` bring it"
     if len(found) > 1:
         text += " overwrite each other; uninstall both, then install one"
@@ -254,7 +254,7 @@ def gpus(look: Look) -> Iterator[Finding]:
     for number, gpu in enumerate(found):
         kind = ", a MIG slice" if gpu.is_slice else ""
         yield Finding("GPU", f"GPU {number}", f"{gpu.name}{kind}, {gpu.driver}, {gpu.memory_mib} MiB")
-    version = version_of("torch") or ""
+    version = installed_version("torch") or ""
     if found and version.endswith("+cpu"):
         again = "make .venv again on this host" if installed_from().is_repository else "install the index's own torch"
         yield look.judge("torch", version, False, f" can't use the GPU; {again}")

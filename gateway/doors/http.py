@@ -7,7 +7,6 @@ Knows nothing of how the host's parts are made.
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -29,6 +28,7 @@ from gateway.dialects.openai import http as openai_http
 from gateway.dialects.speech_ws import socket as speech_ws
 from gateway.host import Host
 from gateway.telemetry import exposition
+from servicekit.extras import installed_version
 from servicekit.tasks import running_meanwhile
 
 HostFactory = Callable[[], AbstractAsyncContextManager[Host]]
@@ -88,7 +88,7 @@ def build_app(
         )
     shown = Endpoint("GET", DOCUMENT_PATH, show, *_OURS, "This interface as OpenAPI 3.1.", example={"openapi": "3.1.0"})
     app.router.routes.append(shown)
-    content = document(app.routes, _version(), ".")
+    content = document(app.routes, installed_version("cosydit") or "unknown", ".")
     return app
 
 
@@ -130,10 +130,3 @@ def _probes() -> list[BaseRoute]:
         # Of the other name clients of other speech servers ask before they send a load.
         *(Endpoint("GET", path, readyz, *_OURS, ready, media_types=_TEXT) for path in ("/readyz", "/health")),
     ]
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("cosydit")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"

@@ -17,8 +17,6 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import metadata
 
 from wyoming.audio import AudioChunk as AudioEvent
 from wyoming.audio import AudioStart, AudioStop
@@ -39,6 +37,7 @@ from gateway.text import TextOptions
 from gateway.voices.directory import StoredVoice
 from gateway.voices.profile import DEFAULT_VOICE, NO_PROFILE
 from gateway.voices.registry import NamedVoice
+from servicekit.extras import installed_version
 from servicekit.tasks import stop, until_first
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
@@ -245,7 +244,7 @@ def describe(host: Host, languages: Sequence[str] = ()) -> Info:
         attribution=_ATTRIBUTION,
         installed=True,
         description="Streaming text to speech",
-        version=_version(),
+        version=installed_version("cosydit"),
         voices=voices,
         supports_synthesize_streaming=True,
     )
@@ -265,11 +264,3 @@ def _voice(host: Host, voice: NamedVoice | StoredVoice, languages: Sequence[str]
         version=None,
         languages=list(languages) or [own or _FALLBACK_LANGUAGE],
     )
-
-
-@cache
-def _version() -> str | None:
-    try:
-        return metadata.version("cosydit")
-    except metadata.PackageNotFoundError:
-        return None
