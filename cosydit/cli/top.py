@@ -14,10 +14,9 @@ from cosydit.bench.scrape import Watch
 from cosydit.cli.top_view import draw
 from cosydit.stack.stack import default_work_dir, running_metrics
 from servicekit.clock import SystemClock
-from servicekit.settings import argument, number
 
-DEFAULT_INTERVAL_S = 1.0
-DEFAULT_WINDOW_S = 30.0
+INTERVAL_S, WINDOW_S = 1.0, 30.0
+"""Seconds between two updates, and those over which rates are taken."""
 _DEFAULTS = {
     "gateway": "http://127.0.0.1:8080/metrics",
     "token2wav": "http://127.0.0.1:8002/metrics",
@@ -30,11 +29,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     for name, url in _DEFAULTS.items():
         text = f"metrics of a {name} process; may be repeated (default: of a running `cosydit serve`, else {url})"
         parser.add_argument(f"--{name}", action="append", type=_metrics_url, metavar="URL", help=text)
-    for option, default, text in (
-        ("--interval-s", DEFAULT_INTERVAL_S, "seconds between two updates (default %(default)s)"),
-        ("--window-s", DEFAULT_WINDOW_S, "seconds over which rates are taken (default %(default)s)"),
-    ):
-        parser.add_argument(option, type=argument(number(is_open=True)), metavar="SECONDS", default=default, help=text)
     parser.add_argument("--work-dir", type=Path, help="work directory of the running serve (default: ~/.cache/cosydit)")
     parser.add_argument("--once", action="store_true", help="show the figures since the services' start once, and stop")
     parser.set_defaults(run=run)
@@ -43,16 +37,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Draw until interrupted; returns 0, or 1 if nothing answered a single look."""
     urls = _urls(args)
-    watch = Watch(urls, args.window_s, SystemClock())
+    watch = Watch(urls, WINDOW_S, SystemClock())
     try:
         if args.once:
             looks = watch.look()
             Console().print(draw(looks, f"{time.strftime('%H:%M:%S')}  since the services' start"))
             return 0 if any(service.window is not None for kind in looks.values() for service in kind) else 1
-        title = f"last {args.window_s:g} s  (Ctrl-C ends it)"
+        title = f"last {WINDOW_S:g} s  (Ctrl-C ends it)"
         with Live(draw(watch.look(), title), auto_refresh=False, screen=True) as live:
             while True:
-                time.sleep(args.interval_s)
+                time.sleep(INTERVAL_S)
                 live.update(draw(watch.look(), f"{time.strftime('%H:%M:%S')}  {title}"), refresh=True)
     finally:
         watch.close()

@@ -202,10 +202,6 @@ def test_a_run_that_has_ended_is_not_found(tmp_path: Path) -> None:
         pytest.param("--llm", "http://", "such as http://", id="no host"),
         pytest.param("--llm", "http://[::1", "such as http://", id="no address"),
         pytest.param("--llm", "http://host:port/metrics", "such as http://", id="no port"),
-        pytest.param("--interval-s", "-1", "expected a number of more than 0", id="back in time"),
-        pytest.param("--interval-s", "0", "expected a number of more than 0", id="without a pause"),
-        pytest.param("--interval-s", "soon", "expected a number of more than 0", id="no number"),
-        pytest.param("--window-s", "nan", "expected a number of more than 0", id="not a number"),
     ],
 )
 def test_an_option_that_can_not_work_is_an_error_of_usage(
