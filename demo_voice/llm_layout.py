@@ -16,14 +16,8 @@ from safetensors.numpy import save_file
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.huggingface_layout import WEIGHTS_FILE, write_description, write_weights_index
 from llm_service.qwen2 import Qwen2Shape
-from llm_service.vocab import (
-    PADDED_VOCABULARY_SIZE,
-    SOS_ID,
-    SPEECH_HEAD_ROWS,
-    SPEECH_TOKEN_COUNT,
-    SPEECH_TOKEN_OFFSET,
-    TASK_ID,
-)
+from llm_service.speech_head import speech_rows
+from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT
 from servicekit.files import usual_mode
 
 FloatArray = npt.NDArray[np.float32]
@@ -66,12 +60,12 @@ def _weights(tensors: Mapping[str, FloatArray]) -> dict[str, HalfArray]:
         f"model.{name}": value.astype(np.float16) for name, value in tensors.items() if name not in tables
     }
     width = tensors[HEAD_WEIGHT].shape[1]
-    embedding = np.zeros((PADDED_VOCABULARY_SIZE, width), np.float16)
+    embedding = np.zeros((COSYVOICE2.table_rows, width), np.float16)
     embedding[: len(tensors[TEXT_TABLE])] = tensors[TEXT_TABLE]
-    embedding[SPEECH_TOKEN_OFFSET : SPEECH_TOKEN_OFFSET + SPEECH_TOKEN_COUNT] = tensors[SPEECH_TABLE]
-    embedding[[SOS_ID, TASK_ID]] = tensors[CONTROL_TABLE]
+    embedding[COSYVOICE2.first_id : COSYVOICE2.first_id + SPEECH_TOKEN_COUNT] = tensors[SPEECH_TABLE]
+    embedding[[COSYVOICE2.sos_id, COSYVOICE2.task_id]] = tensors[CONTROL_TABLE]
     head = np.zeros_like(embedding)
-    head[SPEECH_TOKEN_OFFSET : SPEECH_TOKEN_OFFSET + SPEECH_HEAD_ROWS] = tensors[HEAD_WEIGHT]
+    head[speech_rows(COSYVOICE2)] = tensors[HEAD_WEIGHT]
     return {**weights, "model.embed_tokens.weight": embedding, "lm_head.weight": head}
 
 
