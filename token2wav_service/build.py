@@ -77,7 +77,7 @@ def build_engine(
     model = VoiceModel(version, sizes.output_size, sizes.spk_embed_dim)
     voices = VoiceStore(extractor, runner, _voice_cache_bytes(config, models), model)
     logger.info(
-        "token2wav (%s) on %s in %s from %s", models.family.value, config.device, config.dtype, config.model_dir
+        "token2wav (%s) on %s in %s from %s", models.config.family.value, config.device, config.dtype, config.model_dir
     )
     return Token2WavEngine(config, voices, runner, clock, _device_probe(config.device), is_realtime=is_realtime)
 
@@ -116,8 +116,8 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
         return ModelRunner(PackedFlow(flow, policy), StreamVocoder(ColumnHiFT(vocoder), policy))
     if kind is RunnerKind.PACKED and config.runner is not RunnerKind.AUTO:
         raise CheckpointError(
-            f"{config.model_dir} is of family {models.family.value}, which runner `{config.runner.value}` does not "
-            "serve; set runner to auto, slots, tensorrt or torch"
+            f"{config.model_dir} is of family {models.config.family.value}, which runner `{config.runner.value}` does "
+            "not serve; set runner to auto, slots, tensorrt or torch"
         )
     if kind in (RunnerKind.TORCH, RunnerKind.PACKED):
         plain: Any = CausalStreamVocoder if isinstance(vocoder, CausalHiFT) else StreamVocoder

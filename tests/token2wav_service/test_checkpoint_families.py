@@ -60,7 +60,7 @@ def test_a_description_of_the_official_form_gives_the_official_keys_and_shapes(f
 def test_a_random_checkpoint_tells_its_family_and_loads(family: Family, checkpoint: Path) -> None:
     models, config = load_models(checkpoint), read_config(checkpoint)
 
-    assert find_family(checkpoint) is family is models.family is config.family
+    assert find_family(checkpoint) is family is models.config.family is config.family
     assert (config.flow, config.hift) == SMALL_SIZES[family]
     assert missing_files(checkpoint) == []
 

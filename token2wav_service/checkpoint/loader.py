@@ -64,11 +64,6 @@ class LoadedModels:
     flow: AnyFlow
     vocoder: HiFT | CausalHiFT
 
-    @property
-    def family(self) -> Family:
-        """Return the checkpoint's family."""
-        return self.config.family
-
 
 def read_config(model_dir: Path) -> CheckpointConfig:
     """Read the sizes of a checkpoint of any family.

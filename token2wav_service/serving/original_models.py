@@ -229,7 +229,7 @@ def _load(model_config_json: str) -> tuple[Token2WavConfig, LoadedModels]:
 
 def _flow_of(models: LoadedModels, config: Token2WavConfig) -> AnyFlow:
     if not models.flow.block_tokens:
-        raise CheckpointError(f"{config.model_dir} is of family {models.family.value}, which has no such model")
+        raise CheckpointError(f"{config.model_dir} is of family {models.config.family.value}, which has no such model")
     return models.flow.to(config.device, DTYPES[config.dtype])
 
 
