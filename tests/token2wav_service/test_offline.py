@@ -28,7 +28,7 @@ def _utterance(name: str, tokens: int, seed: int = 0) -> OfflineUtterance:
 
 
 def _runner(engine: Token2WavEngine) -> PoisonableRunner:
-    runner = engine._runner
+    runner = engine.runner
     assert isinstance(runner, PoisonableRunner)
     return runner
 

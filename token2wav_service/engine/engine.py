@@ -85,7 +85,8 @@ class Token2WavEngine:
         self.config = config
         self.voices = voices
         self.clock = clock
-        self._runner = runner
+        self.runner = runner
+        """Computes; others use it for measurements, while nothing steps the engine."""
         self._probe_device = probe_device
         self._rules = ChunkRules(config, runner.facts)
         self._lock = threading.Lock()
@@ -94,11 +95,6 @@ class Token2WavEngine:
         slots = config.max_streams
         most = max(1, slots - reserved_streams(slots)) if is_realtime else slots
         self._limit = StreamLimit(most, clock, is_fixed=not is_realtime)
-
-    @property
-    def runner(self) -> Runner:
-        """What computes; for measurements, while nothing steps the engine."""
-        return self._runner
 
     def open_stream(self, voice_id: str, options: StreamOptions) -> str:
         """Open a stream of a registered voice; returns its id.
@@ -113,7 +109,7 @@ class Token2WavEngine:
             is_extra = self._check_room(options)
             voice = self.voices.cache.acquire(voice_id)
             try:
-                state = self._runner.open(voice.state)
+                state = self.runner.open(voice.state)
             except BaseException:
                 self.voices.cache.release(voice_id)
                 raise
@@ -138,7 +134,7 @@ class Token2WavEngine:
             stream.accepted_s.append(self.clock.now())
             stream.next_index += 1
             stream.has_last = chunk.is_last
-            stream.lookahead = token_ids[-self._runner.facts.lookahead_tokens :]
+            stream.lookahead = token_ids[-self.runner.facts.lookahead_tokens :]
             stream.schedule.append(len(token_ids))
             stream.last_activity_s = self.clock.now()
 
@@ -154,7 +150,7 @@ class Token2WavEngine:
     def begin_step(self) -> BegunStep | None:
         """Choose the next batch and keep it from every other; None when nothing is ready. `end_step` must follow."""
         with self._lock:
-            streams = next_batch(self._streams.values(), self._runner, self.config.max_batch_size)
+            streams = next_batch(self._streams.values(), self.runner, self.config.max_batch_size)
             if not streams:
                 return None
             for stream in streams:
@@ -219,7 +215,7 @@ class Token2WavEngine:
     def status(self) -> ServerStatus:
         """Return how busy the engine is now; it never says that it drains, which is its server's to know."""
         with self._lock:
-            hops = self._runner.facts.hop_multiple
+            hops = self.runner.facts.hop_multiple
             return self._meter.status(self._streams.values(), self._limit, self.config.max_batch_size, hops)
 
     def take_measurements(self) -> Measurements:
@@ -277,7 +273,7 @@ class Token2WavEngine:
     def _run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome | Token2WavError]:
         """Run the batch; if it fails, run each chunk alone, so that only the chunk at fault fails."""
         try:
-            outcomes = self._runner.run(works)
+            outcomes = self.runner.run(works)
         except Exception as err:
             self.check_device(err)
             if len(works) == 1:
@@ -294,7 +290,7 @@ class Token2WavEngine:
         chunk = stream.waiting.popleft()
         self._meter.chunk(timing)
         if stream.status is StreamStatus.ABORTED:
-            self._runner.close(stream.state)
+            self.runner.close(stream.state)
             error = StreamAbortedError(f"stream {stream.stream_id} was aborted while this chunk ran")
             return ChunkResult(stream.stream_id, chunk.index, error, None)
         if isinstance(outcome, Token2WavError):
@@ -314,7 +310,7 @@ class Token2WavEngine:
         self.voices.cache.release(stream.voice.features.voice_id)
         if not stream.in_step:
             # A running step still uses the state; `_settle` closes it then.
-            self._runner.close(stream.state)
+            self.runner.close(stream.state)
         self._meter.end(status)
         if status is StreamStatus.FINISHED:
             self._limit.note_end(self.clock.now() - stream.opened_s)

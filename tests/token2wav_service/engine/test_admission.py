@@ -93,7 +93,7 @@ def test_without_listeners_as_many_streams_open_as_there_are_slots() -> None:
 
 def slowed(engine: Token2WavEngine, clock: ManualClock, step_s: float) -> None:
     """Make each step of an engine take time."""
-    runner = engine._runner
+    runner = engine.runner
     assert isinstance(runner, PoisonableRunner)
     run = runner.run
 

@@ -68,7 +68,7 @@ def test_block_masked_families_get_their_runner(family: Family, tmp_path: Path) 
     policy = SynthesisPolicy(ode_steps=1)
     for runner, kind in ((RunnerKind.AUTO, ModelRunner), (RunnerKind.SLOTS, SlotRunner)):
         config = Token2WavConfig(tmp_path, runner=runner, max_streams=2, synthesis=policy)
-        assert isinstance(build_engine(config, SystemClock())._runner, kind)
+        assert isinstance(build_engine(config, SystemClock()).runner, kind)
 
 
 @pytest.mark.slow

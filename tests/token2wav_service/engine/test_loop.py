@@ -62,7 +62,7 @@ class Crowd:
         self.listeners = [Listener(loop) for _ in range(listeners)]
         self.may_answer = threading.Event()
         self._runs, self._may_run = threading.Event(), threading.Event()
-        runner = loop.engine._runner
+        runner = loop.engine.runner
         self._run = runner.run
         runner.run = self._held_run  # type: ignore[method-assign]
         self.other.push(0, 18, False)
@@ -205,7 +205,7 @@ def test_an_engine_that_fails_answers_everybody_and_says_so() -> None:
     loop = ServingLoop(make_engine(), failures.put)
     loop.start()
     speaking, waiting = Listener(loop), Listener(loop)
-    run, may_fail = loop.engine._runner.run, threading.Event()
+    run, may_fail = loop.engine.runner.run, threading.Event()
 
     def close(state: object) -> None:
         raise AssertionError("free without allocate")
@@ -214,7 +214,7 @@ def test_an_engine_that_fails_answers_everybody_and_says_so() -> None:
         assert may_fail.wait(WAIT_S)
         return run(works)
 
-    loop.engine._runner.close, loop.engine._runner.run = close, held_run  # type: ignore[method-assign]
+    loop.engine.runner.close, loop.engine.runner.run = close, held_run  # type: ignore[method-assign]
     speaking.push(0, 18, True)
     waiting.push(0, 18, False)
     waiting.push(1, 18, False)
