@@ -11,6 +11,7 @@ nothing of policies or services; time comes from the clock it is given.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from servicekit.clock import Clock
@@ -45,6 +46,8 @@ _RATE_WINDOW_S = 1.0
 _RATE_LEARNT_TOKENS = 32
 """Tokens after which a stream's rate is told to the others: early, before a slow caller can hold the LLM back."""
 _RATE_LEARNT_SHARE = 0.2
+_CHOICE_HOLDS_S = 5.0
+"""Time for which the length of a first chunk holds for other streams, as long as no crowd comes or goes."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,8 @@ class PaceBook:
         """When the latest token rate was learnt."""
         self._urgent = _FadingSums()
         self._urgent_s = float("-inf")
+        self._choice: tuple[int, float, tuple[Hashable, bool, int]] = (0, float("-inf"), (None, False, 0))
+        """Tokens of the latest first chunk, when they were chosen, and for what; see `first_chunk`."""
         self._crowds: dict[int, _FadingSums] = {}
         """Urgent chunks by the number of soundless streams when they were pushed: its length in bits, from 2 on."""
 
@@ -212,6 +217,15 @@ class PaceBook:
             return []
         one_by_one = self._cost.scaled(self.soundless + _UNDER_WAY)
         return [min(self._crowds[max(sizes)].fit(self._cost), one_by_one, key=_of_a_second)]
+
+    def first_chunk(self, policy: Hashable, now_s: float, choose: Callable[[], int]) -> int:
+        """Return the tokens of a stream's first chunk: as chosen a moment ago with nothing changed since, else anew."""
+        tokens, then_s, chosen_for = self._choice
+        now_for = (policy, self._sums.weight > 0, self.soundless.bit_length())
+        if chosen_for != now_for or now_s - then_s > _CHOICE_HOLDS_S:
+            tokens = choose()
+            self._choice = (tokens, now_s, now_for)
+        return tokens
 
     def record_token_rate(self, token_rate_hz: float, now_s: float) -> None:
         """Learn from one stream's LLM; what was learnt long ago counts less."""

@@ -120,7 +120,7 @@ class SpeechJob:
 
     def first_tokens(self, policy: ChunkPolicy) -> int:
         """Return the tokens that the listener waits for."""
-        return awaited_tokens(policy, self.pace)
+        return self._book.first_chunk(policy, self._clock.now(), lambda: awaited_tokens(policy, self.pace))
 
     def open(self, stream_id: str, hop_multiple: int) -> None:
         self.result.stream_id = stream_id

@@ -13,7 +13,7 @@ from gateway.telemetry.call_observer import CallObserver
 from gateway.telemetry.metrics import GatewayMetrics
 from servicekit.clock import Clock
 from servicekit.logs import LogFormat
-from servicekit.tracing import NULL_TRACER, Tracer, TracingUnavailableError, open_tracer
+from servicekit.tracing import NULL_SPAN, NULL_TRACER, Tracer, TracingUnavailableError, open_tracer
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Telemetry:
     @contextmanager
     def serving(self, dialect: str, name: str, traceparent: str | None) -> Iterator[Call]:
         """Have what the running task does until the context is left be done on behalf of a call."""
-        call = Call(dialect, self.tracer.begin(name, traceparent))
+        call = Call(dialect, NULL_SPAN if self.tracer is NULL_TRACER else self.tracer.begin(name, traceparent))
         serve_call(call)
         try:
             yield call

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from cosydit.cli.serve import _with_gateway
+from cosydit.stack import stack
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.gpu_presets import PRESETS, GpuPreset
 from cosydit.stack.host import Machine, for_host
@@ -19,7 +20,6 @@ from llm_service.config import LLMBackend
 from servicekit.gpu_host import GpuFacts
 from servicekit.settings import as_options
 from tests.deploy.tools import DEPLOY, compose_v2, wheel_program
-from token2wav_service.serving import assemble
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def served(preset: GpuPreset, monkeypatch: pytest.MonkeyPatch, **gpus: object) -
     asked = StackOptions(checkpoint, Path("/work"), llm_backend="auto", **gpus)  # type: ignore[arg-type]
     options = _with_gateway(for_host(asked, host), host)
     assembled: list[Mapping[str, str]] = []
-    monkeypatch.setattr(assemble, "assemble", lambda _, given: assembled.append(given))
+    monkeypatch.setattr(stack, "assemble", lambda _, given: assembled.append(given))
     assemble_repository(options)
     gateway = {name: value for name, value in gateway_settings(options).items() if name != "wyoming_port"}
     return {
