@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,12 +37,23 @@ PCM16_BYTES = 2
 PROGRESS_AFTER_S = 2.0
 """Seconds before the progress line appears: short speech ends before anybody could read one."""
 _BAR = "{desc}: {n:.1f} s of audio in {elapsed}"
+_DEFAULT_DOOR = "http"
+
+
+def with_default_door(words: Sequence[str]) -> list[str]:
+    """Return a command line of which a `client` that names no door uses the gateway's."""
+    command = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
+    behind = [*words[command + 1 : command + 2], ""][0]
+    if list(words[command : command + 1]) != ["client"] or not behind.startswith("--") or behind == "--help":
+        return list(words)
+    return [*words[: command + 1], _DEFAULT_DOOR, *words[command + 1 :]]
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand; `triton-http` is the original's client, with the names of its options."""
     parser = subparsers.add_parser("client", help="speak one text through a running gateway or Triton")
-    doors = parser.add_subparsers(dest="door", required=True, metavar="DOOR", help="where to speak")
+    where = f"where to speak (default {_DEFAULT_DOOR})"
+    doors = parser.add_subparsers(dest="door", required=True, metavar="DOOR", help=where)
     about = f"use the gateway's POST /v1/audio/speech; {API_KEY_VARIABLE} may hold its key"
     http = doors.add_parser("http", help=about)
     http.add_argument("--url", default="http://127.0.0.1:8080", help="URL of the gateway")

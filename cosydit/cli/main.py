@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from cosydit.cli.client import with_default_door
 from servicekit.extras import installed_version, missing_extra
 from servicekit.logs import PlainError
 from servicekit.process import run_and_leave
@@ -68,7 +69,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser = build_parser()
-    args, unknown = parser.parse_known_args(words)
+    args, unknown = parser.parse_known_args(with_default_door(words))
     if unknown:
         is_text = not any(word.startswith("-") for word in unknown)
         hint = "; put a text of several words in quotes" if is_text else ""

@@ -12,7 +12,7 @@ import pytest
 
 from cosydit.cli import client, say
 from cosydit.cli import main as cli
-from cosydit.cli.client import speech_progress, written_whole
+from cosydit.cli.client import speech_progress, with_default_door, written_whole
 from cosydit.stack import stack
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from gateway.chunking.policies import ExponentialChunks
@@ -30,7 +30,7 @@ def no_services(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_services")
-@pytest.mark.parametrize("command", [["say", "Hello.", "--out"], ["client", "http", "--text", "Hello.", "--out"]])
+@pytest.mark.parametrize("command", [["say", "Hello.", "--out"], ["client", "--text", "Hello.", "--out"]])
 @pytest.mark.parametrize(
     ("out", "reason"),
     [
@@ -48,13 +48,28 @@ def test_a_file_that_cant_be_written_is_refused_by_the_name_that_was_typed(
 
 
 @pytest.mark.usefixtures("no_services")
-@pytest.mark.parametrize("command", [["say"], ["client", "http", "--out", "a.wav", "--text"]])
+@pytest.mark.parametrize("command", [["say"], ["client", "--out", "a.wav", "--text"]])
 def test_a_text_without_quotes_is_refused_with_how_to_give_it(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         cli.main([*command, "Hello", "world."])
     assert "unrecognized arguments: world.; put a text of several words in quotes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "whole"),
+    [
+        ("client --text Hi.", "client http --text Hi."),
+        ("--verbose client --text Hi.", "--verbose client http --text Hi."),
+        ("client grpc --text Hi.", "client grpc --text Hi."),
+        ("client --help", "client --help"),
+        ("client", "client"),
+        ("say client --seed 1", "say client --seed 1"),
+    ],
+)
+def test_a_client_that_names_no_door_uses_the_gateways(words: str, whole: str) -> None:
+    assert with_default_door(words.split()) == whole.split()
 
 
 @pytest.mark.slow
