@@ -7,7 +7,6 @@ training under chunk masks; the time is drawn on the solver's own cosine grid.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 from collections.abc import Mapping
@@ -209,17 +208,17 @@ class FlowStage(OneModel[TrainableFlow]):
 def _solved_distance(flow: Flow, batch: FlowBatch) -> dict[str, Tensor]:
     """Mean absolute difference (nats of log-mel) of the solved target mel from the true one."""
     lengths = batch.tokens.shape[1] - LOOKAHEAD_TOKENS * batch.is_last.long()
-    noise = torch.randn_like(batch.mel)
-    mask = batch.plans.solver_mask.expand(len(batch.mel), -1, -1, -1)
-    mel, _ = flow(
-        batch.tokens,
-        lengths,
-        batch.is_last,
-        batch.speaker,
-        noise,
+    rows, _, frames = batch.mel.shape
+    embedded, size = flow.input_embedding(batch.tokens), frames // flow.config.encoder.up_stride
+    hidden, _, _ = flow.encoder(embedded, lengths, batch.is_last, plans=batch.plans.encoder, size=size)
+    mel, _ = flow.decoder(
+        torch.randn_like(batch.mel),
+        flow.encoder_proj(hidden).transpose(1, 2),
+        flow.spk_embed_affine_layer(functional.normalize(batch.speaker, dim=1)),
+        batch.cond,
+        batch.plans.solver_mask.expand(rows, -1, -1, -1),
+        torch.full((rows,), frames, device=batch.mel.device),
         VALIDATION_STEPS,
-        cond=batch.cond,
-        plans=dataclasses.replace(batch.plans, solver_mask=mask),
     )
     target = slice(batch.prompt_frames, None)
     return {"mel_distance": functional.l1_loss(mel[:, :, target], batch.mel[:, :, target])}
