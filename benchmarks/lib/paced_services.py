@@ -26,6 +26,7 @@ from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, ser
 from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
+from llm_service.embedded.answer import EventPacking
 from llm_service.vocab import llm_id_from_speech_id
 from servicekit.process import exempt_startup_objects
 from token2wav_service.contract import (
@@ -89,8 +90,8 @@ EVENT_S = 0.012
 """Seconds between two events: 3 ms a token, as measured at 10 callers of one H200."""
 STEP_S = 0.01
 """Seconds from a window to its audio."""
-TOKEN_STEP_S, LEAST_SHARE, MOST_TOKENS = 0.0015, 1 / 3, 16
-"""Seconds of a step at 100 answers, and how tokens are packed behind a head start: `llm_service.embedded.answer`."""
+TOKEN_STEP_S, PACKING = 0.0015, EventPacking()
+"""Seconds of a step at 100 answers, and how tokens are packed behind a head start."""
 PROMPT_TOKENS = 125
 _VOICE = VoiceFile(
     "paced",
@@ -170,7 +171,7 @@ def _part(number: int, drawn: dict[int, _Drawn]) -> Any | None:
     is_last = answer.count >= round(SPEECH_S * TOKEN_RATE_HZ)
     if is_last:
         del drawn[number]
-    is_due = answer.count - answer.sent >= min(LEAST_SHARE * answer.sent, MOST_TOKENS)
+    is_due = PACKING.is_due(answer.sent, answer.count - answer.sent)
     if not (is_last or (is_due and answer.count >= answer.head_start)):
         return None
     ids, answer.sent = range(answer.sent, answer.count), answer.count

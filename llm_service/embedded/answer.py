@@ -32,6 +32,10 @@ class EventPacking:
     most_tokens: int = 16
     longest_wait_s: float = 0.05
 
+    def is_due(self, sent: int, pending: int) -> bool:
+        """Tell whether the tokens that wait are an output behind those that were sent."""
+        return pending >= min(self.least_share * sent, self.most_tokens)
+
 
 class Next(Enum):
     """What an answer does next."""

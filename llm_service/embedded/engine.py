@@ -364,8 +364,7 @@ class SpeechLMEngine:
             if generated >= answer.request.params.max_tokens:
                 outputs.append(self._finish(answer, answer.flush(FinishReason.LENGTH)))
             elif generated >= answer.request.head_start_tokens and (
-                len(answer.pending) >= min(packing.least_share * (generated - len(answer.pending)), packing.most_tokens)
-                or now_s >= answer.flush_s
+                packing.is_due(generated - len(answer.pending), len(answer.pending)) or now_s >= answer.flush_s
             ):
                 answer.flush_s = now_s + packing.longest_wait_s
                 outputs.append(answer.flush())
