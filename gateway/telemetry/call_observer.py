@@ -42,11 +42,10 @@ class CallObserver(Observer):
         if call is None:
             return StreamObserver()
         call.is_told = True
-        if call.span is not NULL_SPAN:
-            span = call.span.child("speech")
+        span = call.span
+        if span is not NULL_SPAN:
+            span = span.child("speech")
             span.note(request_id=request_id, dialect=call.dialect)
-        else:
-            span = NULL_SPAN
         return _ObservedStream(self._metrics, self._clock, call.dialect, span)
 
     def refused(self, error: GatewayError) -> None:
