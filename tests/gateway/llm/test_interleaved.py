@@ -101,12 +101,13 @@ async def test_another_server_goes_on_with_what_was_spoken_and_with_the_text(enc
             servers[address][2].wishes[9] = COSYVOICE2.fill_id  # asks for text behind 9 tokens, and always again
         replicas = [Address(address, client) for address, (client, _, _) in servers.items()]
         router = await stack.enter_async_context(routed_llm(*replicas))  # type: ignore[arg-type]
-        text, spoken = Written(*PIECES[1:]), list[int]()
+        text, spoken, is_lost = Written(*PIECES[1:]), list[int](), False
         utterance = Utterance(PIECES[0], "", (), coming_text=text)
         async with aclosing(router.generate(utterance, GREEDY, 3)) as deltas:
             async for delta in deltas:
                 spoken += delta.token_ids
-                if len(spoken) == 9:
+                if delta.fills and not is_lost:
+                    is_lost = True
                     for _, loop, model in servers.values():
                         if loop.stats().free_slots:
                             model.wishes.clear()
