@@ -3,9 +3,10 @@
     answer 1   [ given out to token2wav | held back | trouble        not spoken yet: thrown away
     answer 2                            | again again again end
 
-What is held back follows from the tokens alone, never from time, so that equal seeds give equal speech; the first chunk
-is never held back. A new answer goes on behind what was given out, as one does that another replica takes over, and
-draws with a seed that follows from the segment's. Where no answer is good, the speech ends at the last good place.
+What is held back follows from the tokens alone, never from time, so that equal seeds give equal speech. The first chunk
+is held back until it is whole, where an aligner hears its words or the text may end in it; else not at all. A new
+answer goes on behind what was given out, as one does that another replica takes over, and draws with a seed that
+follows from the segment's. Where no answer is good, the speech ends at the last good place.
 
 A text may still be written meanwhile. Then each answer gets what was taken of it and goes on with the rest; nothing is
 held back, and how long the speech may be is judged, once the text is whole.
@@ -17,7 +18,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -110,7 +111,7 @@ class SegmentAsk:
     stream_tokens: int
     """Given out before it in the stream."""
     free_tokens: int
-    """In the stream's first chunk, look-ahead included; they are never held back."""
+    """In the stream's first chunk, look-ahead included."""
 
     def length_of(self, text: str, silent_tokens: frozenset[int] = frozenset()) -> SpeechLength:
         """Return how long a text takes in this voice; for `silent_tokens` see `GuardSettings`."""
@@ -119,16 +120,14 @@ class SegmentAsk:
     def free_of(self, count: int, length: SpeechLength | None) -> int:
         """Return how many of the segment's tokens, `count` so far, may be spoken; more than usual wait for the end."""
         if length is None:
-            return count if self.stream_tokens + count >= self.free_tokens else 0
+            return count
         free = free_tokens(self.stream_tokens + count, self.free_tokens) - self.stream_tokens
         return min(free, max(length.usual, self.free_tokens - self.stream_tokens))
 
 
 def free_tokens(position: int, first_chunk: int) -> int:
-    """Return how many of the tokens of a stream, `position` so far, may be spoken; a first chunk, once it is whole."""
-    if position < first_chunk:
-        return 0
-    return position - min(MOST_HELD_TOKENS, (position - first_chunk) // _HELD_DIVISOR)
+    """Return how many of the tokens of a stream, `position` so far, may be spoken; the first chunk's all may."""
+    return position - min(MOST_HELD_TOKENS, max(position - first_chunk, 0) // _HELD_DIVISOR)
 
 
 def repeats_in(text: str) -> int:
@@ -243,16 +242,24 @@ class _Mending:
         self._finish_reason = STOP_FINISH
         self._misses_word = False
         """Whether the last answer that there may be misses a word."""
+        _, length = self._text()
+        first = max(ask.free_tokens - ask.stream_tokens, 0)
+        is_judged = length is not None and (settings.aligner is not None or length.shortest < first)
+        self._held_first = first if is_judged else 0
+        """Tokens of the stream's first chunk, which may show a trouble: none is given out before all are here."""
 
     async def answers(self, on_note: Callable[[GuardNote], None]) -> AsyncGenerator[SpeechTokenDelta]:
         """Yield what may be spoken of one answer after the other, until one is good."""
         first: TroubleFound | None = None
+        utterance = self._ask.utterance
+        if utterance.head_start_tokens:
+            utterance = replace(utterance, head_start_tokens=max(utterance.head_start_tokens, self._held_first))
         for redraw in range(self._settings.redraws + 1):
             if self._guard is not None:
                 self._kept = self._guard.tokens[: self._guard.given]
                 self._fills = [place for place in self._fills if place < len(self._kept)]
             self._guard, self._verdict = None, None
-            asked, seed = self._ask.utterance.behind(self._kept, self._fills), redraw_seed(self._ask.seed, redraw)
+            asked, seed = utterance.behind(self._kept, self._fills), redraw_seed(self._ask.seed, redraw)
             async with aclosing(self._llm.generate(asked, self._ask.sampling, seed)) as deltas:
                 async for delta in deltas:
                     if given := await self._take(delta, redraw):
@@ -279,7 +286,8 @@ class _Mending:
                 await self._settings.line.turn()
             if self._judge(guard.push(token_id), redraw):
                 break
-            guard.given = max(guard.given, self._ask.free_of(len(guard.tokens), guard.length))
+            if len(guard.tokens) >= self._held_first:
+                guard.given = max(guard.given, self._ask.free_of(len(guard.tokens), guard.length))
         if self._verdict is None and delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
             self._judge(guard.end(delta.finish_reason), redraw)

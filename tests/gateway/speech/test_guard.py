@@ -105,11 +105,11 @@ def test_what_may_be_spoken_grows_with_the_stream_and_is_never_late_for_the_firs
     ask = SegmentAsk(Utterance(TEXT, "", ()), Sampling(), 5, stream_tokens, first_chunk)
     length = SpeechLength(0, usual, 400)
     free = [ask.free_of(count, length) for count in range(400)]
-    assert all(0 <= after - before <= max(1, first_chunk) for before, after in pairwise(free))
+    assert all(0 <= after - before <= 1 for before, after in pairwise(free))
     for count, may in enumerate(free):
         position = stream_tokens + count
-        assert may <= count and (position < first_chunk or stream_tokens + may >= min(first_chunk, position))
-        assert count - may >= min(count, position - free_tokens(position, first_chunk)) or position < first_chunk
+        assert may <= count and stream_tokens + may >= min(first_chunk, position)
+        assert count - may >= min(count, position - free_tokens(position, first_chunk))
 
 
 @given(st.integers(0, 10_000), st.integers(1, 100))
@@ -181,10 +181,12 @@ class ScriptedLLM:
     asked: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
     running: int = 0
     message_tokens: int = 1
+    head_starts: list[int] = field(default_factory=list)
 
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
         tokens, finish_reason = self.answers[min(len(self.asked), len(self.answers) - 1)]
         self.asked.append((utterance.spoken_tokens, seed))
+        self.head_starts.append(utterance.head_start_tokens)
         self.running += 1
         try:
             left = tokens[len(utterance.spoken_tokens) :]
@@ -240,11 +242,43 @@ async def test_a_loop_is_spoken_again_behind_what_was_given_out() -> None:
     assert (heard.finish_reason, heard.notes) == ("stop", [GuardNote("loop", GuardOutcome.MENDED)])
 
 
-async def test_speech_that_ends_too_early_is_spoken_again_whole() -> None:
-    llm = ScriptedLLM([(GOOD[:12], "stop"), (GOOD, "stop")])
-    heard = await spoken(llm)
-    assert llm.asked[1][0] == ()
-    assert heard == Spoken(list(GOOD), "stop", [GuardNote("short", GuardOutcome.MENDED)])
+class SureAligner(PlainAligner):
+    """Says of a right letter that it is likelier than others."""
+
+    def scores(self, token_ids: Sequence[int], since: int, until: int, letters: LetterModel) -> FloatArray:
+        return super().scores(token_ids, since, until, letters) + np.float32(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "early", "kept"), [(TEXT, GOOD, 12, 12), ("Bring the folder now.", GOOD[:40], 2, 0)]
+)
+async def test_speech_that_ends_too_early_is_spoken_again(
+    text: str, whole: tuple[int, ...], early: int, kept: int
+) -> None:
+    """Whole where its text may end in the first chunk, else behind what was given out at once."""
+    llm = ScriptedLLM([(whole[:early], "stop"), (whole, "stop")])
+    heard = await spoken(llm, utterance=replace(USUAL, text=text))
+    assert llm.asked[1][0] == whole[:kept]
+    assert heard == Spoken(list(whole), "stop", [GuardNote("short", GuardOutcome.MENDED)])
+
+
+@pytest.mark.parametrize(
+    ("text", "aligner", "first_tokens"),
+    [
+        pytest.param(TEXT, None, 1, id="a text that can't end in it"),
+        pytest.param("Bring the folder now.", None, FREE, id="a text that may end in it"),
+        pytest.param(TEXT, SureAligner(), FREE, id="its words are heard"),
+    ],
+)
+async def test_a_first_chunk_is_held_back_only_where_it_may_show_a_trouble(
+    text: str, aligner: PlainAligner | None, first_tokens: int
+) -> None:
+    llm, utterance = ScriptedLLM([(GOOD[:40], "stop")]), replace(USUAL, text=text, head_start_tokens=8)
+    settings = GuardSettings(GuardMode.MEND, redraws=0, aligner=aligner)
+    deltas = guarded(llm, SegmentAsk(utterance, Sampling(), 5, 0, FREE), settings, lambda note: None)
+    assert len((await anext(deltas)).token_ids) == first_tokens
+    assert llm.head_starts == [max(8, first_tokens)], "the LLM makes at once what is waited for"
+    await deltas.aclose()
 
 
 async def test_speech_that_no_answer_mends_ends_at_the_last_good_place() -> None:
@@ -290,13 +324,6 @@ def test_random_speech_is_held_to_no_text(tmp_path: Path) -> None:
     assert GuardSettings.of_checkpoint(GuardMode.MEND, load_speech_bounds(tmp_path), None).mode is GuardMode.OFF
     trained = SpeechBounds(silent_tokens=(3,))
     assert GuardSettings.of_checkpoint(GuardMode.MEND, trained, None) == GuardSettings(GuardMode.MEND, frozenset({3}))
-
-
-class SureAligner(PlainAligner):
-    """Says of a right letter that it is likelier than others."""
-
-    def scores(self, token_ids: Sequence[int], since: int, until: int, letters: LetterModel) -> FloatArray:
-        return super().scores(token_ids, since, until, letters) + np.float32(1)
 
 
 SAYS = "We bought a new folder from him last Monday."
