@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,7 +133,7 @@ def add_health(server: grpc.aio.Server) -> None:
 
 
 class PacedTokens(stubs.SpeechTokenServiceServicer):
-    """The stream of tokens of our own engine: a token a step for all answers, packs behind the first ones."""
+    """The stream of tokens of our own engine: a token a step for all behind their pace, packs behind the first ones."""
 
     async def GenerateMany(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """See proto/tts_api/llm/v1."""
@@ -153,20 +154,27 @@ class _Drawn:
     """Tokens of one answer: drawn, sent and asked for at once."""
 
     head_start: int
+    tokens_per_s: float
+    """Pace behind the head start; 0: a token a step."""
+    began_s: float
     count: int = 0
     sent: int = 0
 
 
 async def _take(requests: AsyncIterator[Any], drawn: dict[int, _Drawn]) -> None:
     async for message in requests:
-        drawn.update((begun.number, _Drawn(begun.request.head_start_tokens)) for begun in message.begin)
+        for begun in message.begin:
+            asked = begun.request
+            drawn[begun.number] = _Drawn(asked.head_start_tokens, asked.tokens_per_s, time.monotonic())
         for number in message.cancel:
             drawn.pop(number, None)
 
 
 def _part(number: int, drawn: dict[int, _Drawn]) -> Any | None:
-    """Draw one token of an answer; return what goes out by now."""
+    """Draw one token of an answer, unless it is ahead of its pace; return what goes out by now."""
     answer = drawn[number]
+    if 0.0 < answer.tokens_per_s * (time.monotonic() - answer.began_s) < answer.count - answer.head_start:
+        return None
     answer.count += 1
     is_last = answer.count >= round(SPEECH_S * TOKEN_RATE_HZ)
     if is_last:

@@ -98,7 +98,7 @@ def started(folder: Path, found: CheckpointLayout, capacity: float, processes: i
     command += ["--port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)]
     command += ["--wyoming-port", str(ports.wyoming), "--insecure-wyoming", "--keys-file", str(folder / "keys.txt")]
     command += ["--created-voices-dir", str(folder / "created"), "--llm-slots", str(round(capacity))]
-    command += ["--llm-url", f"http://{HOST}:{llm}", "--llm-backend", "vllm", "--token2wav-url", f"{HOST}:{token2wav}"]
+    command += ["--llm-url", f"grpc://{HOST}:{tokens}", "--token2wav-url", f"{HOST}:{token2wav}"]
     command += ["--tokenizer-dir", str(found.llm_dir), "--voices-dir", str(found.voices_dir)]
     home = {"HOME": str(folder / "home")}
     first = ServiceSpec("services", services, f"http://{HOST}:{llm}/health", folder / "services.log")
