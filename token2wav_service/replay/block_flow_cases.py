@@ -23,7 +23,8 @@ from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.flow.rotary_dit import TIME_FEATURES, rotation_table
 from token2wav_service.models.flow.unet import UNet, time_features
 from token2wav_service.models.noise import frozen_normal
-from token2wav_service.replay.vectors import GoldenCase, Probe, VectorFolder, given, made, probed
+from token2wav_service.replay.stream_cases import leaking_padding
+from token2wav_service.replay.vectors import GoldenCase, VectorFolder, probed
 
 STEPS = 10
 STREAMING_PARTS = (("offline", False), ("streaming", True))
@@ -90,9 +91,9 @@ def _encoder(flow: CosyVoice2Flow, case: GoldenCase) -> None:
     }
     for name, is_masked in STREAMING_PARTS:
         for prefix, (x, lengths, is_last) in inputs.items():
-            # A shorter row's look-ahead reads its padding, as in the original's batches.
             last, block = torch.full((len(x),), is_last), flow.block_tokens if is_masked else None
-            out, frames, _ = encoder(x, lengths, last, block=block, upstream_padding_leak=True)
+            with leaking_padding(encoder):
+                out, frames, _ = encoder(x, lengths, last, block=block)
             case.close(f"{prefix}{name}.out", out)
             case.equal_lengths(f"{prefix}{name}.mask", frames)
     embedded, (size, width) = encoder.embed(single), single.shape[1:]
@@ -151,25 +152,25 @@ def _estimator(flow: AnyFlow, case: GoldenCase) -> None:
                 # What the original makes of padding has no meaning.
                 case.close(key, torch.where(valid > 0, out, case[key]))
             if key == "offline.out":
+                inner |= {name: value.mT for name, value in inner.items() if name.endswith("resnet")}
                 inner["sinusoid"] = time_features(case["t"], estimator.config.in_channels if is_unet else TIME_FEATURES)
                 inner["time_emb"] = (estimator.time_mlp if is_unet else estimator.time_embed)(case["t"])
                 case.part("inner.", ".inner").close_all(inner)
 
 
-_UNET_STAGES = {"down0": "down_blocks.0", "mid0": "mid_blocks.0", "up0": "up_blocks.0"}
-_UNET_PROBES: dict[str, Probe] = {
-    **{f"{name}.resnet": (f"{path}.layers.0", lambda inputs, _: inputs[0].mT) for name, path in _UNET_STAGES.items()},
-    "down0.tf0": ("down_blocks.0.layers.0", made),
-    "down0.conv": ("down_blocks.0.conv", made),
-    "up0.conv": ("up_blocks.0.conv", made),
-    "final_block": ("final_proj", given),
+_UNET_PROBES = {
+    **{f"{stage}0.resnet": f"<{stage}_blocks.0.layers.0" for stage in ("down", "mid", "up")},
+    "down0.tf0": "down_blocks.0.layers.0",
+    "down0.conv": "down_blocks.0.conv",
+    "up0.conv": "up_blocks.0.conv",
+    "final_block": "<final_proj",
 }
-_DIT_PROBES: dict[str, Probe] = {
-    "input_proj": ("input_embed.proj", made),
-    "input_embed": ("input_embed", made),
-    "block0": ("transformer_blocks.0", made),
-    "block0.attn": ("transformer_blocks.0.attn", made),
-    "norm_out": ("norm_out", made),
+_DIT_PROBES = {
+    "input_proj": "input_embed.proj",
+    "input_embed": "input_embed",
+    "block0": "transformer_blocks.0",
+    "block0.attn": "transformer_blocks.0.attn",
+    "norm_out": "norm_out",
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,15 +17,8 @@ from torch import Tensor
 from token2wav_service.checkpoint.loader import load_flow, load_vocoder
 from token2wav_service.config import SourcePhase
 from token2wav_service.errors import CheckpointError
+from token2wav_service.features import mel
 from token2wav_service.features.audio import resample_16k_to_24k
-from token2wav_service.features.mel import (
-    flow_mel_24k,
-    flow_mel_filters,
-    kaldi_fbank,
-    s3_log_mel,
-    s3_mel_filters,
-    speaker_fbank,
-)
 from token2wav_service.models.config import DiTConfig, EncoderConfig, pick_fields
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, EstimatorHistory, SolverHistory, time_grid
 from token2wav_service.models.flow.dit import DiT, time_features
@@ -32,22 +26,17 @@ from token2wav_service.models.flow.encoder import ConformerEncoder
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.replay import block_flow_cases, block_vocoder_cases, stream_cases
 from token2wav_service.replay.block_flow_cases import position_table, seen
-from token2wav_service.replay.stream_cases import check_ends, load_hift_vectors
+from token2wav_service.replay.stream_cases import check_ends, leaking_padding, load_hift_vectors
 from token2wav_service.replay.vectors import (
     DECODE_TOLERANCE,
     F0_TOLERANCE_HZ,
     FEATURE_TOLERANCE,
     SOURCE_TOLERANCE,
     GoldenCase,
-    Probe,
     Row,
     VectorFolder,
-    made,
     probed,
 )
-
-Folders = dict[str, VectorFolder]
-"""Golden folders by kind."""
 
 
 @torch.inference_mode()
@@ -60,55 +49,38 @@ def replay_directory(directory: Path, device: str | None = None) -> list[Row]:
         CheckpointError: there is none, or a folder lacks a file or a neighbour that its kind needs.
     """
     rows: list[Row] = []
-    found = (VectorFolder(path, rows) for path in sorted(directory.glob("*")) if path.is_dir())
-    folders = {folder.kind: folder for folder in found if folder.kind in _KINDS}
+    kinds = _KINDS if device is None else {kind: partial(_ON_DEVICES[kind], device=device) for kind in _ON_DEVICES}
+    found = [VectorFolder(path, rows) for path in sorted(directory.glob("*")) if path.is_dir()]
+    folders = [folder for folder in found if folder.kind in kinds]
     if not folders:
         raise CheckpointError(f"{directory} holds no golden folder; expected names such as a_dit or d_flow")
-    if device is None:
-        for kind, folder in folders.items():
-            _KINDS[kind](folder, folders)
-        return rows
-    flow = stream_cases.load_flow_vectors(_neighbour(folders, "flow")).to(device)
-    stream_cases.replay_flow_streams(folders["flow"], flow)
-    _stream(_neighbour(folders, "stream"), folders, device)
+    for folder in folders:
+        kinds[folder.kind](folder)
     return rows
 
 
-def _neighbour(folders: Folders, kind: str) -> VectorFolder:
-    if kind not in folders:
-        raise CheckpointError(f"there is no golden folder *_{kind} beside {sorted(folders)}, which need it")
-    return folders[kind]
+def _family(folder: VectorFolder) -> None:
+    block_vocoder_cases.replay_family_vocoder(folder, block_flow_cases.replay_block_flow(folder))
 
 
-def _stream(folder: VectorFolder, folders: Folders, device: str = "cpu") -> None:
-    flow = stream_cases.load_flow_vectors(_neighbour(folders, "flow")).to(device)
-    hift = stream_cases.load_hift_vectors(_neighbour(folders, "hift")).to(device)
-    stream_cases.replay_stream(folder, folders["flow"], hift, flow)
-
-
-def _family(folder: VectorFolder, folders: Folders) -> None:
-    mels = block_flow_cases.replay_block_flow(folder)
-    block_vocoder_cases.replay_family_vocoder(folder, mels)
-
-
-def _features(folder: VectorFolder, folders: Folders) -> None:
+def _features(folder: VectorFolder) -> None:
     """Resampling, mel banks and the three spectral features."""
     for case in folder.cases("*"):
         audio_16k, audio_24k = case["audio_16k"].numpy(), case["audio_24k"].flatten().numpy()
         outputs = {
             "audio_24k": resample_16k_to_24k(audio_16k),
-            "mel_filters_24k": flow_mel_filters(),
-            "mel_24k": flow_mel_24k(audio_24k).T,
-            "s3_mel_filters": s3_mel_filters(),
-            "s3_log_mel": s3_log_mel(audio_16k),
-            "fbank": kaldi_fbank(audio_16k),
-            "fbank_mean_sub": speaker_fbank(audio_16k),
+            "mel_filters_24k": mel.flow_mel_filters(),
+            "mel_24k": mel.flow_mel_24k(audio_24k).T,
+            "s3_mel_filters": mel.s3_mel_filters(),
+            "s3_log_mel": mel.s3_log_mel(audio_16k),
+            "fbank": mel.kaldi_fbank(audio_16k),
+            "fbank_mean_sub": mel.speaker_fbank(audio_16k),
         }
         for name, got in outputs.items():
             case.close(name, torch.tensor(got), FEATURE_TOLERANCE)
 
 
-def _checkpoint(folder: VectorFolder, folders: Folders) -> None:
+def _checkpoint(folder: VectorFolder) -> None:
     """The directory loads strictly, and its speaker encoder gives the expected embedding."""
     from onnxruntime import InferenceSession
 
@@ -116,27 +88,11 @@ def _checkpoint(folder: VectorFolder, folders: Folders) -> None:
     sizes = [sum(p.numel() for p in module.parameters()) for module in (load_flow(model_dir), load_vocoder(model_dir))]
     loads = GoldenCase({}, f"{folder.path.name}/loads", folder.rows)
     loads.equal("strictly", [size > 0 for size in sizes], [True, True])
-    if "features" in folders:
-        fbank = folders["features"].tensors("features.safetensors")["fbank_mean_sub"]
+    for case in folder.cases("campplus_expected*"):
+        fbank = folder.beside("features").tensors("features.safetensors")["fbank_mean_sub"]
         session = InferenceSession(str(model_dir / "campplus.onnx"), providers=["CPUExecutionProvider"])
-        for case in folder.cases("campplus_expected*"):
-            (embedding,) = session.run(None, {session.get_inputs()[0].name: fbank[None].numpy()})
-            case.close("embedding", torch.tensor(embedding))
-
-
-_KINDS: dict[str, Callable[[VectorFolder, Folders], None]] = {
-    "dit": lambda folder, _: _dit(folder),
-    "encoder": lambda folder, _: _encoder(folder),
-    "cfm": lambda folder, _: _cfm(folder),
-    "flow": lambda folder, _: stream_cases.replay_flow(folder),
-    "hift": lambda folder, _: _hift(folder),
-    "stream": _stream,
-    "features": _features,
-    "checkpoint": _checkpoint,
-    "cosyvoice2_unet": _family,
-    "cosyvoice3_dit": _family,
-}
-"""What replays a kind of folder; it is given the folders beside it, too."""
+        (embedding,) = session.run(None, {session.get_inputs()[0].name: fbank[None].numpy()})
+        case.close("embedding", torch.tensor(embedding))
 
 
 def _dit(folder: VectorFolder) -> None:
@@ -180,7 +136,8 @@ def _encoder(folder: VectorFolder) -> None:
 def _encoder_whole(encoder: ConformerEncoder, case: GoldenCase) -> None:
     xs, lengths = case.take("xs", "xs_lens")
     last = torch.ones(len(lengths), dtype=torch.bool)
-    out, frames, _ = encoder(xs, lengths, last, upstream_padding_leak=True)
+    with leaking_padding(encoder):
+        out, frames, _ = encoder(xs, lengths, last)
     case.close("out", out)
     case.equal_lengths("out_mask", frames)
     case.close("pos_emb_T", position_table(*xs.shape[1:]))
@@ -269,11 +226,26 @@ def _decode(hift: HiFT, case: GoldenCase) -> None:
     case.part("stage.", ".stage").close_all(stages, DECODE_TOLERANCE)
 
 
-def _stages(hift: HiFT) -> dict[str, Probe]:
+def _stages(hift: HiFT) -> dict[str, str]:
     per_stage = len(hift.config.resblock_kernel_sizes)
     paths = {"conv_pre": "conv_pre", "conv_post": "conv_post"}
     for stage in range(len(hift.ups)):
         paths |= {f"ups{stage}": f"ups.{stage}", f"source_branch{stage}": f"source_resblocks.{stage}"}
         for block in range(per_stage):
             paths[f"stage{stage}_resblock{block}"] = f"resblocks.{stage * per_stage + block}"
-    return {name: (path, made) for name, path in paths.items()}
+    return paths
+
+
+_KINDS: dict[str, Callable[[VectorFolder], None]] = {
+    "dit": _dit,
+    "encoder": _encoder,
+    "cfm": _cfm,
+    "flow": stream_cases.replay_flow,
+    "hift": _hift,
+    "stream": stream_cases.replay_stream,
+    "features": _features,
+    "checkpoint": _checkpoint,
+    "cosyvoice2_unet": _family,
+    "cosyvoice3_dit": _family,
+}
+_ON_DEVICES = {"flow": stream_cases.replay_flow_streams, "stream": stream_cases.replay_stream}

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.models.causal import FlowInput, VocoderInput
 from token2wav_service.models.config import FlowConfig, HiFTConfig
+from token2wav_service.models.flow.encoder import ConformerEncoder
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_state import FlowState
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderState, total_frames
-from token2wav_service.replay.vectors import (
-    INJECTED_TOLERANCE,
-    SOURCE_TOLERANCE,
-    GoldenCase,
-    VectorFolder,
-)
+from token2wav_service.replay.vectors import INJECTED_TOLERANCE, SOURCE_TOLERANCE, GoldenCase, VectorFolder, probed
 
-INJECTED = " (source injected)"
-"""End of the names of the waves that were made from the golden source."""
-UPSTREAM_POLICY = SynthesisPolicy(
-    history=HistoryPolicy.UPSTREAM,
-    is_reference=True,
-)
+UPSTREAM_POLICY = SynthesisPolicy(history=HistoryPolicy.UPSTREAM, is_reference=True)
 
 
 def load_flow_vectors(folder: VectorFolder) -> Flow:
@@ -41,8 +33,8 @@ def load_hift_vectors(folder: VectorFolder) -> HiFT:
     return folder.load(HiFT(HiFTConfig.from_mapping(folder.json("config.json"))))
 
 
-def stream_flow(folder: VectorFolder, flow: Flow) -> StreamFlow:
-    """Return a flow under upstream's policies, with the folder's noise buffer and number of solver steps.
+def stream_flow(folder: VectorFolder, device: str) -> StreamFlow:
+    """Return the folder's flow under upstream's policies, with its noise buffer and number of solver steps.
 
     Whole caches tell the number; where only the first and last step were kept, config.json may, else it is the usual
     one.
@@ -51,7 +43,23 @@ def stream_flow(folder: VectorFolder, flow: Flow) -> StreamFlow:
     usual = folder.json("config.json").get("n_timesteps", SynthesisPolicy().ode_steps)
     buffer = folder.tensors("rand_noise.safetensors")["rand_noise"][0]
     steps = int(usual if cache is None else cache.shape[0])
-    return StreamFlow(flow, replace(UPSTREAM_POLICY, ode_steps=steps), buffer)
+    return StreamFlow(load_flow_vectors(folder).to(device), replace(UPSTREAM_POLICY, ode_steps=steps), buffer)
+
+
+@contextmanager
+def leaking_padding(encoder: ConformerEncoder) -> Iterator[None]:
+    """Have the look-ahead of a batch's shorter rows read their embedded padding, as upstream's whole utterances do."""
+    with probed(encoder, {"embedded": "embed"}) as seen:
+
+        def leak(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            embedded, padded = seen["embedded"], inputs[0]
+            return torch.cat([embedded, padded[:, embedded.shape[1] :]], 1), *inputs[1:]
+
+        hook = encoder.pre_lookahead_layer.register_forward_pre_hook(leak)
+        try:
+            yield
+        finally:
+            hook.remove()
 
 
 def replay_flow(folder: VectorFolder) -> None:
@@ -60,13 +68,13 @@ def replay_flow(folder: VectorFolder) -> None:
     for case in folder.cases("offline*"):
         for steps in case.numbers("n"):
             _flow_whole(flow, case, steps)
-    replay_flow_streams(folder, flow)
+    replay_flow_streams(folder)
 
 
-def replay_flow_streams(folder: VectorFolder, flow: Flow) -> None:
+def replay_flow_streams(folder: VectorFolder, device: str = "cpu") -> None:
     """The prompt's caches, and every stream's mel, caches and kept frames."""
-    streamed, setup = stream_flow(folder, flow), folder.case("setup_cache")
-    voice = _voice_of(streamed, setup)
+    streamed, setup = stream_flow(folder, device), folder.case("setup_cache")
+    flow, voice = streamed.flow, _voice_of(streamed, setup)
     _check_caches(setup.part("cache.", ""), voice)
     labels = folder.json("truncation_labels.json").get("labels", {})
     plans = folder.json("streams.json").get("streams", {})
@@ -85,10 +93,11 @@ def replay_flow_streams(folder: VectorFolder, flow: Flow) -> None:
             before = state
 
 
-def replay_stream(folder: VectorFolder, flow_folder: VectorFolder, hift: HiFT, flow: Flow) -> None:
+def replay_stream(folder: VectorFolder, device: str = "cpu") -> None:
     """Tokens to audio, chunk by chunk: end to end, and with the golden source injected."""
-    prompt, streamed = folder.case("prompt"), stream_flow(flow_folder, flow)
-    vocoder, voice = StreamVocoder(hift, UPSTREAM_POLICY), _voice_of(streamed, prompt)
+    prompt, streamed = folder.case("prompt"), stream_flow(folder.beside("flow"), device)
+    vocoder = StreamVocoder(load_hift_vectors(folder.beside("hift")).to(device), UPSTREAM_POLICY)
+    voice = _voice_of(streamed, prompt)
     prompt.close("speech_window", vocoder.window, 1e-12)
     for case in folder.cases("*"):
         if case.name != "prompt":
@@ -115,7 +124,8 @@ def _flow_whole(flow: Flow, case: GoldenCase, steps: int) -> None:
     for row, length in enumerate(case["prompt_feat_len"].tolist()):
         cond[row, :, :length] = case["prompt_feat"][row, :length].T
     last = torch.ones(len(token), dtype=torch.bool)
-    mel, _ = flow(token, lengths, last, embedding, noise, steps, cond=cond, upstream_padding_leak=True)
+    with leaking_padding(flow.encoder):
+        mel, _ = flow(token, lengths, last, embedding, noise, steps, cond=cond)
     case.close(f"n{steps}.feat", mel.float())
     case.equal_lengths(f"n{steps}.feat_len", flow.stride * lengths)
     for row, length in enumerate(lengths.tolist()):
@@ -151,7 +161,7 @@ def _audio_stream(vocoder: StreamVocoder, chunks: Iterator[tuple[GoldenCase, Ten
             call.snr("source_out", source)
             row = VocoderInput(injected, mel, 0, is_last)
             (wav,), (injected,), _ = vocoder.forward([row], source=call["source_out"].to(device))
-            call.close("wav", wav, INJECTED_TOLERANCE, INJECTED)
+            call.close("wav", wav, INJECTED_TOLERANCE, " (source injected)")
             check_vocoder_caches(call.part("cache_after.", ".cache_after"), injected)
 
 

@@ -9,13 +9,13 @@ import json
 import lzma
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from safetensors.torch import load, load_file
 from torch import Tensor, nn
 
@@ -24,8 +24,6 @@ from token2wav_service.errors import CheckpointError
 
 Tensors = dict[str, Tensor]
 Module = TypeVar("Module", bound=nn.Module)
-Probe = tuple[str, Callable[[tuple[Any, ...], Any], Tensor]]
-"""Path of a module below a model, and what reads an activation from the module's inputs and output."""
 FLOW_TOLERANCE = 1e-4
 """Largest absolute error of mel, hidden frames and caches, fp32 on a CPU."""
 F0_TOLERANCE_HZ = 2e-3
@@ -90,6 +88,16 @@ class VectorFolder:
     def kind(self) -> str:
         """The name behind the ordering letter, if there is one: `dit` of `a_dit`."""
         return re.sub("^[a-z]_", "", self.path.name)
+
+    def beside(self, kind: str) -> VectorFolder:
+        """Return the folder of another kind in the same directory.
+
+        Raises:
+            CheckpointError: it is missing.
+        """
+        for path in self.path.parent.glob(f"[a-z]_{kind}"):
+            return VectorFolder(path, self.rows)
+        raise CheckpointError(f"there is no golden folder *_{kind} beside {self.path}, which needs it")
 
     def tensors(self, name: str) -> Tensors:
         """Read one .safetensors file.
@@ -202,24 +210,15 @@ class GoldenCase:
 
 
 @contextmanager
-def probed(model: nn.Module, probes: Mapping[str, Probe]) -> Iterator[Tensors]:
-    """Collect inner activations under the vectors' names while a model runs."""
+def probed(model: nn.Module, paths: Mapping[str, str]) -> Iterator[Tensors]:
+    """Collect the first outputs of inner modules under the vectors' names while a model runs; behind `<` the inputs."""
     found: Tensors = {}
+
+    def record(name: str, is_input: bool, _: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        found[name] = inputs[0] if is_input else output[0] if isinstance(output, tuple) else output
+
     with ExitStack() as stack:
-        for name, (path, read) in probes.items():
-
-            def record(_: nn.Module, inputs: tuple[Any, ...], output: Any, name: str = name, read: Any = read) -> None:
-                found[name] = read(inputs, output)
-
-            stack.callback(model.get_submodule(path).register_forward_hook(record).remove)
+        for name, path in paths.items():
+            hook = partial(record, name, path.startswith("<"))
+            stack.callback(model.get_submodule(path.removeprefix("<")).register_forward_hook(hook).remove)
         yield found
-
-
-def given(inputs: tuple[Any, ...], output: Any) -> Tensor:
-    """Read a module's first input."""
-    return torch.as_tensor(inputs[0])
-
-
-def made(inputs: tuple[Any, ...], output: Any) -> Tensor:
-    """Read a module's output, the first where there are several."""
-    return torch.as_tensor(output[0] if isinstance(output, tuple) else output)

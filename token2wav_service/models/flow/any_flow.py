@@ -101,13 +101,12 @@ class AnyFlow(nn.Module, ABC):
         past: Past,
         *,
         is_masked: bool,
-        upstream_padding_leak: bool,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Turn embedded tokens into the solver's conditions.
 
         Args:
             embedded: [B, N, C] token embeddings, 0 beyond the rows' ends.
-            token_lengths, is_last, committed, past, upstream_padding_leak: as in `forward`.
+            token_lengths, is_last, committed, past: as in `forward`.
             is_masked: whether queries look no further than their own block.
 
         Returns:
@@ -127,7 +126,6 @@ class AnyFlow(nn.Module, ABC):
         past: Past | None = None,
         committed: Tensor | None = None,
         mask: BlockMask = STREAMING,
-        upstream_padding_leak: bool = False,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Turn one chunk of every row, or whole utterances, into mel.
 
@@ -143,7 +141,6 @@ class AnyFlow(nn.Module, ABC):
             past: what came before the chunk left, under a block mask in complete blocks; None where there was nothing.
             committed: [B] tokens per row after which convolution tails are taken; None is all without look-ahead.
             mask: which parts are block-masked, if the flow has blocks.
-            upstream_padding_leak: see `ConformerEncoder.forward`.
 
         Returns:
             Mel [B, 80, stride T] in the model's dtype (without meaning beyond a row's end), and what the chunk adds
@@ -153,9 +150,8 @@ class AnyFlow(nn.Module, ABC):
         committed = spoken if committed is None else committed
         past = past or self.empty_past(tokens.shape[0], steps)
         mu, vector, added = self.condition(
-            tokens, token_lengths, is_last, speaker, committed, past,
-            is_masked=mask.encoder, upstream_padding_leak=upstream_padding_leak,
-        )  # fmt: skip
+            tokens, token_lengths, is_last, speaker, committed, past, is_masked=mask.encoder
+        )
         mel, update = self.decoder(
             noise[:, :, : mu.shape[2]].to(mu.dtype),
             mu,
@@ -179,15 +175,11 @@ class AnyFlow(nn.Module, ABC):
         past: Past,
         *,
         is_masked: bool = True,
-        upstream_padding_leak: bool = False,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Turn tokens and a voice into mu [B, 80, stride T] and the projected speaker [B, 80]; else as `encode`."""
         embedded = self.input_embedding(tokens.clamp(min=0))
         embedded = embedded * valid_mask(token_lengths, tokens.shape[1])[:, :, None].to(embedded.dtype)
-        mu, added = self.encode(
-            embedded, token_lengths, is_last, committed, past,
-            is_masked=is_masked, upstream_padding_leak=upstream_padding_leak,
-        )  # fmt: skip
+        mu, added = self.encode(embedded, token_lengths, is_last, committed, past, is_masked=is_masked)
         return mu, self.spk_embed_affine_layer(functional.normalize(speaker.to(mu.dtype), dim=1)), added
 
     @property

@@ -149,7 +149,6 @@ class ConformerEncoder(nn.Module):
         plans: EncoderPlans | None = None,
         size: int | None = None,
         committed: Tensor | None = None,
-        upstream_padding_leak: bool = False,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Encode one chunk of every row, or the whole utterance (no history, last).
 
@@ -165,8 +164,6 @@ class ConformerEncoder(nn.Module):
             plans: attention to use instead of [history | own chunk].
             size: T, where the caller knows it; None reads it from `is_last`.
             committed: [B] tokens per row after which the convolution tails are taken; None is all without look-ahead.
-            upstream_padding_leak: reproduce upstream's whole-utterance batches, in which the look-ahead of a
-                shorter row reads its padding.
 
         Returns:
             Hidden frames [B, 2T, C] where T is the longest row without look-ahead; [B] valid frames per row;
@@ -181,8 +178,7 @@ class ConformerEncoder(nn.Module):
         held = torch.zeros_like(lengths) if held is None else held
         plans = plans or self._plans(caches, held, spoken, size, block or 0)
         embedded = self.embed(x)
-        if not upstream_padding_leak:
-            embedded = embedded * valid_mask(lengths, x.shape[1])[:, :, None].to(embedded.dtype)
+        embedded = embedded * valid_mask(lengths, x.shape[1])[:, :, None].to(embedded.dtype)
         embedded = functional.pad(embedded, (0, 0, 0, self.config.pre_lookahead_len))
         hidden, lookahead_tail = self.pre_lookahead_layer(embedded, size, committed, caches["lookahead_tail"])
         hidden, token_kv = self._stack(self.encoders, hidden, plans.tokens, caches["token_kv"])

@@ -39,13 +39,11 @@ class ConformerFlow(AnyFlow):
         past: Past,
         *,
         is_masked: bool,
-        upstream_padding_leak: bool,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """See `AnyFlow.encode`."""
         hidden, _, added = self.encoder(
             embedded, token_lengths, is_last, past.caches, past.tokens,
             block=self.block_tokens if is_masked else None, committed=committed,
-            upstream_padding_leak=upstream_padding_leak,
         )  # fmt: skip
         return self.encoder_proj(hidden).transpose(1, 2), added
 
@@ -99,7 +97,6 @@ class CosyVoice3Flow(AnyFlow):
         past: Past,
         *,
         is_masked: bool,
-        upstream_padding_leak: bool,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """See `AnyFlow.encode`; there is no attention here to be masked."""
         size = embedded.shape[1] - (0 if bool(is_last.any()) else self.lookahead)
