@@ -105,16 +105,10 @@ class ServerStatus:
     """Streams that the server admits at once now: as many as it serves in time, never more than it has slots."""
     open_streams: int
     """Open streams of all callers."""
-    ready_streams: int
-    """Open streams with a chunk that the next step could run."""
-    max_batch_size: int
-    """Most streams in one step."""
     steps: int
     """Steps run since the start."""
     step_seconds: float | None
     """Mean seconds of the newest steps; None before the first."""
-    audio_seconds_per_second: float | None
-    """Seconds of audio for each second of the newest steps; None before the first."""
     is_draining: bool
     """Whether the server finishes its streams and takes no new ones."""
     hop_multiple: int = 1

@@ -100,7 +100,7 @@ _VOICE = VoiceFile(
     np.zeros((2 * PROMPT_TOKENS, 80), np.float32),
     np.zeros(192, np.float32),
 )
-_STATUS = ServerStatus(400, 0, 0, 64, 0, None, None, is_draining=False)
+_STATUS = ServerStatus(400, 0, 0, None, is_draining=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

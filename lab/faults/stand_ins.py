@@ -288,7 +288,7 @@ class ExactToken2Wav(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
     def _alone(self, operation: Operation) -> dict[str, npt.NDArray[Any]]:
         """Answer what is no stream's."""
         if operation is Operation.STATUS:
-            status = ServerStatus(SLOTS, self._state.open, 0, SLOTS, 0, None, None, is_draining=False)
+            status = ServerStatus(SLOTS, self._state.open, 0, None, is_draining=False)
             return {"status": bytes_tensor(status.to_json().encode())}
         if operation is Operation.EXPORT_VOICE:
             return {"voice_file": bytes_tensor(encode_voice_file(_VOICE))}

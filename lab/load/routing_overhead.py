@@ -57,7 +57,7 @@ class InstantToken2Wav:
         return future
 
     async def status(self) -> ServerStatus:
-        return ServerStatus(SLOTS, 0, 0, 16, 0, None, None, False)
+        return ServerStatus(SLOTS, 0, 0, None, False)
 
     async def is_ready(self) -> bool:
         return True

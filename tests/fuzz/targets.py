@@ -272,7 +272,7 @@ def _requests() -> Mapping[str, Target]:
 
 def _services() -> Mapping[str, Target]:
     events = b"data: " + _json({"choices": [_CHOICE]}) + b"\n\n: a comment\r\ndata: [DONE]\n\n"
-    status = ServerStatus(4, 0, 0, 4, 0, None, None, is_draining=False).to_json().encode()
+    status = ServerStatus(4, 0, 0, None, is_draining=False).to_json().encode()
     return {
         "llm_events": Target(_events, _GATEWAY, (events,)),
         "token2wav_status": Target(lambda data: ServerStatus.from_json(_text(data)), (ValueError,), (status,)),

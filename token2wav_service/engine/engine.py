@@ -164,7 +164,7 @@ class Token2WavEngine:
         with self._lock:
             began_s, ended_s = begun.began_s, self.clock.now()
             streams, size = begun.streams, len(begun.works)
-            self._meter.step(size, ended_s - began_s, _samples(outcomes))
+            self._meter.step(size, ended_s - began_s)
             timings = [ChunkTiming(s.accepted_s.popleft(), began_s, ended_s, size) for s in streams]
             settled = zip(streams, outcomes, timings, strict=True)
             return [self._settle(stream, outcome, timing) for stream, outcome, timing in settled]
@@ -184,11 +184,6 @@ class Token2WavEngine:
             summary = self._end(stream, StreamStatus.ABORTED)
             error = StreamAbortedError(f"stream {stream_id} was aborted before this chunk ran")
             return [ChunkResult(stream_id, chunk.index, error, None) for chunk in waiting], summary
-
-    def has_work(self) -> bool:
-        """True when a step would run something."""
-        with self._lock:
-            return any(stream.is_ready for stream in self._streams.values())
 
     def ready_streams(self) -> int:
         """Streams a step could run now."""
@@ -215,8 +210,7 @@ class Token2WavEngine:
     def status(self) -> ServerStatus:
         """Return how busy the engine is now; it never says that it drains, which is its server's to know."""
         with self._lock:
-            hops = self.runner.facts.hop_multiple
-            return self._meter.status(self._streams.values(), self._limit, self.config.max_batch_size, hops)
+            return self._meter.status(self._streams.values(), self._limit, self.runner.facts.hop_multiple)
 
     def take_measurements(self) -> Measurements:
         """Return what was measured since the last call, and forget it."""
@@ -329,11 +323,6 @@ class Token2WavEngine:
 def _work(stream: Stream) -> ChunkWork:
     chunk = stream.waiting[0]
     return ChunkWork(chunk.token_ids, chunk.is_last, stream.options.seed, stream.state)
-
-
-def _samples(outcomes: Sequence[ChunkOutcome | Token2WavError]) -> int:
-    """Return the samples in a step's outcomes."""
-    return sum(len(outcome.samples) for outcome in outcomes if not isinstance(outcome, Token2WavError))
 
 
 def _checked_outcome(outcome: ChunkOutcome) -> ChunkOutcome | Token2WavError:

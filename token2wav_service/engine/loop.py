@@ -255,7 +255,7 @@ class ServingLoop:
                     return False
                 if self._failure is not None:
                     raise self._failure
-                if self.engine.has_work():
+                if self.engine.ready_streams():
                     self._gather()
                     return True
                 self._wake.wait(REAP_INTERVAL_S)

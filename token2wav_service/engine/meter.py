@@ -37,17 +37,16 @@ class EngineMeter:
     def __init__(self) -> None:
         self._queue_s: deque[float] = deque(maxlen=MAX_KEPT)
         self._step_s: deque[float] = deque(maxlen=MAX_KEPT)
-        self._recent: deque[tuple[float, float]] = deque(maxlen=REMEMBERED_STEPS)
-        """Seconds that each step took, and seconds of audio that it made."""
+        self._recent_s: deque[float] = deque(maxlen=REMEMBERED_STEPS)
         self._histogram: Counter[int] = Counter()
         self._ends: Counter[StreamStatus] = Counter()
         self._chunks = self._samples = self._deadline_misses = 0
 
-    def step(self, streams: int, seconds: float, samples: int) -> None:
-        """Note a step of so many streams that made so many samples."""
+    def step(self, streams: int, seconds: float) -> None:
+        """Note a step of so many streams."""
         self._histogram[streams] += 1
         self._step_s.append(seconds)
-        self._recent.append((seconds, samples / SAMPLE_RATE_HZ))
+        self._recent_s.append(seconds)
 
     def chunk(self, timing: ChunkTiming) -> None:
         """Note a chunk whose step has run, with success or not."""
@@ -95,19 +94,13 @@ class EngineMeter:
             voice_evictions=cache.evictions,
         )
 
-    def status(
-        self, streams: Collection[Stream], limit: StreamLimit, max_batch_size: int, hop_multiple: int
-    ) -> ServerStatus:
+    def status(self, streams: Collection[Stream], limit: StreamLimit, hop_multiple: int) -> ServerStatus:
         """Return how busy the engine is now; never that it drains, which is its server's to know."""
-        seconds, audio_s = (sum(step[part] for step in self._recent) for part in range(2))
         return ServerStatus(
             max_streams=limit.streams,
             open_streams=len(streams),
-            ready_streams=sum(stream.is_ready for stream in streams),
-            max_batch_size=max_batch_size,
             steps=sum(self._histogram.values()),
-            step_seconds=seconds / len(self._recent) if self._recent else None,
-            audio_seconds_per_second=audio_s / seconds if seconds else None,
+            step_seconds=sum(self._recent_s) / len(self._recent_s) if self._recent_s else None,
             is_draining=False,
             hop_multiple=hop_multiple,
             next_end_s=limit.next_end_s(len(streams)),

@@ -154,7 +154,7 @@ class BusyToken2Wav(Limited):
 
     async def status(self) -> ServerStatus:
         ends_s = self.limit.next_end_s(self.open)
-        return ServerStatus(self.limit.streams, self.open, 0, 64, 0, None, None, is_draining=False, next_end_s=ends_s)
+        return ServerStatus(self.limit.streams, self.open, 0, None, is_draining=False, next_end_s=ends_s)
 
     async def is_ready(self) -> bool:
         return True

@@ -140,7 +140,7 @@ class _Token2Wav(PacedToken2Wav):
         inferred = response.infer_response
         if all(tensor.name != "status" for tensor in inferred.outputs):
             return response
-        status = ServerStatus(SLOTS, self._open, 0, SLOTS, 0, None, None, is_draining=False)
+        status = ServerStatus(SLOTS, self._open, 0, None, is_draining=False)
         return stream_response(inferred.id, {"status": bytes_tensor(status.to_json().encode())})
 
 

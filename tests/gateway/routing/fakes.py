@@ -190,9 +190,7 @@ class ScriptedToken2Wav:
         await asyncio.sleep(0)
         self._check()
         self.steps += self.step_s is not None
-        return ServerStatus(
-            self.slots, len(self.open), 0, 1, self.steps, self.step_s, 1.0, self.is_draining, self.hop_multiple
-        )
+        return ServerStatus(self.slots, len(self.open), self.steps, self.step_s, self.is_draining, self.hop_multiple)
 
     async def is_ready(self) -> bool:
         return not self.is_dead

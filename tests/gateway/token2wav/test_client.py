@@ -20,7 +20,7 @@ from servicekit.timeouts import LoopLag, timeout
 from tests.gateway.token2wav.fake_triton import VOICE_FILE, FakeTriton, error, serving
 from token2wav_service.contract import ErrorCode, ServerStatus
 
-STATUS = ServerStatus(4, 0, 0, 4, 0, None, None, is_draining=False).to_json()
+STATUS = ServerStatus(4, 0, 0, None, is_draining=False).to_json()
 FIRST = TokenChunk(0, 0, tuple(range(18)), False)
 LAST = TokenChunk(1, 15, (15, 16, 17), True)
 PATIENCE_S = 10.0

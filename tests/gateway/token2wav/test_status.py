@@ -11,7 +11,7 @@ from gateway.token2wav.replica import Token2WavReplica, VoiceFileCache
 from tests.gateway.token2wav.fake_triton import FakeTriton, error, serving
 from token2wav_service.contract import ErrorCode, ServerStatus
 
-STATUS = ServerStatus(8, 3, 1, 16, 100, 0.02, 40.0, is_draining=True, next_end_s=0.4)
+STATUS = ServerStatus(8, 3, 100, 0.02, is_draining=True, next_end_s=0.4)
 
 
 async def _probe(fake: FakeTriton) -> LoadReport:

@@ -164,7 +164,7 @@ class EngineStates(RuleBasedStateMachine):
         pushed.tokens += given if is_last else given[:-LOOKAHEAD]
         pushed.lookahead = given[-LOOKAHEAD:]
 
-    @precondition(lambda self: self.begun is None and self.engine.has_work())
+    @precondition(lambda self: self.begun is None and self.engine.ready_streams())
     @rule()
     def begin_step(self) -> None:
         self.begun = self.engine.begin_step()

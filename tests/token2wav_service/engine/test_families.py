@@ -78,7 +78,7 @@ def open_stream(engine: Token2WavEngine, seed: int, prompt_tokens: int = 27) -> 
 def run(engine: Token2WavEngine) -> dict[str, list[FloatArray]]:
     """Step until nothing is left; returns every stream's chunks."""
     heard: dict[str, list[FloatArray]] = {}
-    while engine.has_work():
+    while engine.ready_streams():
         for result in engine.step():
             assert isinstance(result.outcome, AudioChunk), result.outcome
             heard.setdefault(result.stream_id, []).append(result.outcome.samples)

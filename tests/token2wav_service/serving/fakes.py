@@ -308,7 +308,7 @@ class FakeEngineLoop:
         return ServingStats(**vars(self.counters))
 
     def status(self) -> ServerStatus:
-        return ServerStatus(4, len(self.streams), 0, 2, self.counters.steps, 0.01, 20.0, self.is_stopped)
+        return ServerStatus(4, len(self.streams), self.counters.steps, 0.01, self.is_stopped)
 
     def take_measurements(self) -> Measurements:
         taken = Measurements(tuple(self.queue_s), tuple(self.step_s))

@@ -55,7 +55,7 @@ def test_the_status_says_what_the_engine_says_and_whether_the_server_drains(
         (tmp_path / "flag").touch()
     model = _model()
     answer = _ask(model, "status").sender.sent[0].named()["status"]
-    assert ServerStatus.from_json(answer[0].decode()) == ServerStatus(4, 0, 0, 2, 0, 0.01, 20.0, is_draining)
+    assert ServerStatus.from_json(answer[0].decode()) == ServerStatus(4, 0, 0, 0.01, is_draining)
     model.finalize()
 
 
@@ -163,8 +163,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServ
 
 
 OPEN, NONE_OPEN = (
-    (200, json.dumps({"status": ServerStatus(4, streams, 0, 2, 0, 0.01, 20.0, is_draining=True).to_json()}))
-    for streams in (5, 0)
+    (200, json.dumps({"status": ServerStatus(4, streams, 0, 0.01, is_draining=True).to_json()})) for streams in (5, 0)
 )
 
 
