@@ -1,19 +1,4 @@
-"""What can go wrong in the LLM service. Knows nothing of HTTP except each error's status.
-
-LLMServiceError
- +- VocabularyError            an id or a text that is no speech token
- +- PromptError                the text is empty, or would smuggle control or speech tokens
- |   +- PromptTooLongError
- +- LLMConfigError                a setting is unknown, out of range or unused by the backend
- +- CheckpointError            a model or tokenizer directory is incomplete or numbered otherwise
- +- BackendUnavailableError    the backend's program is not installed
- +- EngineError
-     +- InvalidGenerationError refused before it took any room
-     +- QueueFullError
-     +- DeadlineExceededError
-     +- LLMStoppedError
-     +- GenerationFailedError  this request failed while running; others are untouched
-"""
+"""What can go wrong in the LLM service. Knows nothing of HTTP except each error's status."""
 
 from __future__ import annotations
 

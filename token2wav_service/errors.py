@@ -1,25 +1,4 @@
-"""What can go wrong in token2wav.
-
-Token2WavError
- +- InvalidRequestError
- |   +- InvalidPromptError
- |   +- InvalidChunkError
- |   +- InvalidVoiceFileError
- |   +- VoiceModelMismatchError
- +- VoiceNotCachedError
- +- StreamNotFoundError
- +- CapacityError
- +- EngineStoppedError
- |   +- DeviceLostError
- +- StreamAbortedError
- +- CheckpointError
- +- MemoryBudgetError
- +- ProgramCaptureError
- +- ExportError
- +- TensorRTError
-     +- EngineBuildError
-     +- EngineUnfitError
-"""
+"""What can go wrong in token2wav."""
 
 from __future__ import annotations
 
