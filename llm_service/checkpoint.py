@@ -6,12 +6,17 @@ text tokens are zero. What is in the directory: `llm_service.huggingface_layout`
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import ByteLevel
 
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.huggingface_layout import (
@@ -102,30 +107,14 @@ def _embedding(hidden: int, generator: torch.Generator, vocabulary: SpeechVocabu
 
 
 def _text_vocabulary() -> dict[str, int]:
-    return {character: index for index, character in enumerate(_byte_alphabet())}
-
-
-def _byte_alphabet() -> list[str]:
-    """The 256 characters that byte-level BPE writes bytes as, in Qwen2's order: printable ones first.
-
-    Source: GPT-2's byte alphabet.
-    """
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = 256 - len(printable)
-    return [chr(code) for code in printable] + [chr(256 + index) for index in range(others)]
+    """Return the characters that byte-level BPE writes bytes as, in Qwen2's order: printable ones first."""
+    return {character: index for index, character in enumerate(sorted(ByteLevel.alphabet()))}
 
 
 def _text_tokenizer() -> dict[str, Any]:
     """Bytes alone, without merges."""
-    vocabulary = _text_vocabulary()
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": {"type": "NFC"},
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True},
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": [], "byte_fallback": False, "ignore_merges": False},
-    }
+    tokenizer = Tokenizer(BPE(_text_vocabulary(), []))
+    tokenizer.normalizer, tokenizer.decoder = NFC(), decoders.ByteLevel()
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    description: dict[str, Any] = json.loads(tokenizer.to_str())
+    return description
