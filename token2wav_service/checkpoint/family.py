@@ -62,11 +62,6 @@ class FamilyFiles:
         return (self.description, FLOW_WEIGHTS, HIFT_WEIGHTS, SPEAKER_ENCODER, self.speech_tokenizer)
 
     @property
-    def given(self) -> tuple[str, str]:
-        """The prompt models, which are ONNX files already."""
-        return (SPEAKER_ENCODER, self.speech_tokenizer)
-
-    @property
     def voice_models(self) -> tuple[str, ...]:
         """The files that make and use a voice's features; the vocoder uses none of them."""
         return (self.description, FLOW_WEIGHTS, SPEAKER_ENCODER, self.speech_tokenizer)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -87,8 +86,11 @@ def _certificate(
     for sizes, seed in itertools.product((spec.sizes("min"), spec.sizes("opt")), SEEDS):
         inputs = {name: value.to(device) for name, value in sample_inputs(spec, sizes, seed).items()}
         got = run(inputs)
-        with _exact_products():
-            wanted = plain({name: _widened(value) for name, value in inputs.items()})
+        # Without TF32, which convolutions take by default.
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            wanted = plain(
+                {name: value.float() if value.is_floating_point() else value for name, value in inputs.items()}
+            )
         errors = tuple(output_error(name, got[name], value) for name, value in wanted.items())
         measured.append(CertifiedCase(sizes, errors))
     return EngineCertificate(min_snr_db, tuple(measured))
@@ -112,14 +114,3 @@ def output_error(name: str, got: Tensor, wanted: Tensor) -> OutputError:
         return OutputError(name, -MAX_SNR_DB, worst if math.isfinite(worst) else float(torch.finfo(torch.float32).max))
     snr_db = MAX_SNR_DB if noise == 0 else 10 * math.log10(max(signal, 1e-30) / noise)
     return OutputError(name, max(-MAX_SNR_DB, min(MAX_SNR_DB, snr_db)), worst)
-
-
-def _widened(value: Tensor) -> Tensor:
-    return value.float() if value.is_floating_point() else value
-
-
-@contextmanager
-def _exact_products() -> Iterator[None]:
-    """Keep TF32, which convolutions take by default, out of the reference."""
-    with torch.backends.cudnn.flags(allow_tf32=False):
-        yield

@@ -47,11 +47,6 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     if args.log_format is not None:  # the models' processes read it too
         os.environ[FORMAT_VARIABLE] = args.log_format
-    try:
-        configure_logging(log_format_of())
-    except ValueError as err:
-        sys.stderr.write(f"{err}\n")
-        return _USAGE_ERROR
     endpoint = args.otlp_endpoint or endpoint_of()
     if endpoint is not None:
         os.environ[ENDPOINT_VARIABLE] = endpoint
@@ -65,22 +60,21 @@ def main(argv: list[str] | None = None) -> int:
         endpoint,
     )
     try:
+        configure_logging(log_format_of())
         if args.settings:
             given = parse_pairs(args.settings)
             applied = assemble(args.model_repository, given)
             logger.info("assembled %s:\n%s", args.model_repository, format_table(applied, given))
-    except RepositorySettingsError as err:
+        elif not args.model_repository.is_dir():
+            raise RepositorySettingsError(
+                f"{args.model_repository} is not a folder: make it with `python -m token2wav_service.serving.assemble`"
+            )
+    except ValueError as err:
         sys.stderr.write(f"{err}\n")
-        return _USAGE_ERROR
-    if not args.model_repository.is_dir():
-        sys.stderr.write(
-            f"{args.model_repository} is not a folder: make it with `python -m token2wav_service.serving.assemble`\n"
-        )
         return _USAGE_ERROR
     try:
         if (problem := mps_problem()) is not None:
-            sys.stderr.write(f"{problem}\n")
-            return 1
+            raise TritonStartError(problem)
         return _serve(TritonProcess(options, ends_with_caller=True), args.drain_timeout_s)
     except (TritonNotFoundError, TritonStartError) as err:
         sys.stderr.write(f"{err}\n")

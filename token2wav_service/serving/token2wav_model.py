@@ -145,7 +145,7 @@ class Token2WavModel:
         self._decoders.shutdown()
         self._engine.stop()
         self._metrics.stop()
-        for lease in self._take_leases():
+        for lease in list(self._leases.values()):
             lease.responder.fail(EngineStoppedError("the server stopped while the stream was open: open it again"))
         self._tracer.close()
         note_end()
@@ -198,9 +198,8 @@ class Token2WavModel:
         if is_draining():
             raise EngineStoppedError("the server stops when its streams have ended: open the stream on another one")
         voice_id = inputs.text("voice_id")
-        has_streams = inputs.parameter(CALLER_HAS_SHARE) is not None
-        options = dataclasses.replace(_read_options(inputs), caller_has_share=has_streams)
-        open_lease = partial(self._open_lease, responder, voice_id, options, inputs.parameter(TRACEPARENT))
+        options, traceparent = _read_options(inputs), inputs.parameter(TRACEPARENT)
+        open_lease = partial(self._open_lease, responder, voice_id, options, traceparent)
         making = self._engine.voice_under_way(voice_id)
         if making is None:
             open_lease()
@@ -262,7 +261,7 @@ class Token2WavModel:
 
     def _watch_leases(self) -> None:
         leases: list[_Lease] = []
-        while not self._stopping.wait(lease_poll_wait_s(self._lease_poll_interval_s, len(leases))):
+        while not self._stopping.wait(max(self._lease_poll_interval_s, len(leases) / LEASE_POLLS_PER_S)):
             with self._lock:
                 leases = list(self._leases.values())
             for lease in leases:
@@ -277,24 +276,11 @@ class Token2WavModel:
             # NOTE: the watcher serves every stream, so no single lease may end it.
             logger.exception("stream_id=%s: could not check its lease", lease.stream_id)
 
-    def _take_leases(self) -> list[_Lease]:
-        with self._lock:
-            leases = list(self._leases.values())
-            self._leases.clear()
-        return leases
-
-
-def lease_poll_wait_s(shortest_s: float, leases: int) -> float:
-    """Return the seconds between two rounds of questions to so many callers."""
-    return max(shortest_s, leases / LEASE_POLLS_PER_S)
-
 
 def _read_options(inputs: RequestInputs) -> StreamOptions:
     seed = inputs.integer("seed", np.int64) if inputs.has("seed") else 0
     priority = inputs.integer("priority", np.int32) if inputs.has("priority") else DEFAULT_PRIORITY
-    if not 1 <= priority <= DEFAULT_PRIORITY:
-        raise InvalidRequestError(f"priority is {priority}: expected 1 (first) to {DEFAULT_PRIORITY}")
-    return StreamOptions(seed=seed, priority=priority)
+    return StreamOptions(seed, priority, caller_has_share=inputs.parameter(CALLER_HAS_SHARE) is not None)
 
 
 def _when_done(responder: Responder, use: Callable[[Any], None]) -> Callable[[Future[Any]], None]:

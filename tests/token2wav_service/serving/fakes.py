@@ -16,6 +16,7 @@ import numpy as np
 
 from token2wav_service.contract import SAMPLES_PER_TOKEN, ServerStatus
 from token2wav_service.engine.meter import Measurements
+from token2wav_service.engine.stream import check_options
 from token2wav_service.engine.voices import OnHeard
 from token2wav_service.errors import (
     EngineStoppedError,
@@ -287,6 +288,7 @@ class FakeEngineLoop:
         return features
 
     def open_stream(self, voice_id: str, options: StreamOptions, on_end: Callable[[StreamSummary], None]) -> str:
+        check_options(options)
         with self._lock:
             if voice_id not in self.voices:
                 raise VoiceNotCachedError(f"no voice {voice_id!r}: register it")
