@@ -61,14 +61,6 @@ class SpeechLMServer:
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
         fields = parse_request(await _read_body(request, self._max_body_bytes))
-        return await self._answer(request, fields)
-
-    def models(self) -> dict[str, Any]:
-        """GET /v1/models."""
-        model = {"id": self.model_name, "object": "model", "created": self._now(), "owned_by": "llm_service"}
-        return {"object": "list", "data": [model]}
-
-    async def _answer(self, request: Request, fields: CompletionRequest) -> Response:
         if fields.model is not None and fields.model != self.model_name:
             message = f"model {fields.model!r} is not served here; {self.model_name!r} is"
             raise RequestRefused(message, param="model", code="model_not_found", status=404)
@@ -85,6 +77,11 @@ class SpeechLMServer:
             return JSONResponse(shape.whole(await run_unless_disconnected(request.receive, generation.whole())))
         finally:
             generation.abort()
+
+    async def models(self) -> dict[str, Any]:
+        """GET /v1/models."""
+        model = {"id": self.model_name, "object": "model", "created": self._now(), "owned_by": "llm_service"}
+        return {"object": "list", "data": [model]}
 
     def _now(self) -> int:
         return int(self._wall_clock())
@@ -133,10 +130,7 @@ def create_app(server: SpeechLMServer, door: Door = nullcontext) -> FastAPI:
 
     app = FastAPI(title="Speech-token LLM", lifespan=lifespan, openapi_url=None)
     app.add_api_route("/v1/completions", server.complete, methods=["POST"], response_model=None)
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return server.models()
+    app.add_api_route("/v1/models", server.models)
 
     @app.get("/health", response_model=None)
     async def health() -> Response:

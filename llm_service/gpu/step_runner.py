@@ -9,6 +9,7 @@ language's interpreter the same launches run at once, without graphs. Knows noth
 from __future__ import annotations
 
 import logging
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -178,9 +179,8 @@ class StepRunner:
         return fitting[0]
 
     def _fill(self, bucket: _PromptBucket, pieces: Sequence[PromptPiece]) -> int:
-        state = self._decoder.state.sizes
         ints, host = bucket.ints.next()
-        fields = _IntFields(bucket.rows, bucket.draws, state.words, state.pages_per_slot).split(ints)
+        fields = _IntFields(ints, self._int_shapes(bucket.rows, bucket.draws))
         fields.reset(self._spare)
         row = ends = 0
         for piece in pieces:
@@ -198,7 +198,7 @@ class StepRunner:
             bucket.ints.device.copy_(host, non_blocking=True)
         return ends
 
-    def _fill_starts(self, bucket: _PromptBucket, fields: _IntViews, starts: Sequence[AnswerStart]) -> None:
+    def _fill_starts(self, bucket: _PromptBucket, fields: _IntFields, starts: Sequence[AnswerStart]) -> None:
         count = len(starts)
         fields.count[0] = count
         if not count:
@@ -230,13 +230,13 @@ class StepRunner:
         return _DecodeBucket(slots, tokens, lambda: self._decoder.decode(inputs, tokens.device))
 
     def _prompt_bucket(self, rows: int) -> _PromptBucket:
-        state, draws = self._decoder.state.sizes, self.sizes.draws_of(rows)
-        layout = _IntFields(rows, draws, state.words, state.pages_per_slot)
-        ints = _Mirror((layout.total,), torch.int32, self._device)
+        draws = self.sizes.draws_of(rows)
+        shapes = self._int_shapes(rows, draws)
+        ints = _Mirror((sum(map(math.prod, shapes)),), torch.int32, self._device)
         numbers = _Mirror((draws, NUMBERS), torch.float32, self._device)
-        flags = _Mirror((draws, state.rows), torch.int8, self._device)
+        flags = _Mirror((draws, self._decoder.state.sizes.rows), torch.int8, self._device)
         tokens = _Mirror((draws,), torch.int32, self._device)
-        on_device = layout.split(ints.device)
+        on_device = _IntFields(ints.device, shapes)
         on_device.reset(self._spare)
         begin = BeginInputs(on_device.count, on_device.words, numbers.device, on_device.pages, flags.device)
         inputs = PromptInputs(
@@ -247,11 +247,20 @@ class StepRunner:
             rows, draws, ints, numbers, flags, tokens, lambda: self._decoder.prompt(inputs, tokens.device)
         )
 
+    def _int_shapes(self, rows: int, draws: int) -> list[tuple[int, ...]]:
+        state = self._decoder.state.sizes
+        per_draw = ((draws, state.words), (draws, state.pages_per_slot))
+        return [(4,), (rows,), (rows,), (rows,), (draws,), (draws,), *per_draw]
 
-class _IntViews:
-    """The integer inputs of a prompt step, as parts of one buffer that is copied at once; arrays or tensors."""
 
-    def __init__(self, parts: Sequence[Any]) -> None:
+class _IntFields:
+    """The integer inputs of a prompt step, as parts of one flat buffer that is copied at once, an array or a tensor."""
+
+    def __init__(self, buffer: Any, shapes: Sequence[tuple[int, ...]]) -> None:
+        parts, begin = [], 0
+        for shape in shapes:
+            parts.append(buffer[begin : begin + math.prod(shape)].reshape(shape))
+            begin += math.prod(shape)
         self.count, self.tokens, self.slots, self.positions, self.drawn_slots, self.drawn_rows = parts[:6]
         self.words, self.pages = parts[6:]
 
@@ -261,27 +270,6 @@ class _IntViews:
             part[...] = 0
         self.slots[...] = spare_slot
         self.drawn_slots[...] = spare_slot
-
-
-class _IntFields:
-    """Where each of them stands in the buffer."""
-
-    def __init__(self, rows: int, draws: int, words: int, pages: int) -> None:
-        self._shapes = [(4,), (rows,), (rows,), (rows,), (draws,), (draws,), (draws, words), (draws, pages)]
-
-    @property
-    def total(self) -> int:
-        """Integers of the whole."""
-        return sum(int(np.prod(shape)) for shape in self._shapes)
-
-    def split(self, buffer: Any) -> _IntViews:
-        """Return views of a flat buffer."""
-        parts, begin = [], 0
-        for shape in self._shapes:
-            size = int(np.prod(shape))
-            parts.append(buffer[begin : begin + size].reshape(shape))
-            begin += size
-        return _IntViews(parts)
 
 
 def _at_least(sizes: Sequence[int], wanted: int) -> int:
