@@ -158,6 +158,8 @@ def text_tensor(text: str) -> Tensor:
 
 
 _MATRIX_DIMENSIONS = 2
+_WIRE_NAMES = {"object": "BYTES", "float16": "FP16", "float32": "FP32"}
+"""Triton's names of the types whose numpy name in capitals is another."""
 
 
 class RequestInputs:
@@ -177,7 +179,7 @@ class RequestInputs:
 
     def raw_bytes(self, name: str) -> bytes:
         """Return the single element of a BYTES tensor."""
-        value = self._single(name, np.dtype(np.object_), "BYTES")
+        value = self._single(name, np.object_)
         if not isinstance(value, bytes):
             raise InvalidRequestError(f"{name} holds a {type(value).__name__}: expected bytes")
         return value
@@ -191,59 +193,57 @@ class RequestInputs:
             raise InvalidRequestError(f"{name} is not UTF-8 ({err.reason} at byte {err.start}): encode it so") from err
 
     def integer(self, name: str, dtype: type[np.int32] | type[np.int64]) -> int:
-        expected = np.dtype(dtype)
-        return int(self._single(name, expected, expected.name.upper()))
+        return int(self._single(name, dtype))
 
     def scalar(self, name: str, dtype: type[np.float32] | type[np.uint64]) -> float:
         """Return the single element of a tensor of another type of number."""
-        expected = np.dtype(dtype)
-        value: float = self._single(name, expected, {"float32": "FP32"}.get(expected.name, expected.name.upper()))
+        value: float = self._single(name, dtype)
         return value
 
     def boolean(self, name: str) -> bool:
-        return bool(self._single(name, np.dtype(np.bool_), "BOOL"))
+        return bool(self._single(name, np.bool_))
 
     def integers(self, name: str) -> npt.NDArray[np.int32]:
         """Return an INT32 tensor of any shape, flattened."""
-        return self._array(name, np.dtype(np.int32), "INT32").reshape(-1)
+        return self._array(name, np.int32).reshape(-1)
 
     def floats(self, name: str) -> npt.NDArray[np.float32]:
         """Return an FP32 tensor of any shape, flattened; every value is finite."""
-        return self._finite(name).reshape(-1)
+        return self._finite(name, np.float32).reshape(-1)
 
     def halves(self, name: str) -> npt.NDArray[np.float32]:
         """Return an FP16 tensor of any shape, flattened, as float32; every value is finite."""
-        values: npt.NDArray[np.float32] = self._array(name, np.dtype(np.float16), "FP16").astype(np.float32)
-        if not bool(np.isfinite(values).all()):
-            raise InvalidRequestError(f"{name} holds NaN or infinity: send finite values")
-        return values.reshape(-1)
+        return self._finite(name, np.float16).astype(np.float32).reshape(-1)
 
     def float_rows(self, name: str) -> npt.NDArray[np.float32]:
         """Return an FP32 tensor of shape [B, N], N at least 1; every value is finite."""
-        values = self._finite(name)
+        values = self._finite(name, np.float32)
         if values.ndim != _MATRIX_DIMENSIONS or values.size == 0:
             raise InvalidRequestError(f"{name} has shape {list(values.shape)}: expected [batch, samples]")
         return values
 
-    def _finite(self, name: str) -> npt.NDArray[np.float32]:
-        values: npt.NDArray[np.float32] = self._array(name, np.dtype(np.float32), "FP32")
+    def _finite(self, name: str, dtype: type[np.generic]) -> Tensor:
+        values = self._array(name, dtype)
         if not bool(np.isfinite(values).all()):
-            raise InvalidRequestError(f"{name} holds NaN or infinity: send finite samples in +-1")
+            raise InvalidRequestError(f"{name} holds NaN or infinity: send finite values")
         return values
 
-    def _single(self, name: str, dtype: np.dtype[Any], wire_name: str) -> Any:
-        array = self._array(name, dtype, wire_name)
+    def _single(self, name: str, dtype: type[np.generic]) -> Any:
+        array = self._array(name, dtype)
         if array.size != 1:
             raise InvalidRequestError(f"{name} has shape {list(array.shape)}: expected exactly one element")
         return array.reshape(-1)[0]
 
-    def _array(self, name: str, dtype: np.dtype[Any], wire_name: str) -> npt.NDArray[Any]:
+    def _array(self, name: str, dtype: type[np.generic]) -> Tensor:
         tensor = self._find(name)
         if tensor is None:
             raise InvalidRequestError(f"the tensor {name} is missing: this operation needs it")
-        array: npt.NDArray[Any] = tensor.as_numpy()
+        array: Tensor = tensor.as_numpy()
         if array.dtype != dtype:
-            raise InvalidRequestError(f"{name} has dtype {array.dtype}: expected {wire_name}")
+            expected = np.dtype(dtype).name
+            raise InvalidRequestError(
+                f"{name} has dtype {array.dtype}: expected {_WIRE_NAMES.get(expected, expected.upper())}"
+            )
         return array
 
     def _find(self, name: str) -> Any:
