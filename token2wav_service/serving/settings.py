@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -161,9 +162,15 @@ def _setting(
     )
 
 
-def _parameter(name: str, meaning: str, kind: Kind, default: str | None, *models: str) -> RepositorySetting:
-    """Return a setting that is a parameter of the same name in so many models; the drop-in if none is named."""
-    return _setting(name, meaning, kind, default, {f"parameters[{name}]": models or (DROP_IN_MODEL,)})
+def _parameter(
+    name: str, meaning: str, kind: Kind, default: str | None = None, models: tuple[str, ...] = (DROP_IN_MODEL,)
+) -> RepositorySetting:
+    """Return a setting that is a parameter of the same name in so many models."""
+    return _setting(name, meaning, kind, default, {f"parameters[{name}]": models})
+
+
+_of_llm = partial(_parameter, models=(DROP_IN_MODEL, LLM_MODEL))
+"""Makes a parameter of the models that ask the LLM."""
 
 
 def _engine_settings() -> tuple[RepositorySetting, ...]:
@@ -177,7 +184,7 @@ def _engine_settings() -> tuple[RepositorySetting, ...]:
             field.metadata[HELP],
             _FOLDER if field.name.endswith("_dir") else _engine_kind(field.name),
             _as_text(field.default),
-            *(TOKEN2WAV_MODEL, *(_COMPUTING_MODELS if field.name in of_models else ())),
+            (TOKEN2WAV_MODEL, *(_COMPUTING_MODELS if field.name in of_models else ())),
         )
         for field in fields
         if field.name in named
@@ -205,12 +212,9 @@ SETTINGS: tuple[RepositorySetting, ...] = (
         "model_dir",
         "folder with flow.yaml, flow.pt, hift.pt and the two ONNX files",
         _FOLDER,
-        None,
-        *(TOKEN2WAV_MODEL, *_FEATURE_MODELS, *_COMPUTING_MODELS),
+        models=(TOKEN2WAV_MODEL, *_FEATURE_MODELS, *_COMPUTING_MODELS),
     ),
-    _parameter(
-        "llm_tokenizer_dir", "Hugging Face folder of the LLM's tokenizer", _FOLDER, None, DROP_IN_MODEL, LLM_MODEL
-    ),
+    _of_llm("llm_tokenizer_dir", "Hugging Face folder of the LLM's tokenizer", _FOLDER),
     _setting(
         "BLS_INSTANCE_NUM",
         "number of processes of cosyvoice2_dit",
@@ -256,27 +260,9 @@ SETTINGS: tuple[RepositorySetting, ...] = (
         "False",
         {},
     ),
-    _parameter(
-        "llm_api_base",
-        "URL of the LLM service",
-        Kind(_http_url, "URL"),
-        "http://localhost:8000",
-        *(DROP_IN_MODEL, LLM_MODEL),
-    ),
-    _parameter(
-        "llm_backend",
-        "kind of the LLM service: " + ", ".join(LLM_BACKENDS),
-        one_of(*LLM_BACKENDS),
-        "embedded",
-        *(DROP_IN_MODEL, LLM_MODEL),
-    ),
-    _parameter(
-        "llm_model",
-        "name of the LLM service's model; unset: the first that it lists",
-        _TEXT,
-        None,
-        *(DROP_IN_MODEL, LLM_MODEL),
-    ),
+    _of_llm("llm_api_base", "URL of the LLM service", Kind(_http_url, "URL"), "http://localhost:8000"),
+    _of_llm("llm_backend", "kind of the LLM service: " + ", ".join(LLM_BACKENDS), one_of(*LLM_BACKENDS), "embedded"),
+    _of_llm("llm_model", "name of the LLM service's model; unset: the first that it lists", _TEXT),
     _parameter(
         "triton_grpc_address", "gRPC address of this Triton, host:port", Kind(_address, "ADDRESS"), "localhost:8001"
     ),
@@ -284,13 +270,11 @@ SETTINGS: tuple[RepositorySetting, ...] = (
         "voices_dir",
         "folder with <name>.wav and <name>.txt of each voice, for requests that bring no voice",
         _FOLDER,
-        None,
     ),
     _parameter(
         "created_voices_dir",
         "folder of voice files that `cosydit import-voices` wrote, for such requests, too",
         _FOLDER,
-        None,
     ),
     _parameter("default_voice", "name of the voice in these folders for such requests", _TEXT, "default"),
     _parameter(
@@ -300,7 +284,7 @@ SETTINGS: tuple[RepositorySetting, ...] = (
         "deadline",
     ),
     _parameter("token_hop_len", "tokens (25 Hz) of a chunk", _HOP, "15"),
-    _parameter("token_hop_len_first", "tokens (25 Hz) of the first chunk; unset: 15, but deadline chooses", _HOP, None),
+    _parameter("token_hop_len_first", "tokens (25 Hz) of the first chunk; unset: 15, but deadline chooses", _HOP),
     _parameter("token_hop_len_max", "most tokens (25 Hz) of a chunk; 0: no bound", _HOP_BOUND, "100"),
     _parameter("requests_per_instance", "requests that one process of cosyvoice2_dit serves at once", whole(1), "4"),
     *_engine_settings(),
