@@ -57,7 +57,7 @@ def measure(model_dir: Path, prompt_wav: Path, tokens: int, seed: int) -> list[D
     target = torch.randint(0, flow.config.vocab_size, (tokens,), generator=torch.Generator().manual_seed(seed))
     offline = _offline(flow, prompt_tokens, prompt_mel, speaker, target, seed)
     rows = []
-    for history in (HistoryPolicy.UPSTREAM, HistoryPolicy.PROMPT_AND_RECENT):
+    for history in HistoryPolicy:
         stream = StreamFlow(flow, replace(SynthesisPolicy(), history=history))
         voice = stream.run_prompt(prompt_tokens, prompt_mel, speaker)
         for name, hops in SCHEDULES.items():

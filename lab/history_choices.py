@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -147,11 +148,12 @@ def distances(
         windows: blocks of the stream's own past.
     """
     tokens = torch.randint(0, flow.vocab_size, (seconds * TOKEN_RATE_HZ,), generator=_seeded(TOKEN_SEED))
-    whole = _stream(flow, SynthesisPolicy(history=HistoryPolicy.UPSTREAM), prompt, tokens)
+    recent = partial(SynthesisPolicy, HistoryPolicy.PROMPT_AND_RECENT)
+    whole = _stream(flow, recent(seconds * MEL_RATE_HZ), prompt, tokens)
     expected = whole[:, SETTLED_S * MEL_RATE_HZ :]
     found, frames = [], flow.block_tokens * flow.stride
     for window in windows:
-        policy = SynthesisPolicy(history=HistoryPolicy.PROMPT_AND_RECENT, estimator_recent_frames=window * frames)
+        policy = recent(window * frames)
         made = _stream(flow, policy, prompt, tokens)[:, SETTLED_S * MEL_RATE_HZ :]
         difference = made - expected
         mean_abs, rms = float(difference.abs().mean()), float(difference.pow(2).mean().sqrt())

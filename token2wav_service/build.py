@@ -12,7 +12,7 @@ import torch
 from servicekit.clock import Clock
 from token2wav_service.checkpoint.family import missing_files, open_features, voice_model_version
 from token2wav_service.checkpoint.loader import LoadedModels, load_models
-from token2wav_service.config import HistoryPolicy, RunnerKind, Token2WavConfig
+from token2wav_service.config import RunnerKind, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.loop import OnFatal, ServingLoop
 from token2wav_service.engine.runner import Runner
@@ -97,10 +97,9 @@ def choose_runner(config: Token2WavConfig) -> RunnerKind:
     """
     if config.runner is not RunnerKind.AUTO:
         return config.runner
-    policy = config.synthesis
-    is_upstream = policy.history is HistoryPolicy.UPSTREAM or policy.is_reference
     kinds = {"cuda": RunnerKind.SLOTS, "cpu": RunnerKind.PACKED if config.dtype == "float32" else RunnerKind.TORCH}
-    return RunnerKind.TORCH if is_upstream else kinds.get(torch.device(config.device).type, RunnerKind.TORCH)
+    device = torch.device(config.device).type
+    return RunnerKind.TORCH if config.synthesis.is_reference else kinds.get(device, RunnerKind.TORCH)
 
 
 def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepShapes | None) -> Runner:

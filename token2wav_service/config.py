@@ -25,12 +25,10 @@ def described(default: _T, meaning: str, read: Callable[[str], object] | None = 
 class HistoryPolicy(str, Enum):
     """Which earlier frames a chunk may attend to."""
 
-    UPSTREAM = "upstream"
-    """History as the original runtime truncates it; streams end at 100 s of prompt and audio."""
+    AUTO = "auto"
+    """As the original runtime truncates history, until 100 s of prompt and audio; then `prompt_and_recent`."""
     PROMPT_AND_RECENT = "prompt_and_recent"
     """The whole prompt and the newest frames: constant memory and cost for any length."""
-    AUTO = "auto"
-    """`upstream` until its limit would be passed, `prompt_and_recent` from there on."""
 
 
 class RunnerKind(str, Enum):
@@ -61,11 +59,11 @@ class SourcePhase(str, Enum):
 
 @dataclass(frozen=True)
 class SynthesisPolicy:
-    """Settings that change the audio. History `upstream` and `is_reference` reproduce the original's numbers."""
+    """Settings that change the audio. `is_reference` reproduces the original's numbers."""
 
     history: HistoryPolicy = described(
         HistoryPolicy.AUTO,
-        "Earlier frames that a chunk sees: upstream, prompt_and_recent or auto.",
+        "Earlier frames that a chunk sees: auto or prompt_and_recent.",
     )
     estimator_recent_frames: int = described(
         100,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from token2wav_service.config import HistoryPolicy, SynthesisPolicy
+from token2wav_service.config import SynthesisPolicy
 from token2wav_service.models.causal import FlowInput, VocoderInput
 from token2wav_service.models.config import FlowConfig, HiFTConfig
 from token2wav_service.models.flow.encoder import ConformerEncoder
@@ -20,7 +20,7 @@ from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderState, total_frames
 from token2wav_service.replay.vectors import INJECTED_TOLERANCE, SOURCE_TOLERANCE, GoldenCase, VectorFolder, probed
 
-UPSTREAM_POLICY = SynthesisPolicy(history=HistoryPolicy.UPSTREAM, is_reference=True)
+UPSTREAM_POLICY = SynthesisPolicy(is_reference=True)
 
 
 def load_flow_vectors(folder: VectorFolder) -> Flow:

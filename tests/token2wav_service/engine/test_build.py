@@ -14,7 +14,7 @@ from tests.virtual_time import ManualClock
 from token2wav_service.build import build_engine, choose_runner
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.make_random import SMALL_SIZES, make_random_token2wav
-from token2wav_service.config import HistoryPolicy, RunnerKind, SynthesisPolicy, Token2WavConfig
+from token2wav_service.config import RunnerKind, SynthesisPolicy, Token2WavConfig
 from token2wav_service.contract import ServerStatus
 from token2wav_service.engine.meter import REMEMBERED_STEPS, EngineMeter
 from token2wav_service.errors import CheckpointError, EngineUnfitError
@@ -30,7 +30,6 @@ from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, Voice
         pytest.param("cpu", SynthesisPolicy(is_reference=True), RunnerKind.TORCH, id="upstream noise, a CPU"),
         pytest.param("cuda", SynthesisPolicy(), RunnerKind.SLOTS, id="a GPU"),
         pytest.param("cuda:1", SynthesisPolicy(), RunnerKind.SLOTS, id="another GPU"),
-        pytest.param("cuda", SynthesisPolicy(history=HistoryPolicy.UPSTREAM), RunnerKind.TORCH, id="upstream history"),
         pytest.param("cuda", SynthesisPolicy(is_reference=True), RunnerKind.TORCH, id="upstream noise"),
     ],
 )

@@ -175,5 +175,5 @@ def test_the_original_s_noise_ends_and_the_error_says_what_goes_on(family: Famil
     streamed = StreamFlow(make_block_flow(family), policy, noise_buffer=torch.zeros(80, 60))
     voice = prepare_voice(streamed, 20, 1)
     run_stream(streamed, voice, random_tokens(10, 9), [(0, 10, True)], random_speaker(1))
-    with pytest.raises(ValueError, match=r"would reach 1\.24 s.*ends at 1 s; use `counter`"):
+    with pytest.raises(ValueError, match=r"would reach 1\.24 s.*ends at 1 s; leave is_reference"):
         run_stream(streamed, voice, random_tokens(11, 9), [(0, 11, True)], random_speaker(1))

@@ -41,13 +41,6 @@ def test_prompt_and_recent_keeps_the_prompt_the_newest_frames_and_constant_memor
     assert states[-1].caches["token_kv"].shape[2] == 30 + 125
 
 
-def test_upstream_history_ends_at_100_seconds_with_a_clear_error() -> None:
-    flow = StreamFlow(make_flow(), SynthesisPolicy(history=HistoryPolicy.UPSTREAM, ode_steps=1))
-    states = _advance(flow, make_voice(flow, 30, 0), 12)
-    with pytest.raises(ValueError, match=r"would reach .* use `auto` or `prompt_and_recent`"):
-        _advance(flow, states[-1], 1)
-
-
 def test_auto_changes_to_prompt_and_recent_where_upstream_would_end() -> None:
     flow = StreamFlow(make_flow(), SynthesisPolicy(history=HistoryPolicy.AUTO, ode_steps=1))
     states = _advance(flow, make_voice(flow, 60, 0), 15)

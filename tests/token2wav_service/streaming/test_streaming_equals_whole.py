@@ -71,7 +71,7 @@ def _noise(flow: StreamFlow, prompt: int, cuts: list[int], states: list[FlowStat
 
 
 @pytest.mark.parametrize("is_reference", [False, True])
-@pytest.mark.parametrize("history", [HistoryPolicy.UPSTREAM, HistoryPolicy.PROMPT_AND_RECENT])
+@pytest.mark.parametrize("history", HistoryPolicy)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_block_masked_whole_equals_chunked_run(schedule: str, history: HistoryPolicy, is_reference: bool) -> None:
     policy = SynthesisPolicy(history=history, is_reference=is_reference, ode_steps=3)
@@ -81,7 +81,7 @@ def test_block_masked_whole_equals_chunked_run(schedule: str, history: HistoryPo
     cuts = windows(SCHEDULES[schedule], len(tokens))
     mels, states = run_stream(flow, voice, tokens, cuts, speaker, seed=7)
     ends = np.cumsum([mel.shape[1] for mel in mels]).tolist()
-    keeps_all = history is HistoryPolicy.UPSTREAM
+    keeps_all = history is HistoryPolicy.AUTO
     plans = EncoderPlans(
         _block_plan(PROMPT_TOKENS, [end // 2 for end in ends], None if keeps_all else 50),
         _block_plan(2 * PROMPT_TOKENS, ends, None if keeps_all else 100),

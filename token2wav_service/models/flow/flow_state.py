@@ -126,26 +126,16 @@ class HistoryRules:
 
 
 def rules_for(policy: SynthesisPolicy, flow: AnyFlow, prompt_tokens: int, end: int) -> HistoryRules:
-    """Decide the rules of a chunk that brings a stream to `end` tokens, prompt included.
-
-    Raises:
-        ValueError: the policy is `upstream`, the flow has no blocks, and the chunk would pass its limit.
-    """
-    stride, block, is_upstream = flow.stride, flow.block_tokens, policy.history is HistoryPolicy.UPSTREAM
+    """Decide the rules of a chunk that brings a stream to `end` tokens, prompt included."""
+    stride, block = flow.stride, flow.block_tokens
     is_auto = policy.history is HistoryPolicy.AUTO
     if block:
         shared = shared_tokens(flow, prompt_tokens)
-        if is_upstream or (is_auto and end <= EXACT_TOKENS):
+        if is_auto and end <= EXACT_TOKENS:
             return HistoryRules(shared, stride)
         recent = -(-policy.estimator_recent_frames // (block * stride)) * block
         return HistoryRules(shared, stride, recent, stride * recent)
-    within = end * stride <= UPSTREAM_LIMIT_FRAMES
-    if is_upstream and not within:
-        raise ValueError(
-            f"prompt and audio would reach {end * stride / 50:.2f} s, history policy `upstream` ends at "
-            f"{UPSTREAM_LIMIT_FRAMES / 50:.0f} s; use `auto` or `prompt_and_recent` for longer streams"
-        )
-    if is_upstream or (is_auto and within):
+    if is_auto and end * stride <= UPSTREAM_LIMIT_FRAMES:
         return HistoryRules(prompt_tokens, stride, None, UPSTREAM_RECENT_FRAMES, newest_first=True)
     return HistoryRules(prompt_tokens, stride, policy.conformer_recent_frames // stride, policy.estimator_recent_frames)
 

@@ -149,7 +149,7 @@ class StreamFlow:
             Mel [80, F] float32 per row, and the new states; the input states are unchanged.
 
         Raises:
-            ValueError: a row would pass the limit of history or noise policy `upstream`.
+            ValueError: a row would pass the end of the original's noise.
         """
         spans = [self.span(row.state, len(row.token_ids), row.is_last) for row in rows]
         self._check_noise(spans)
@@ -184,8 +184,8 @@ class StreamFlow:
         frames, limit = max(span.end for span in spans) * self.stride, self.noise_buffer.shape[1]
         if frames > limit:
             raise ValueError(
-                f"prompt and audio would reach {frames / 50:.2f} s, noise policy `upstream` ends at "
-                f"{limit / 50:.0f} s; use `counter` for longer streams"
+                f"prompt and audio would reach {frames / 50:.2f} s, the original's noise ends at "
+                f"{limit / 50:.0f} s; leave is_reference for longer streams"
             )
 
     def noise(self, states: Sequence[FlowState], seeds: Sequence[int], count: int) -> Tensor:

@@ -112,7 +112,7 @@ class SlotRunner:
         Raises:
             ValueError: a policy this runner does not have.
         """
-        if policy.history is HistoryPolicy.UPSTREAM or policy.is_reference:
+        if policy.is_reference:
             raise ValueError("the slot runner keeps prompt and recent frames with counter noise; use runner=torch")
         self.policy = replace(policy, history=HistoryPolicy.PROMPT_AND_RECENT)
         self.sizes, self.device, self.dtype = sizes, flow.device, flow.dtype
