@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
-from token2wav_service.replay.stream_cases import UPSTREAM_POLICY, check_vocoder_caches
+from token2wav_service.replay.stream_cases import UPSTREAM_POLICY, check_vocoder_caches, upstream_source
 from token2wav_service.replay.vectors import (
     F0_TOLERANCE_HZ,
     INJECTED_TOLERANCE,
@@ -25,8 +26,6 @@ from token2wav_service.replay.vectors import (
     GoldenCase,
     VectorFolder,
 )
-
-PARITY = SourcePhase.UPSTREAM
 
 
 def load_family_vocoder(folder: VectorFolder) -> HiFT | CausalHiFT:
@@ -48,15 +47,11 @@ def load_family_vocoder(folder: VectorFolder) -> HiFT | CausalHiFT:
 def replay_family_vocoder(folder: VectorFolder, mels: Mapping[str, Sequence[Tensor]]) -> None:
     """Everything of a folder that needs the vocoder; `mels` [1, 80, F] of the streams' calls are our own."""
     hift, noise = load_family_vocoder(folder), folder.tensors("source_noise_block.safetensors")["block"]
-    if isinstance(hift, CausalHiFT):
-        _causal_alone(hift, folder.case("hift"), noise)
-    else:
-        _overlapped_alone(hift, folder.case("hift"), noise)
+    alone: Any = _causal_alone if isinstance(hift, CausalHiFT) else _overlapped_alone
+    stream: Any = _causal_stream if isinstance(hift, CausalHiFT) else _overlapped_stream
+    alone(hift, folder.case("hift"), noise)
     for name, made in mels.items():
-        if isinstance(hift, CausalHiFT):
-            _causal_stream(hift, folder.case(f"stream_{name}"), made, noise)
-        else:
-            _overlapped_stream(hift, folder.case(f"stream_{name}"), made, noise)
+        stream(hift, folder.case(f"stream_{name}"), made, noise)
 
 
 def _drawn(noise: Tensor, offset: Tensor | int, samples: int) -> Tensor:
@@ -64,21 +59,16 @@ def _drawn(noise: Tensor, offset: Tensor | int, samples: int) -> Tensor:
     return noise[(int(offset) + torch.arange(samples)) % len(noise)][None]
 
 
-def _source_from(hift: HiFT, f0: Tensor, noise: Tensor) -> Tensor:
-    phase, _ = hift.m_source.phase(f0, PARITY)
-    return torch.as_tensor(hift.m_source(f0, noise, phase))
-
-
 def _overlapped_alone(hift: HiFT, case: GoldenCase, block: Tensor) -> None:
     mel, given = case["mel"], case["f0"]
     samples = mel.shape[2] * hift.config.frame_samples
     f0, noise = hift.f0_predictor(mel), _drawn(block, case["source_noise_offset"], samples)
-    source = _source_from(hift, given, noise)
+    source = upstream_source(hift, given, noise)
     case.close("f0", f0, F0_TOLERANCE_HZ)
     case.close("source", source, SOURCE_TOLERANCE)
     case.close("wav", hift(mel, source), INJECTED_TOLERANCE, " (f0 given)")
-    case.snr("wav", hift(mel, _source_from(hift, f0, noise)))
-    cached = _source_from(hift, given, _drawn(block, case["cached.source_noise_offset"], samples))
+    case.snr("wav", hift(mel, upstream_source(hift, f0, noise)))
+    cached = upstream_source(hift, given, _drawn(block, case["cached.source_noise_offset"], samples))
     cached[:, :, : case["cached.cache_source"].shape[2]] = case["cached.cache_source"]
     case.close("cached.source", cached, SOURCE_TOLERANCE)
     case.close("cached.wav", hift(mel, cached), INJECTED_TOLERANCE)
@@ -97,7 +87,7 @@ def _overlapped_stream(hift: HiFT, case: GoldenCase, mels: Sequence[Tensor], blo
         has_noise = "source_noise_offset" in call
         offset = call["source_noise_offset"] if has_noise else 0
         noise = _drawn(block, offset, seen.shape[2] * hift.config.frame_samples) * has_noise
-        source = _source_from(hift, call["f0"], noise)
+        source = upstream_source(hift, call["f0"], noise)
         if (tail := given.source_tail) is not None:
             source[0, 0, : len(tail)] = tail
         (got,), (given,), _ = vocoder.forward([VocoderInput(given, mel[0], 0, is_last)], source=source)
@@ -142,8 +132,8 @@ def _causal_whole(hift: CausalHiFT, mel: Tensor, block: Tensor) -> tuple[Tensor,
     frames, samples = mel.shape[2], mel.shape[2] * hift.config.frame_samples
     padded, count = functional.pad(mel, (0, hift.lookahead)), torch.tensor([frames])
     state, noise = hift.initial_state(1), _drawn(block, 0, samples + hift.config.frame_samples)
-    f0, source, _ = hift.excite(padded, count, state, noise, PARITY)
-    wav, _ = hift(padded, count, torch.tensor([True]), state, noise, PARITY)
+    f0, source, _ = hift.excite(padded, count, state, noise, SourcePhase.UPSTREAM)
+    wav, _ = hift(padded, count, torch.tensor([True]), state, noise, SourcePhase.UPSTREAM)
     return f0[:, :frames], source[:, :samples], wav[:, hift.held_samples :]
 
 

@@ -26,7 +26,7 @@ from token2wav_service.models.flow.encoder import ConformerEncoder
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.replay import block_flow_cases, block_vocoder_cases, stream_cases
 from token2wav_service.replay.block_flow_cases import position_table, seen
-from token2wav_service.replay.stream_cases import check_ends, leaking_padding, load_hift_vectors
+from token2wav_service.replay.stream_cases import check_ends, leaking_padding, load_hift_vectors, upstream_source
 from token2wav_service.replay.vectors import (
     DECODE_TOLERANCE,
     F0_TOLERANCE_HZ,
@@ -209,7 +209,7 @@ def _hift(folder: VectorFolder) -> None:
     for case in folder.cases("forward*"):
         for call in case.calls():
             f0 = hift.f0_predictor(call["mel"])
-            source = module(f0, call["noise"], module.phase(f0, SourcePhase.UPSTREAM)[0])
+            source = upstream_source(hift, f0, call["noise"])
             if "cache_source" in call:
                 source[:, :, : call["cache_source"].shape[2]] = call["cache_source"]
             call.close("source", source, SOURCE_TOLERANCE)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from token2wav_service.config import SynthesisPolicy
+from token2wav_service.config import SourcePhase, SynthesisPolicy
 from token2wav_service.models.causal import FlowInput, VocoderInput
 from token2wav_service.models.config import FlowConfig, HiFTConfig
 from token2wav_service.models.flow.encoder import ConformerEncoder
@@ -33,6 +33,12 @@ def load_hift_vectors(folder: VectorFolder) -> HiFT:
     return folder.load(HiFT(HiFTConfig.from_mapping(folder.json("config.json"))))
 
 
+def upstream_source(hift: HiFT, f0: Tensor, noise: Tensor) -> Tensor:
+    """Return the source [B, 1, N] of a pitch as upstream makes it."""
+    phase, _ = hift.m_source.phase(f0, SourcePhase.UPSTREAM)
+    return torch.as_tensor(hift.m_source(f0, noise, phase))
+
+
 def stream_flow(folder: VectorFolder, device: str) -> StreamFlow:
     """Return the folder's flow under upstream's policies, with its noise buffer and number of solver steps.
 
@@ -49,17 +55,13 @@ def stream_flow(folder: VectorFolder, device: str) -> StreamFlow:
 @contextmanager
 def leaking_padding(encoder: ConformerEncoder) -> Iterator[None]:
     """Have the look-ahead of a batch's shorter rows read their embedded padding, as upstream's whole utterances do."""
-    with probed(encoder, {"embedded": "embed"}) as seen:
 
-        def leak(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            embedded, padded = seen["embedded"], inputs[0]
-            return torch.cat([embedded, padded[:, embedded.shape[1] :]], 1), *inputs[1:]
+    def leak(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        embedded, padded = seen["embedded"], inputs[0]
+        return torch.cat([embedded, padded[:, embedded.shape[1] :]], 1), *inputs[1:]
 
-        hook = encoder.pre_lookahead_layer.register_forward_pre_hook(leak)
-        try:
-            yield
-        finally:
-            hook.remove()
+    with probed(encoder, {"embedded": "embed"}) as seen, encoder.pre_lookahead_layer.register_forward_pre_hook(leak):
+        yield
 
 
 def replay_flow(folder: VectorFolder) -> None:

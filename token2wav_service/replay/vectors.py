@@ -220,5 +220,5 @@ def probed(model: nn.Module, paths: Mapping[str, str]) -> Iterator[Tensors]:
     with ExitStack() as stack:
         for name, path in paths.items():
             hook = partial(record, name, path.startswith("<"))
-            stack.callback(model.get_submodule(path.removeprefix("<")).register_forward_hook(hook).remove)
+            stack.enter_context(model.get_submodule(path.removeprefix("<")).register_forward_hook(hook))
         yield found
