@@ -73,14 +73,7 @@ def write_description(
         dtype: of the weights, as config.json names it.
         vocabulary: the family's numbering.
     """
-    config = {
-        "architectures": ["Qwen2ForCausalLM"],
-        **qwen2_config(shape, vocabulary),
-        "tie_word_embeddings": False,
-        "bos_token_id": vocabulary.sos_id,
-        "eos_token_id": vocabulary.eos_id,
-        "torch_dtype": dtype,
-    }
+    config = {"architectures": ["Qwen2ForCausalLM"], **qwen2_config(shape, vocabulary, dtype)}
     write_json(directory / "config.json", config)
     write_json(directory / "generation_config.json", generation_config(vocabulary))
     write_json(directory / "tokenizer.json", with_special_tokens(tokenizer, vocabulary))

@@ -47,8 +47,10 @@ class Qwen2Shape:
         return self.key_value_heads * self.head_size
 
 
-def qwen2_config(shape: Qwen2Shape, vocabulary: SpeechVocabulary = COSYVOICE2) -> dict[str, Any]:
-    """Return what config.json says of a decoder with a family's vocabulary."""
+def qwen2_config(
+    shape: Qwen2Shape, vocabulary: SpeechVocabulary = COSYVOICE2, dtype: str = "bfloat16"
+) -> dict[str, Any]:
+    """Return what config.json says of a decoder with a family's vocabulary, its weights in one type."""
     return {
         "model_type": "qwen2",
         "vocab_size": vocabulary.table_rows,
@@ -63,6 +65,10 @@ def qwen2_config(shape: Qwen2Shape, vocabulary: SpeechVocabulary = COSYVOICE2) -
         "rope_theta": shape.rope_theta,
         "use_sliding_window": False,
         "attention_dropout": 0.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": vocabulary.sos_id,
+        "eos_token_id": vocabulary.eos_id,
+        "torch_dtype": dtype,
     }
 
 

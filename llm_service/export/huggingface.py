@@ -71,12 +71,8 @@ def _tensors(source: SpeechLMSource, dtype: torch.dtype) -> dict[str, torch.Tens
 
 def _config(source: SpeechLMSource, dtype: str) -> dict[str, Any]:
     vocabulary = source.vocabulary
-    return qwen2_config(source.shape, vocabulary) | {
+    return qwen2_config(source.shape, vocabulary, dtype) | {
         "architectures": [ARCHITECTURE],
         FIRST_ID_KEY: vocabulary.first_id,
         ROWS_KEY: vocabulary.head_rows,
-        "tie_word_embeddings": False,
-        "bos_token_id": vocabulary.sos_id,
-        "eos_token_id": vocabulary.eos_id,
-        "torch_dtype": dtype,
     }
