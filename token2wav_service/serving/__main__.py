@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if (problem := mps_problem()) is not None:
             raise TritonStartError(problem)
-        return _serve(TritonProcess(options, ends_with_caller=True), args.drain_timeout_s)
+        return _serve(TritonProcess(options), args.drain_timeout_s)
     except (TritonNotFoundError, TritonStartError) as err:
         sys.stderr.write(f"{err}\n")
         return 1

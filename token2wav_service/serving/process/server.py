@@ -56,16 +56,10 @@ class TritonStartError(Exception):
 class TritonProcess:
     """One tritonserver and its model processes; a context manager that starts and stops it."""
 
-    def __init__(self, options: ServerOptions, *, ends_with_caller: bool = False) -> None:
-        """Prepare; nothing runs yet.
-
-        Args:
-            options: where it finds its models and listens.
-            ends_with_caller: the server stops when the thread that calls `start` is gone, even if it was killed.
-        """
+    def __init__(self, options: ServerOptions) -> None:
+        """Prepare; nothing runs yet."""
         self.options = options
         self._installation = find_installation()
-        self._ends_with_caller = ends_with_caller
         self._process: subprocess.Popen[bytes] | None = None
         self._work_dir: Path | None = None
         self.shm_prefix = ""
@@ -83,7 +77,7 @@ class TritonProcess:
         return self._process.poll() if self._process else None
 
     def start(self) -> None:
-        """Start the server in a session of its own and return at once.
+        """Start the server in a session of its own and return at once; it stops when the calling thread is gone.
 
         Raises:
             TritonStartError: already started, or the shared memory can't hold the model processes.
@@ -101,7 +95,7 @@ class TritonProcess:
         logger.info("starting tritonserver: %s", " ".join(command))
         try:
             self._process = subprocess.Popen(
-                ended_with_parent(command) if self._ends_with_caller else command,
+                ended_with_parent(command),
                 env=env,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
