@@ -22,7 +22,7 @@ from cosydit.bench.report import aligned_table, describe_environment, write_json
 from token2wav_service.build import DTYPES
 from token2wav_service.checkpoint.loader import load_flow, load_vocoder
 from token2wav_service.checkpoint.make_random import make_random_token2wav
-from token2wav_service.config import HistoryPolicy, SourcePhase, SynthesisPolicy
+from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
 from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.models.causal import FlowInput
@@ -118,7 +118,7 @@ class Reference:
         with _exact():
             mel = self._mel(row, tokens)
             f0 = self.hift.f0_predictor(mel[None])
-            phase, _ = self.hift.m_source.phase(f0, SourcePhase.CONTINUOUS)
+            phase, _ = self.hift.m_source.phase(f0)
             silence = torch.zeros(1, phase.shape[2], phase.shape[1], device=phase.device)
             source = self.hift.m_source(f0, silence, phase)
             wave = self.hift(mel[None], source)

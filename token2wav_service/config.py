@@ -48,15 +48,6 @@ class RunnerKind(str, Enum):
     developed."""
 
 
-class SourcePhase(str, Enum):
-    """How the harmonic source starts in each vocoder call."""
-
-    CONTINUOUS = "continuous"
-    """The phase goes on where the previous call ended."""
-    UPSTREAM = "upstream"
-    """The phase restarts at zero and so jumps after every overlap."""
-
-
 @dataclass(frozen=True)
 class SynthesisPolicy:
     """Settings that change the audio. `is_reference` reproduces the original's numbers."""
@@ -78,13 +69,9 @@ class SynthesisPolicy:
     )
     is_reference: bool = described(False, "Whether noise, window of the joins and source phase are the original's.")
     """The original's noise is one frozen buffer for all streams, indexed by the attention cache's length; ours is a
-    function of (seed, absolute frame). The halves of the original's window (Hamming) sum to 1.08, ours to 1."""
+    function of (seed, absolute frame). The halves of the original's window (Hamming) sum to 1.08, ours to 1. The
+    original's source restarts its phase at zero in every vocoder call; ours goes on where the previous call ended."""
     ode_steps: int = described(10, "Euler steps of the flow's solver.", whole(1).read)
-
-    @property
-    def source_phase(self) -> SourcePhase:
-        """How the harmonic source starts."""
-        return SourcePhase.UPSTREAM if self.is_reference else SourcePhase.CONTINUOUS
 
 
 @dataclass(frozen=True)

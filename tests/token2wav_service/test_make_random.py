@@ -14,7 +14,6 @@ from cosydit.cli.main import main
 from tests import ASSETS
 from token2wav_service.checkpoint.loader import load_flow, load_vocoder, read_config
 from token2wav_service.checkpoint.make_random import make_random_token2wav
-from token2wav_service.config import SourcePhase
 from token2wav_service.errors import CheckpointError
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.prompt_models import PromptFeatureExtractor
@@ -109,7 +108,7 @@ def test_it_makes_audible_unclipped_voiced_noise(tmp_path: Path, seed: int) -> N
     with torch.inference_mode():
         mel, _ = flow(tokens, torch.tensor([40]), torch.tensor([True]), speaker, noise, 10)
         f0 = hift.f0_predictor(mel)
-        phase, _ = hift.m_source.phase(f0, SourcePhase.UPSTREAM)
+        phase, _ = hift.m_source.phase(f0, is_reference=True)
         source_noise = torch.randn(1, phase.shape[2], 9, generator=generator)
         samples = hift(mel, hift.m_source(f0, source_noise, phase))[0]
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from token2wav_service.checkpoint.loader import build_vocoder
-from token2wav_service.config import SourcePhase
 from token2wav_service.models.causal import VocoderInput
 from token2wav_service.models.config import HiFTConfig
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
@@ -132,8 +131,8 @@ def _causal_whole(hift: CausalHiFT, mel: Tensor, block: Tensor) -> tuple[Tensor,
     frames, samples = mel.shape[2], mel.shape[2] * hift.config.frame_samples
     padded, count = functional.pad(mel, (0, hift.lookahead)), torch.tensor([frames])
     state, noise = hift.initial_state(1), _drawn(block, 0, samples + hift.config.frame_samples)
-    f0, source, _ = hift.excite(padded, count, state, noise, SourcePhase.UPSTREAM)
-    wav, _ = hift(padded, count, torch.tensor([True]), state, noise, SourcePhase.UPSTREAM)
+    f0, source, _ = hift.excite(padded, count, state, noise, is_reference=True)
+    wav, _ = hift(padded, count, torch.tensor([True]), state, noise, is_reference=True)
     return f0[:, :frames], source[:, :samples], wav[:, hift.held_samples :]
 
 

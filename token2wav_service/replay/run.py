@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from token2wav_service.checkpoint.loader import load_flow, load_vocoder
-from token2wav_service.config import SourcePhase
 from token2wav_service.errors import CheckpointError
 from token2wav_service.features import mel
 from token2wav_service.features.audio import resample_16k_to_24k
@@ -199,7 +198,7 @@ def _hift(folder: VectorFolder) -> None:
     module = hift.m_source
     for case in folder.cases("source*"):
         f0 = case["f0"]
-        phase, _ = module.phase(f0, SourcePhase.UPSTREAM)
+        phase, _ = module.phase(f0, is_reference=True)
         case.close("f0", hift.f0_predictor(case["mel"]), F0_TOLERANCE_HZ)
         case.close("uv", module.voiced(f0), 0.0)
         case.close("sine_no_noise", module.sines(f0, phase), SOURCE_TOLERANCE)

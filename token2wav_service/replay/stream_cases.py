@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from token2wav_service.config import SourcePhase, SynthesisPolicy
+from token2wav_service.config import SynthesisPolicy
 from token2wav_service.models.causal import FlowInput, VocoderInput
 from token2wav_service.models.config import FlowConfig, HiFTConfig
 from token2wav_service.models.flow.encoder import ConformerEncoder
@@ -35,7 +35,7 @@ def load_hift_vectors(folder: VectorFolder) -> HiFT:
 
 def upstream_source(hift: HiFT, f0: Tensor, noise: Tensor) -> Tensor:
     """Return the source [B, 1, N] of a pitch as upstream makes it."""
-    phase, _ = hift.m_source.phase(f0, SourcePhase.UPSTREAM)
+    phase, _ = hift.m_source.phase(f0, is_reference=True)
     return torch.as_tensor(hift.m_source(f0, noise, phase))
 
 

@@ -14,7 +14,6 @@ from lab.train.teachers.cycles import phase_at_frames
 from lab.train.teachers.hibari import MANNERS, RATE_HZ, HibariEngine
 from lab.train.teachers.kokoro import Made, spoken
 from lab.train.utterance import utterance_arrays
-from token2wav_service.config import SourcePhase
 from token2wav_service.models.vocoder.source import HarmonicSource
 
 FRAME = 480
@@ -68,7 +67,7 @@ def test_the_excitation_goes_on_as_in_use_and_meets_the_known_phase_in_every_fra
     torch.manual_seed(0)
     source = HarmonicSource(TINY.hift)
     pitch = torch.full((1, 12), 170.0)
-    served, _ = source.phase(pitch, SourcePhase.CONTINUOUS)
+    served, _ = source.phase(pitch)
     start = served[0, 0, FRAME // 2 - 1 : FRAME // 2 + 1].mean() / (2 * torch.pi)
     phase = (start + 170 * 0.02 * torch.arange(12))[None] % 1
 
@@ -95,7 +94,7 @@ def test_a_loud_source_begins_with_all_harmonics() -> None:
     source = HarmonicSource(TINY.hift)
     make_loud(source)
     pitch = torch.full((1, 10), 100.0)
-    phase, _ = source.phase(pitch, SourcePhase.CONTINUOUS)
+    phase, _ = source.phase(pitch)
 
     samples = source(pitch, torch.zeros(1, 10 * FRAME, 9), phase)[0, 0]
 
@@ -123,7 +122,7 @@ def test_the_pitch_that_is_learnt_adds_up_to_the_known_phase_as_in_use() -> None
     pitch = torch.linspace(100, 180, 12)[None]
     cycles = known_cycles(pitch, torch.rand(1, 12) * 0.1)
 
-    served, _ = source.phase(served_pitch(pitch, cycles), SourcePhase.CONTINUOUS)
+    served, _ = source.phase(served_pitch(pitch, cycles))
 
     got = served[0, 0, FRAME // 2 :: FRAME]
     wanted = 2 * torch.pi * cycles[0]
@@ -137,7 +136,7 @@ def test_pitch_of_one_s_own_adds_up_as_in_use() -> None:
     source = HarmonicSource(TINY.hift)
     pitch = torch.linspace(100, 180, 12)[None]
 
-    served, _ = source.phase(pitch, SourcePhase.CONTINUOUS)
+    served, _ = source.phase(pitch)
     own = angles(served_cycles(pitch), pitch, source)
 
     turned = torch.polar(torch.ones_like(own), own - served)[0, 0]

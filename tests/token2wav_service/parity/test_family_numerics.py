@@ -23,7 +23,6 @@ from tests.token2wav_service.streaming.family_factory import (
 )
 from tests.token2wav_service.streaming.flow_factory import random_tokens
 from token2wav_service.checkpoint.family import Family
-from token2wav_service.config import SourcePhase
 from token2wav_service.models.flow.any_flow import STREAMING, UNMASKED, UNMASKED_ESTIMATOR, BlockMask
 from token2wav_service.replay.vectors import FLOW_TOLERANCE, INJECTED_TOLERANCE
 
@@ -57,7 +56,7 @@ def wave_samples() -> Tensor:
         torch.tensor([True]),
         hift.initial_state(1),
         torch.rand(1, 480 * (FRAMES + 1), 9, generator=torch.Generator().manual_seed(6)),
-        SourcePhase.UPSTREAM,
+        is_reference=True,
     )
     return wave[0, hift.held_samples :: 97]
 

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from tests.token2wav_service.runtime.plain_convolution import activate, convolve
 from tests.token2wav_service.streaming.flow_factory import make_hift
-from token2wav_service.config import SourcePhase
 from token2wav_service.models.vocoder.hift import MAX_MAGNITUDE, HiFT, fold_weight_norm
 from token2wav_service.runtime.kernels import vocoder_kernels as kernels
 from token2wav_service.runtime.kernels import vocoder_ops as ops
@@ -115,7 +114,7 @@ def test_source_equals_the_plain_one(hift: HiFT) -> None:
     has_speech, slots, tails = torch.tensor([1, 0]), torch.tensor([2, 1]), torch.tensor([2, 0])
     carried, cached = _normal(3, 9, seed=1).abs(), _normal(3, 960, seed=2)
     before, noise = carried.clone(), _normal(2, 5, 480 * 9, seed=3)
-    phase, edges = module.phase(pitch, SourcePhase.CONTINUOUS, LENGTHS)
+    phase, edges = module.phase(pitch, LENGTHS)
     offset = torch.zeros(2, 9)
     offset[0] = (before[2] - edges[0, :, 1]) % (2 * math.pi)
     expected = module(pitch, noise.view(2, -1, 9), phase + offset[:, :, None])[:, 0]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.token2wav_service.streaming.family_factory import make_causal_hift, random_normal
-from token2wav_service.config import SourcePhase, SynthesisPolicy
+from token2wav_service.config import SynthesisPolicy
 from token2wav_service.models.causal import VocoderInput
 from token2wav_service.models.noise import NoiseDomain, counter_uniform
 from token2wav_service.models.vocoder.causal_vocoder_stream import (
@@ -45,7 +45,6 @@ def whole(vocoder: CausalStreamVocoder, mel: Tensor, seed: int = SEED) -> Tensor
         torch.tensor([True]),
         hift.initial_state(1),
         noise.view(1, -1, harmonics),
-        SourcePhase.CONTINUOUS,
     )
     return samples[0, HELD:]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.token2wav_service.engine.factory import SeededExtractor, make_prompt, tokens_of
 from tests.token2wav_service.streaming.flow_factory import make_flow, make_hift
-from token2wav_service.config import SourcePhase, SynthesisPolicy
+from token2wav_service.config import SynthesisPolicy
 from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.models.causal import VocoderInput
 from token2wav_service.models.flow.flow_stream import StreamFlow
@@ -68,16 +68,16 @@ def test_what_is_in_the_padding_does_not_matter(hift: HiFT, fill: float) -> None
     assert torch.equal(*pitch)
 
 
-@pytest.mark.parametrize("kind", list(SourcePhase))
-def test_pitch_and_phase_end_where_the_row_ends(hift: HiFT, kind: SourcePhase) -> None:
+@pytest.mark.parametrize("is_reference", [False, True])
+def test_pitch_and_phase_end_where_the_row_ends(hift: HiFT, is_reference: bool) -> None:
     mels, lengths = [_mel(frames, i) for i, frames in enumerate(LENGTHS)], torch.tensor(LENGTHS)
     pitch = hift.f0_predictor(_padded(mels, max(LENGTHS), GARBAGE), lengths)
     f0s = [hift.f0_predictor(mel[None]) for mel in mels]
-    phase, edges = hift.m_source.phase(_padded(f0s, max(LENGTHS), 333.0)[:, 0], kind, lengths)
+    phase, edges = hift.m_source.phase(_padded(f0s, max(LENGTHS), 333.0)[:, 0], lengths, is_reference=is_reference)
     for row, f0 in enumerate(f0s):
         frames = f0.shape[1]
         torch.testing.assert_close(pitch[row, :frames], f0[0], atol=F0_TOLERANCE_HZ, rtol=0)
-        alone, alone_edges = hift.m_source.phase(f0, kind)
+        alone, alone_edges = hift.m_source.phase(f0, is_reference=is_reference)
         assert torch.equal(phase[row, :, : frames * FRAME], alone[0])
         assert torch.equal(edges[row, :, :frames], alone_edges[0])
         assert torch.equal(edges[row, :, -1], alone_edges[0, :, -1])
@@ -101,15 +101,15 @@ def _rows(vocoder: StreamVocoder, lengths: Sequence[int], started: bool) -> list
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", list(SourcePhase))
+@pytest.mark.parametrize("is_reference", [False, True])
 @pytest.mark.parametrize(
     ("lengths", "started"),
     [pytest.param(LENGTHS, False, id="first chunks"), pytest.param(LENGTHS[1:], True, id="later chunks")],
 )
 def test_a_mixed_batch_of_streams_equals_each_alone(
-    hift: HiFT, lengths: list[int], started: bool, kind: SourcePhase
+    hift: HiFT, lengths: list[int], started: bool, is_reference: bool
 ) -> None:
-    vocoder = StreamVocoder(hift, SynthesisPolicy(is_reference=kind is SourcePhase.UPSTREAM))
+    vocoder = StreamVocoder(hift, SynthesisPolicy(is_reference=is_reference))
     rows = _rows(vocoder, lengths, started)
     waves, states, _ = vocoder.forward(rows)
     for row, wave, state in zip(rows, waves, states, strict=True):

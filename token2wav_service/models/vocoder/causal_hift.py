@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
-from token2wav_service.config import SourcePhase
 from token2wav_service.models.causal import causal_tail
 from token2wav_service.models.config import OVERLAPPING_COLUMNS, POST_KERNEL, HiFTConfig
 from token2wav_service.models.vocoder.hift import (
@@ -103,8 +102,9 @@ class CausalHiFT(nn.Module):
         is_last: Tensor,
         state: CausalState,
         noise: Tensor,
-        phase: SourcePhase,
         spectra: Spectra | None = None,
+        *,
+        is_reference: bool = False,
     ) -> tuple[Tensor, CausalState]:
         """Vocode a piece of every row.
 
@@ -114,25 +114,25 @@ class CausalHiFT(nn.Module):
             is_last: [B] bool; a last row has no look-ahead.
             state: what the rows' earlier pieces left.
             noise: [B, 480 (T + 1), H] uniform in 0..1, from the piece's first sample.
-            phase: how the harmonics' phases are summed.
             spectra: computes what the method of that name does; None takes the method.
+            is_reference: sum the harmonics' phases as upstream does.
 
         Returns:
             [B, 480 T + 4] samples, see `decode`, and the new state.
         """
-        _, source, doubles = self.excite(mel, frames, state, noise, phase)
+        _, source, doubles = self.excite(mel, frames, state, noise, is_reference)
         samples, floats = self.decode(mel, source, frames, is_last, state, spectra)
         return samples, CausalState(floats, doubles, torch.zeros_like(state.is_first))
 
     def excite(
-        self, mel: Tensor, frames: Tensor, state: CausalState, noise: Tensor, phase: SourcePhase
+        self, mel: Tensor, frames: Tensor, state: CausalState, noise: Tensor, is_reference: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return f0 [B, T + 1] in Hz, the source [B, 480 (T + 1)] and the new `doubles`; arguments as in `forward`."""
         contexts = self.f0_predictor.num_doubles
         f0, tails = self.f0_predictor(mel.double(), frames, state.doubles[:, :contexts])
         f0 = f0.float()
         carried = state.doubles[:, contexts:]
-        angles, cycles = self._angles(f0, carried, phase)
+        angles, cycles = self._angles(f0, carried, is_reference)
         angles = angles.repeat_interleave(self.config.frame_samples, dim=2)
         source = self.m_source(f0, noise, angles)[:, 0]
         carried = cycles.gather(2, frames[:, None, None].expand(-1, cycles.shape[1], 1))[:, :, 0]
@@ -191,15 +191,15 @@ class CausalHiFT(nn.Module):
         rates = self.config.upsample_rates
         return frames * math.prod(rates if stage is None else rates[: stage + 1])
 
-    def _angles(self, f0: Tensor, carried: Tensor, phase: SourcePhase) -> tuple[Tensor, Tensor]:
+    def _angles(self, f0: Tensor, carried: Tensor, is_reference: bool) -> tuple[Tensor, Tensor]:
         """Return [B, H, T] float32 radians of every frame, and [B, H, T + 1] float64 cycles / 480 before each."""
         numbers = torch.arange(1, self.m_source.harmonics + 1, device=f0.device, dtype=f0.dtype)
         steps = (f0[:, None, :] * numbers[:, None] / self.config.sampling_rate) % 1
         samples = self.config.frame_samples
         # Upstream sums in float32 and lets the sum grow; float64 of the fraction keeps long streams in tune.
-        dtype = torch.float32 if phase is SourcePhase.UPSTREAM else torch.float64
+        dtype = torch.float32 if is_reference else torch.float64
         cycles = torch.cumsum(torch.cat([carried.to(dtype)[:, :, None], steps.to(dtype)], 2), 2)
-        if phase is SourcePhase.UPSTREAM:
+        if is_reference:
             return cycles[:, :, 1:] * 2 * math.pi * samples, cycles.double()
         return ((cycles[:, :, 1:] * samples % 1) * 2 * math.pi).float(), cycles % 1
 

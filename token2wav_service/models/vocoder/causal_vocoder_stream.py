@@ -109,7 +109,7 @@ class CausalStreamVocoder:
             torch.tensor([row.is_last for row in rows], device=device),
             before,
             self._noise(rows, size + 1),
-            self.policy.source_phase,
+            is_reference=self.policy.is_reference,
         )
         held, samples, states = self.hift.held_samples, [], []
         for index, (row, mel, count) in enumerate(zip(rows, mels, counts, strict=True)):

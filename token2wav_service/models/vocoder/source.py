@@ -2,7 +2,7 @@
 
 Rows of different lengths are padded on the right.
 
-Source: specification section 8; `SourcePhase.CONTINUOUS` goes beyond it by carrying the phase over calls.
+Source: specification section 8; differs in that the phase goes on from call to call unless the original's is asked for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from token2wav_service.config import SourcePhase
 from token2wav_service.models.config import HiFTConfig
 
 SINE_AMPLITUDE_RATIO = 3.0
@@ -57,13 +56,13 @@ class HarmonicSource(nn.Module):
         amplitude = self.config.nsf_sigma * voiced + self.config.nsf_alpha / SINE_AMPLITUDE_RATIO * (1 - voiced)
         return torch.tanh(self.l_linear(sines + noise * amplitude)).transpose(1, 2)
 
-    def phase(self, f0: Tensor, continuity: SourcePhase, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def phase(self, f0: Tensor, lengths: Tensor | None = None, *, is_reference: bool = False) -> tuple[Tensor, Tensor]:
         """Integrate the pitch.
 
         Args:
             f0: [B, T] pitch in Hz.
-            continuity: what happens in the first and last half frame.
             lengths: [B] int64 valid frames (1 or more) on f0's device; None where all rows are full.
+            is_reference: hold the phase for the first and last half frame, as upstream does.
 
         Returns:
             Phase [B, H, N] in radians starting at 0, and [B, H, T] its value at the frames' right edges (used
@@ -78,8 +77,8 @@ class HarmonicSource(nn.Module):
         half = samples // 2
         step = samples * 2 * math.pi * cycles
         following = torch.cat([step[:, :, 1:], step[:, :, -1:]], 2)
-        if continuity is SourcePhase.CONTINUOUS:
-            # Upstream holds the phase for the first and last half frame; here it goes on at the edge's pitch.
+        if not is_reference:
+            # There the phase goes on at the edge's pitch.
             ramp = (torch.arange(half, device=f0.device, dtype=f0.dtype) + 0.5) / samples
             tail = at_frames[:, :, -1:] + step[:, :, -1:] * ramp
             phase = _with_tail(phase, tail, None if lengths is None else lengths * samples)

@@ -147,7 +147,7 @@ class StreamVocoder:
         """Return the source [B, 1, N] and [B, H] its phase at each row's end."""
         module = self.hift.m_source
         f0 = self.hift.f0_predictor(mel, lengths)
-        phase, edges = module.phase(f0, self.policy.source_phase, lengths)
+        phase, edges = module.phase(f0, lengths, is_reference=self.policy.is_reference)
         tail = rows[0].state.mel_tail.shape[1]
         offset = self._phase_offset(rows, edges, tail)
         source = module(f0, self._noise(rows, mel.shape[2]) if noise is None else noise, phase + offset[:, :, None])

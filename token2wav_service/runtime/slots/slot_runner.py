@@ -124,7 +124,7 @@ class SlotRunner:
         self.vocoder: SlotVocoder | CausalSlotVocoder
         if isinstance(vocoder, CausalHiFT):
             assert not isinstance(convolutions, VocoderNetwork)
-            self.vocoder = CausalSlotVocoder(vocoder, self.policy, kept, convolutions)
+            self.vocoder = CausalSlotVocoder(vocoder, kept, convolutions)
         else:
             assert convolutions is None or isinstance(convolutions, VocoderNetwork)
             self.vocoder = SlotVocoder(vocoder, self.policy, kept, self.dtype, convolutions)

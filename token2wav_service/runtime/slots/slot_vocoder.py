@@ -160,18 +160,15 @@ class SlotVocoder:
 class CausalSlotVocoder:
     """Vocodes on a pool; holds the model, no stream."""
 
-    def __init__(
-        self, hift: CausalHiFT, policy: SynthesisPolicy, pool: CausalVocoderPool, spectra: Spectra | None = None
-    ) -> None:
+    def __init__(self, hift: CausalHiFT, pool: CausalVocoderPool, spectra: Spectra | None = None) -> None:
         """Hold the model.
 
         Args:
             hift: float32, on its device, weight norms folded.
-            policy: source phase.
             pool: states.
             spectra: runs the convolutions; None takes the model's own.
         """
-        self.hift, self.policy, self.pool, self.spectra = hift, policy, pool, spectra or hift.spectra
+        self.hift, self.pool, self.spectra = hift, pool, spectra or hift.spectra
         self.frame_samples = hift.config.frame_samples
 
     def run(self, mel: Tensor, frames: Tensor, batch: SlotBatch) -> Tensor:
@@ -200,8 +197,7 @@ class CausalSlotVocoder:
         size = joined.shape[1] - ahead
         noise = self._noise(batch, size + 1)
         is_last = batch.is_last > 0
-        phase = self.policy.source_phase
-        wave, after = self.hift(joined.transpose(1, 2), decoded, is_last, before, noise, phase, self.spectra)
+        wave, after = self.hift(joined.transpose(1, 2), decoded, is_last, before, noise, self.spectra)
         is_ready = (count > 0)[:, None]
         pool.floats.index_copy_(0, slots, torch.where(is_ready, after.floats, before.floats))
         pool.doubles.index_copy_(0, slots, torch.where(is_ready, after.doubles, before.doubles))
