@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -56,15 +56,6 @@ OnEnd = Callable[[StreamSummary], None]
 OnFatal = Callable[[Exception], None]
 
 
-@dataclass(frozen=True)
-class _OpenStream:
-    """The callback for a stream's end."""
-
-    on_end: OnEnd
-    lost: StreamSummary
-    """What to tell if the engine can't say any more how far the stream came."""
-
-
 class ServingLoop:
     """A running engine: thread-safe entry points, callbacks from its threads."""
 
@@ -91,7 +82,8 @@ class ServingLoop:
         self._failure: Exception | None = None
         self._next_reap_s = engine.clock.now() + REAP_INTERVAL_S
         self._on_result: dict[tuple[str, int], OnResult] = {}
-        self._open: dict[str, _OpenStream] = {}
+        self._open: dict[str, tuple[OnEnd, StreamSummary]] = {}
+        """What each stream's end calls, and with what if the engine can't say any more how far the stream came."""
         self._done: SimpleQueue[list[ChunkResult] | None] = SimpleQueue()
         """Results that the second thread is to deliver, each step's in order; None behind the last."""
         self._handed_on = self._delivered = 0
@@ -168,7 +160,7 @@ class ServingLoop:
             self._check_running()
             stream_id = self.engine.open_stream(voice_id, options)
             lost = StreamSummary(stream_id, voice_id, options.seed, StreamStatus.ABORTED)
-            self._open[stream_id] = _OpenStream(on_end, lost)
+            self._open[stream_id] = on_end, lost
             return stream_id
 
     def push(self, chunk: TokenChunk, on_result: OnResult) -> None:
@@ -302,8 +294,8 @@ class ServingLoop:
                 logger.exception("stream %s could not be aborted", stream_id)
         with self._wake:
             streams, self._open = list(self._open.values()), {}
-        for stream in streams:
-            _call(stream.on_end, stream.lost)
+        for on_end, lost in streams:
+            _call(on_end, lost)
 
     def _deliver(self, results: list[ChunkResult]) -> None:
         for result in results:
@@ -325,9 +317,9 @@ class ServingLoop:
 
     def _end(self, summary: StreamSummary) -> None:
         with self._wake:
-            stream = self._open.pop(summary.stream_id, None)
-        if stream is not None:
-            _call(stream.on_end, summary)
+            on_end, _ = self._open.pop(summary.stream_id, (None, None))
+        if on_end is not None:
+            _call(on_end, summary)
 
     def _submit(self, make: Callable[[], T]) -> Future[T]:
         with self._wake:

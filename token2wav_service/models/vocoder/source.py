@@ -39,7 +39,9 @@ class HarmonicSource(nn.Module):
         Returns:
             [B, 1, N] source in +-1.
         """
-        return self.merge(self.sines(f0, phase), f0, noise)
+        voiced = self.voiced(f0)
+        amplitude = self.config.nsf_sigma * voiced + self.config.nsf_alpha / SINE_AMPLITUDE_RATIO * (1 - voiced)
+        return torch.tanh(self.l_linear(self.sines(f0, phase) + noise * amplitude)).transpose(1, 2)
 
     def sines(self, f0: Tensor, phase: Tensor) -> Tensor:
         """Return [B, N, H] sines, zero where unvoiced."""
@@ -49,12 +51,6 @@ class HarmonicSource(nn.Module):
         """Return [B, N, 1], 1 where the pitch is above the threshold."""
         voiced = (f0 > self.config.nsf_voiced_threshold).float()
         return voiced.repeat_interleave(self.config.frame_samples, dim=1)[:, :, None]
-
-    def merge(self, sines: Tensor, f0: Tensor, noise: Tensor) -> Tensor:
-        """Add noise to the sines and merge the harmonics; [B, 1, N]."""
-        voiced = self.voiced(f0)
-        amplitude = self.config.nsf_sigma * voiced + self.config.nsf_alpha / SINE_AMPLITUDE_RATIO * (1 - voiced)
-        return torch.tanh(self.l_linear(sines + noise * amplitude)).transpose(1, 2)
 
     def phase(self, f0: Tensor, lengths: Tensor | None = None, *, is_reference: bool = False) -> tuple[Tensor, Tensor]:
         """Integrate the pitch.
