@@ -144,16 +144,6 @@ COSYVOICE3 = SpeechVocabulary(
 )
 VOCABULARIES = (COSYVOICE2, COSYVOICE3)
 
-SPEECH_TOKEN_OFFSET = COSYVOICE2.first_id
-END_IDS = COSYVOICE2.end_ids
-SPEECH_HEAD_ROWS = COSYVOICE2.head_rows
-SOS_ID = COSYVOICE2.sos_id
-TASK_ID = COSYVOICE2.task_id
-PADDED_VOCABULARY_SIZE = COSYVOICE2.table_rows
-llm_id_from_speech_id = COSYVOICE2.llm_id
-speech_id_from_llm_id = COSYVOICE2.speech_id
-is_speech_llm_id = COSYVOICE2.is_speech
-
 
 def vocabulary_of_table(rows: int) -> SpeechVocabulary:
     """Return the vocabulary of an embedding table: CosyVoice3's by its size, CosyVoice2's by any that holds its tokens.
@@ -163,7 +153,7 @@ def vocabulary_of_table(rows: int) -> SpeechVocabulary:
     """
     if rows == COSYVOICE3.table_rows:
         return COSYVOICE3
-    if rows > TASK_ID:
+    if rows > COSYVOICE2.task_id:
         return COSYVOICE2
     known = " or ".join(f"{each.table_rows} ({each.name})" for each in VOCABULARIES)
     raise VocabularyError(f"got a vocabulary of {rows} rows; expected {known}")

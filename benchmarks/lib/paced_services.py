@@ -28,7 +28,7 @@ from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
 from llm_service.embedded.answer import EventPacking
-from llm_service.vocab import llm_id_from_speech_id
+from llm_service.vocab import COSYVOICE2
 from servicekit.process import exempt_startup_objects
 from token2wav_service.contract import (
     LOOKAHEAD_TOKENS,
@@ -235,7 +235,7 @@ async def _complete(request: web.Request, pace: SharedPace | None, tokens: int) 
     await response.prepare(request)
     for first in range(0, tokens, TOKENS_AN_EVENT):
         until = min(first + TOKENS_AN_EVENT, tokens)
-        ids = [llm_id_from_speech_id(place) for place in range(first, until)]
+        ids = [COSYVOICE2.llm_id(place) for place in range(first, until)]
         end = "stop" if until == tokens else None
         choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": end, "token_ids": ids}
         event = {"id": "cmpl-0", "object": "text_completion", "created": 0, "model": "paced", "choices": [choice]}

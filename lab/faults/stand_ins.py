@@ -31,7 +31,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from benchmarks.lib.paced_services import bytes_tensor, read_tensors, stream_response, text_of
 from gateway.llm.client import LLMDeadlines
 from gateway.token2wav.client import Token2WavDeadlines
-from llm_service.vocab import SPEECH_TOKEN_COUNT, SPEECH_TOKEN_OFFSET, llm_id_from_speech_id
+from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT
 from token2wav_service.contract import (
     LOOKAHEAD_TOKENS,
     SAMPLES_PER_TOKEN,
@@ -218,7 +218,7 @@ async def _write(response: web.StreamResponse, request: web.Request, event: byte
 
 def _parts(prompt: list[int]) -> tuple[int, int]:
     """Return what stands for the text, and how many tokens of its answer were spoken before."""
-    speech = range(SPEECH_TOKEN_OFFSET, SPEECH_TOKEN_OFFSET + SPEECH_TOKEN_COUNT)
+    speech = range(COSYVOICE2.first_id, COSYVOICE2.first_id + SPEECH_TOKEN_COUNT)
     at = len(prompt)
     while at and prompt[at - 1] in speech:
         at -= 1
@@ -226,7 +226,7 @@ def _parts(prompt: list[int]) -> tuple[int, int]:
 
 
 def _event(text: int, places: range, is_last: bool) -> bytes:
-    ids = [llm_id_from_speech_id((text + 31 * place) % SPEECH_TOKEN_COUNT) for place in places]
+    ids = [COSYVOICE2.llm_id((text + 31 * place) % SPEECH_TOKEN_COUNT) for place in places]
     choice = {"index": 0, "text": "", "finish_reason": "stop" if is_last else None, "token_ids": ids}
     return b"data: " + json.dumps({"object": "text_completion", "choices": [choice]}).encode() + b"\n\n"
 

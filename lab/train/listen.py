@@ -41,7 +41,7 @@ from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import GenerationRequest, SamplingParams
 from llm_service.prompt import build_prompt, generation_bounds
 from llm_service.text_encoder import load_text_encoder
-from llm_service.vocab import is_speech_llm_id, speech_id_from_llm_id
+from llm_service.vocab import COSYVOICE2
 from servicekit.clock import SystemClock
 from token2wav_service.build import build_engine
 from token2wav_service.checkpoint.loader import load_vocoder
@@ -127,7 +127,7 @@ class Listener:
         engine = eager_engine(self._llm, limits, RepetitionGuard(choice.ras_window_tokens), SystemClock())
         engine.add_request(GenerationRequest("one", prompt.token_ids, params))
         ids = [token_id for output in _outputs(engine) for token_id in output]
-        return [speech_id_from_llm_id(token_id) for token_id in ids if is_speech_llm_id(token_id)]
+        return [COSYVOICE2.speech_id(token_id) for token_id in ids if COSYVOICE2.is_speech(token_id)]
 
 
 def _outputs(engine: SpeechLMEngine) -> list[tuple[int, ...]]:

@@ -24,7 +24,7 @@ from lab.train.models.llm_data import train_text_tokenizer
 from lab.train.package import llm_arrays, llm_shape
 from lab.train.sizes import SIZES, DemoSizes
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
-from llm_service.vocab import SPEECH_TOKEN_OFFSET
+from llm_service.vocab import COSYVOICE2
 from servicekit.clock import SystemClock
 from token2wav_service.build import build_engine
 from token2wav_service.checkpoint.make_random import make_random_token2wav
@@ -89,7 +89,7 @@ def _speak(engine: Token2WavEngine, voice_id: str) -> tuple[float, float]:
 
 def _decode(model: SpeechLanguageModel) -> None:
     for place in range(PROMPT_PLACES, PROMPT_PLACES + SPOKEN_TOKENS):
-        model.decode([DecodeRow(0, SPEECH_TOKEN_OFFSET + place, place)])
+        model.decode([DecodeRow(0, COSYVOICE2.first_id + place, place)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

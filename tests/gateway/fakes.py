@@ -26,7 +26,7 @@ from gateway.lifecycle.readiness import Readiness
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.text import TextFrontEnd
 from gateway.voices.registry import NamedVoice, VoiceRegistry
-from llm_service.vocab import COSYVOICE2, llm_id_from_speech_id
+from llm_service.vocab import COSYVOICE2
 from servicekit.checkpoint_file import CheckpointDeclaration
 from servicekit.clock import Clock
 from tests.virtual_time import ManualClock
@@ -230,7 +230,7 @@ def make_voices_host(voices: VoiceRegistry) -> Host:
 
 def token_event(speech_ids: Iterable[int], finish_reason: str | None = None, extra: Iterable[int] = ()) -> bytes:
     """Write one event of /v1/completions; `extra` are LLM ids."""
-    llm_ids = [llm_id_from_speech_id(speech_id) for speech_id in speech_ids] + list(extra)
+    llm_ids = [COSYVOICE2.llm_id(speech_id) for speech_id in speech_ids] + list(extra)
     choice = {"index": 0, "text": "", "token_ids": llm_ids, "finish_reason": finish_reason}
     return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
 

@@ -21,7 +21,7 @@ from gateway.llm.token_connection import TokenConnection
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.token_stream import SpeechTokenServicer, add_to
 from llm_service.gpu.build import engine_of
-from llm_service.vocab import SOS_ID, TASK_ID
+from llm_service.vocab import COSYVOICE2
 from servicekit.clock import SystemClock
 from servicekit.process import exempt_startup_objects
 
@@ -102,7 +102,11 @@ async def _call(connection: TokenConnection, random: np.random.Generator, seed: 
     text = random.integers(0, 151_000, PROMPT_TOKENS - 2).tolist()
     sampling = messages.Sampling(temperature=0.8, top_p=0.95, top_k=50, repetition_penalty=1.1)
     asked = messages.GenerateRequest(
-        prompt_ids=[SOS_ID, *text, TASK_ID], sampling=sampling, max_tokens=120, min_tokens=120, seed=seed
+        prompt_ids=[COSYVOICE2.sos_id, *text, COSYVOICE2.task_id],
+        sampling=sampling,
+        max_tokens=120,
+        min_tokens=120,
+        seed=seed,
     )
     began = time.perf_counter()
     times: list[float] = []

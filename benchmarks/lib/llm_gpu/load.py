@@ -16,7 +16,7 @@ import numpy as np
 from llm_service.embedded.engine import SpeechLMEngine
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.types import GenerationOutput, GenerationRequest, SamplingParams
-from llm_service.vocab import SOS_ID, SPEECH_TOKENS_PER_SECOND, TASK_ID
+from llm_service.vocab import COSYVOICE2, SPEECH_TOKENS_PER_SECOND
 from servicekit.clock import SystemClock
 
 SAMPLING = SamplingParams(
@@ -33,7 +33,7 @@ def request(prompt_tokens: int = 165, max_tokens: int = 500, seed: int = 1) -> G
     """Make a request with a random text."""
     text = _random.integers(0, 151_000, prompt_tokens - 2).tolist()
     params = replace(SAMPLING, max_tokens=max_tokens, seed=seed)
-    return GenerationRequest(f"r{next(_names)}", (SOS_ID, *text, TASK_ID), params)
+    return GenerationRequest(f"r{next(_names)}", (COSYVOICE2.sos_id, *text, COSYVOICE2.task_id), params)
 
 
 def tokens_per_s(engine: SpeechLMEngine, rows: int, tokens: int = 200, prompt_tokens: int = 300) -> dict[str, Any]:

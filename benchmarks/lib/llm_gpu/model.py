@@ -14,7 +14,7 @@ from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.gpu.build import GpuEngineOptions
 from llm_service.gpu.ops import RotaryTables
 from llm_service.gpu.weights import LayerWeights, Weights
-from llm_service.vocab import COSYVOICE2, PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS
+from llm_service.vocab import COSYVOICE2
 
 CONTEXT_TOKENS = 2048
 """Longest prompt plus answer in these measurements."""
@@ -42,8 +42,8 @@ def random_weights(device: torch.device, dtype: torch.dtype, seed: int) -> Weigh
             down=normal(hidden, ffn),
         )
 
-    head = torch.randn(SPEECH_HEAD_ROWS, shape.hidden, device=device, generator=generator)
-    table = torch.randn(PADDED_VOCABULARY_SIZE, shape.hidden, device=device, generator=generator)
+    head = torch.randn(COSYVOICE2.head_rows, shape.hidden, device=device, generator=generator)
+    table = torch.randn(COSYVOICE2.table_rows, shape.hidden, device=device, generator=generator)
     return Weights(
         shape=shape,
         vocabulary=COSYVOICE2,
@@ -51,7 +51,7 @@ def random_weights(device: torch.device, dtype: torch.dtype, seed: int) -> Weigh
         layers=tuple(layer() for _ in range(shape.layers)),
         norm=torch.ones(shape.hidden, device=device),
         head=(head * LOGIT_STD * shape.hidden**-0.5).to(dtype),
-        head_bias=torch.randn(SPEECH_HEAD_ROWS, device=device, generator=generator) * 0.1,
+        head_bias=torch.randn(COSYVOICE2.head_rows, device=device, generator=generator) * 0.1,
     )
 
 

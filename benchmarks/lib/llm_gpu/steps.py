@@ -15,7 +15,7 @@ from llm_service.gpu.decoder import SlotDecoder
 from llm_service.gpu.slot_state import SlotState, StateSizes
 from llm_service.gpu.step_runner import RunnerSizes, StepRunner
 from llm_service.gpu.weights import Weights
-from llm_service.vocab import SOS_ID, SPEECH_TOKEN_COUNT, TASK_ID
+from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT
 
 PROMPT_TOKENS = 165
 CONTEXT = 400
@@ -60,7 +60,7 @@ class StepBench:
     def prompt(self) -> Ints:
         """Return a random prompt."""
         text = self._random.integers(0, 151_000, PROMPT_TOKENS - 2)
-        return np.array([SOS_ID, *text, TASK_ID], np.int32)
+        return np.array([COSYVOICE2.sos_id, *text, COSYVOICE2.task_id], np.int32)
 
     def fidelity(self, rows: int, steps: int) -> dict[str, Any]:
         """Compare the logits of `steps` rows' steps, `rows` at a time, with float32 on the same tokens."""

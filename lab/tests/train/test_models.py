@@ -202,9 +202,9 @@ def test_the_llm_s_sequences_are_laid_out_as_its_prompts_are(text_tokenizer: Tok
 
 
 def _llm_ids(kinds: torch.Tensor, rows: torch.Tensor) -> list[int]:
-    from llm_service.vocab import SOS_ID, SPEECH_TOKEN_OFFSET
+    from llm_service.vocab import COSYVOICE2
 
-    starts = torch.tensor([0, SOS_ID, SPEECH_TOKEN_OFFSET])
+    starts = torch.tensor([0, COSYVOICE2.sos_id, COSYVOICE2.first_id])
     return (starts[kinds] + rows).tolist()
 
 

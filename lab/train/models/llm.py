@@ -19,7 +19,7 @@ from lab.train.replay import Inputs
 from lab.train.sizes import LLMSizes
 from lab.train.trainer import OneModel, autocast, mean_of
 from llm_service.qwen2 import ROPE_THETA
-from llm_service.vocab import SPEECH_HEAD_ROWS
+from llm_service.vocab import COSYVOICE2
 
 _HIDDEN_OF_CODES = 512
 
@@ -50,7 +50,7 @@ class TrainableLLM(nn.Module):
         self.control_embedding = nn.Embedding(2, sizes.hidden)
         self.codes = CodeTable(sizes.hidden, _HIDDEN_OF_CODES)
         self.decoder: Any = Qwen2Model(config)
-        self.head = nn.Linear(sizes.hidden, SPEECH_HEAD_ROWS)
+        self.head = nn.Linear(sizes.hidden, COSYVOICE2.head_rows)
         self._dropout = dropout
         if dropout:
             layers: Any = self.decoder.layers

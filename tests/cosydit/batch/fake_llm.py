@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from llm_service.vocab import llm_id_from_speech_id
+from llm_service.vocab import COSYVOICE2
 from tests.workers import QuietHandler, listening
 
 SPEECH_TOKENS = 12
@@ -34,7 +34,7 @@ def running_llm() -> Iterator[FakeLLM]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             llm.bodies.append(body)
-            ids = [llm_id_from_speech_id((body["seed"] + index) % 1000) for index in range(SPEECH_TOKENS)]
+            ids = [COSYVOICE2.llm_id((body["seed"] + index) % 1000) for index in range(SPEECH_TOKENS)]
             answer = json.dumps({"choices": [{"text": "", "token_ids": ids, "finish_reason": "stop"}]})
             if not body["stream"]:
                 return self._answer("application/json", answer)

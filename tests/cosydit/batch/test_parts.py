@@ -22,7 +22,7 @@ from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.wire import LLMWire
 from llm_service.config import LLMBackend
 from llm_service.text_encoder import load_text_encoder
-from llm_service.vocab import llm_id_from_speech_id
+from llm_service.vocab import COSYVOICE2
 from servicekit.clock import SystemClock
 from tests.cosydit.batch.scripted_stages import ScriptedLLM, ScriptedToken2Wav
 
@@ -98,7 +98,7 @@ async def test_answers_are_asked_for_whole(checkpoint: Path) -> None:
 
     def answer(body: dict[str, Any]) -> web.Response:
         bodies.append(body)
-        return _choice(token_ids=[llm_id_from_speech_id(5)], text="", finish_reason="length")
+        return _choice(token_ids=[COSYVOICE2.llm_id(5)], text="", finish_reason="length")
 
     async with _client(checkpoint, answer) as client:
         assert await _complete(client) == SpeechTokenDelta((5,), "length")
@@ -108,7 +108,7 @@ async def test_answers_are_asked_for_whole(checkpoint: Path) -> None:
 async def test_a_full_service_is_asked_again(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cosydit.batch.llm.RETRY_AFTER_S", 0.01)
     answers = [web.json_response({}, status=429), web.json_response({}, status=503)]
-    answers += [_choice(token_ids=[llm_id_from_speech_id(5)], finish_reason="stop")]
+    answers += [_choice(token_ids=[COSYVOICE2.llm_id(5)], finish_reason="stop")]
     async with _client(checkpoint, lambda body: answers.pop(0)) as client:
         assert (await _complete(client)).token_ids == (5,)
 

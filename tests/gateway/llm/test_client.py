@@ -16,7 +16,7 @@ from gateway.core import SpeechTokenDelta, Utterance
 from gateway.llm.client import LLMDeadlines, SpeechLMClient
 from gateway.llm.wire import LLMWire
 from llm_service.config import LLMBackend
-from llm_service.vocab import END_IDS, SOS_ID, TASK_ID, llm_id_from_speech_id
+from llm_service.vocab import COSYVOICE2
 from servicekit.timeouts import LoopLag
 from tests.gateway.fakes import DONE, CharacterEncoder, token_event
 from tests.gateway.llm.server import (
@@ -45,7 +45,7 @@ async def test_events_cut_anywhere_by_the_network_are_read_whole() -> None:
 
 
 async def test_an_end_token_ends_the_stream() -> None:
-    body = ScriptedBody([token_event([1], extra=[END_IDS[0], llm_id_from_speech_id(9)])], hangs=True)
+    body = ScriptedBody([token_event([1], extra=[COSYVOICE2.end_ids[0], COSYVOICE2.llm_id(9)])], hangs=True)
     async with client_of(body.answer) as client:
         assert await collect(client) == [SpeechTokenDelta((1,), "stop")]
         await body.until_abandoned()
@@ -76,9 +76,16 @@ async def test_the_request_carries_ids_bounds_and_sampling(backend: LLMBackend, 
         await collect(client)
     [(path, body)] = seen
     assert path == "/v1/completions"
-    assert body["prompt"] == [SOS_ID, *b"de", *b"abc", TASK_ID, llm_id_from_speech_id(5), llm_id_from_speech_id(6)]
+    assert body["prompt"] == [
+        COSYVOICE2.sos_id,
+        *b"de",
+        *b"abc",
+        COSYVOICE2.task_id,
+        COSYVOICE2.llm_id(5),
+        COSYVOICE2.llm_id(6),
+    ]
     assert (body["min_tokens"], body["max_tokens"], body["seed"]) == (6, 45, 3)
-    assert body["stop_token_ids"] == list(END_IDS)
+    assert body["stop_token_ids"] == list(COSYVOICE2.end_ids)
     assert {"return_token_ids", "detokenize"} & set(body) == {flag}
 
 
@@ -92,7 +99,7 @@ async def test_the_request_carries_ids_bounds_and_sampling(backend: LLMBackend, 
         pytest.param([b"\xff\xfe\x00garbage\n"], errors.LLMProtocolError, id="binary"),
         pytest.param([b'data: {"x": "\xff"}\n'], errors.LLMProtocolError, id="not UTF-8"),
         pytest.param([token_event([], extra=[17])], errors.LLMProtocolError, id="a text token"),
-        pytest.param([token_event([], extra=[SOS_ID])], errors.LLMProtocolError, id="a control token"),
+        pytest.param([token_event([], extra=[COSYVOICE2.sos_id])], errors.LLMProtocolError, id="a control token"),
         pytest.param([b'data: {"error": {"message": "boom"}}\n\n'], errors.LLMFailedError, id="error event"),
         pytest.param([token_event([1], "abort")], errors.LLMFailedError, id="aborted"),
         pytest.param([token_event([1]), DONE], errors.LLMInterruptedError, id="done without finish_reason"),

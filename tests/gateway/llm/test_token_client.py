@@ -30,7 +30,7 @@ from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.token_stream import SpeechTokenServicer, serving_tokens
-from llm_service.vocab import llm_id_from_speech_id
+from llm_service.vocab import COSYVOICE2
 from servicekit.clock import SystemClock
 from tests.gateway.fakes import CharacterEncoder
 from tests.gateway.llm.server import is_ready
@@ -165,4 +165,4 @@ async def test_the_request_names_what_is_waited_for_and_the_pace_behind_it() -> 
         resumed = client._request(replace(UTTERANCE, head_start_tokens=10, spoken_tokens=spoken), Sampling(), 3)
         assert (begun.head_start_tokens, begun.tokens_per_s) == (10, tokens_per_s)
         assert (resumed.head_start_tokens, resumed.continued_tokens) == (6, 4)
-        assert list(resumed.prompt_ids) == [*begun.prompt_ids, *map(llm_id_from_speech_id, spoken)]
+        assert list(resumed.prompt_ids) == [*begun.prompt_ids, *map(COSYVOICE2.llm_id, spoken)]

@@ -17,7 +17,7 @@ from gateway.llm.length import longest_speech
 from gateway.llm.wire import LLMWire
 from llm_service.checkpoint import make_random_llm
 from llm_service.text_encoder import load_text_encoder
-from llm_service.vocab import COSYVOICE2, COSYVOICE3, SPEECH_TOKENS_PER_SECOND, SpeechVocabulary, llm_id_from_speech_id
+from llm_service.vocab import COSYVOICE2, COSYVOICE3, SPEECH_TOKENS_PER_SECOND, SpeechVocabulary
 from tests.gateway.fakes import CharacterEncoder
 from tests.gateway.llm.server import client_of, collect
 from tests.workers import made_once
@@ -72,7 +72,7 @@ def _body(utterance: Utterance) -> dict[str, object]:
 
 
 def test_spoken_tokens_stand_behind_the_reference_tokens() -> None:
-    spoken = [llm_id_from_speech_id(token) for token in (7, 8)]
+    spoken = [COSYVOICE2.llm_id(token) for token in (7, 8)]
     assert _body(_begun(7, 8))["prompt"] == [*_body(WHOLE)["prompt"], *spoken]  # type: ignore[misc]
 
 

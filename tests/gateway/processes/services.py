@@ -21,7 +21,7 @@ from benchmarks.lib.paced_services import (
     stream_response,
     text_of,
 )
-from llm_service.vocab import llm_id_from_speech_id
+from llm_service.vocab import COSYVOICE2
 from token2wav_service.contract import ErrorCode, Operation, ServerStatus, encode_error
 
 HOST = "127.0.0.1"
@@ -90,7 +90,7 @@ class Services:
             while is_held and number == _BEGUN and not self._may_end.is_set():
                 await asyncio.sleep(_EVENT_S)
             end = "stop" if number == _TOKENS - 1 else None
-            ids = [llm_id_from_speech_id(number)]
+            ids = [COSYVOICE2.llm_id(number)]
             choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": end, "token_ids": ids}
             event = {"id": "cmpl-0", "object": "text_completion", "created": 0, "model": "paced", "choices": [choice]}
             await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")

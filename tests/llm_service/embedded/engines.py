@@ -17,7 +17,7 @@ from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import GenerationOutput, GenerationRequest, SamplingParams
 from llm_service.gpu.build import GpuEngineOptions, engine_of
 from llm_service.gpu.weights import Weights
-from llm_service.vocab import COSYVOICE2, SOS_ID, TASK_ID, SpeechVocabulary
+from llm_service.vocab import COSYVOICE2, SpeechVocabulary
 from tests.virtual_time import ManualClock
 
 LIMITS = EngineLimits(slots=4, max_sequence_tokens=300)
@@ -51,7 +51,7 @@ def engine_on_kernels(weights: Weights) -> SpeechLMEngine:
 
 def make_request(name: str, text_tokens: int = 5, **params: object) -> GenerationRequest:
     fields = {key: params.pop(key) for key in _FIELDS if key in params}
-    prompt = params.pop("prompt", (SOS_ID, *range(text_tokens), TASK_ID))
+    prompt = params.pop("prompt", (COSYVOICE2.sos_id, *range(text_tokens), COSYVOICE2.task_id))
     sampling = replace(SamplingParams(max_tokens=30, seed=3), **params)  # type: ignore[arg-type]
     return GenerationRequest(name, prompt, sampling, **fields)  # type: ignore[arg-type]
 

@@ -16,7 +16,7 @@ from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.errors import CheckpointError
 from llm_service.huggingface_layout import HEAD_BIAS, INLINE_TOKENS
 from llm_service.speech_head import check_finite
-from llm_service.vocab import SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
+from llm_service.vocab import COSYVOICE2
 
 MAX_BYTES = 45_000_000
 OFFICIAL_IDS = {
@@ -61,7 +61,7 @@ def test_our_logits_equal_transformers_plus_the_bias(llm_dir: Path, model: Speec
     reference = AutoModelForCausalLM.from_pretrained(llm_dir, dtype=torch.float32)
     with torch.inference_mode():
         logits = reference(torch.tensor([ids])).logits[0, 4:]
-    rows = logits[:, SPEECH_TOKEN_OFFSET : SPEECH_TOKEN_OFFSET + SPEECH_HEAD_ROWS]
+    rows = logits[:, COSYVOICE2.first_id : COSYVOICE2.first_id + COSYVOICE2.head_rows]
     bias = load_file(llm_dir / SPEECH_HEAD_FILE)["bias"]
     assert bias.abs().max() > 1
     np.testing.assert_allclose(np.stack(ours), (rows + bias).numpy(), atol=2e-5)

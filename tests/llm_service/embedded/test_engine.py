@@ -24,14 +24,7 @@ from llm_service.errors import (
     QueueFullError,
 )
 from llm_service.gpu.weights import Weights
-from llm_service.vocab import (
-    COSYVOICE2,
-    END_IDS,
-    SOS_ID,
-    SPEECH_HEAD_ROWS,
-    SPEECH_TOKEN_OFFSET,
-    TASK_ID,
-)
+from llm_service.vocab import COSYVOICE2
 from servicekit.clock import SystemClock
 from tests.llm_service.embedded.engines import (
     check_integrity,
@@ -48,12 +41,12 @@ from tests.virtual_time import ManualClock
 
 WAIT_S = 30.0
 GREEDY = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 25}
-BEGUN = (SOS_ID, 50, 51, 52, *(SPEECH_TOKEN_OFFSET + token for token in range(40, 47)))
+BEGUN = (COSYVOICE2.sos_id, 50, 51, 52, *(COSYVOICE2.first_id + token for token in range(40, 47)))
 INTERLEAVED = InterleavedPrompt(begin_tokens=1, transcript_tokens=3)
 
 
 def test_of_allowed_tokens_only_those_come(model: SpeechLanguageModel) -> None:
-    allowed = frozenset(range(SPEECH_TOKEN_OFFSET + 10, SPEECH_TOKEN_OFFSET + 40))
+    allowed = frozenset(range(COSYVOICE2.first_id + 10, COSYVOICE2.first_id + 40))
     only, _ = run_one(make_engine(model), make_request("c", allowed_token_ids=allowed))
     assert set(only) <= allowed and len(set(only)) > 5
 
@@ -140,7 +133,7 @@ def test_an_answer_that_waits_for_text_holds_nobody_up_and_can_be_aborted(model:
 
 def test_an_impossible_request_fails_alone(model: SpeechLanguageModel) -> None:
     engine = make_engine(model)
-    engine.add_request(make_request("none", allowed_token_ids=frozenset({END_IDS[0]}), min_tokens=3))
+    engine.add_request(make_request("none", allowed_token_ids=frozenset({COSYVOICE2.end_ids[0]}), min_tokens=3))
     engine.add_request(make_request("good"))
     outputs = run_all(engine)
     assert isinstance(outputs["none"][-1].error, GenerationFailedError)
@@ -208,10 +201,10 @@ class HeldModel:
     def prefill(self, slot: int, token_ids: Sequence[int]) -> Logits:
         self.has_begun.set()
         assert self.may_go_on.wait(WAIT_S)
-        return np.zeros(SPEECH_HEAD_ROWS, np.float32)
+        return np.zeros(COSYVOICE2.head_rows, np.float32)
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[Logits]:
-        return [np.zeros(SPEECH_HEAD_ROWS, np.float32) for _ in rows]
+        return [np.zeros(COSYVOICE2.head_rows, np.float32) for _ in rows]
 
     def clear_slot(self, slot: int) -> None:
         pass
@@ -281,7 +274,7 @@ def kernels(weights: Weights) -> SpeechLMEngine:
 def test_the_kernels_give_the_answers_of_plain_torch(model: SpeechLanguageModel, kernels: SpeechLMEngine) -> None:
     """Long prompts come in pieces there; text may come while it is spoken."""
     plain = make_request("a", 140, **{**GREEDY, "max_tokens": 6}, repetition_penalty=1.1)
-    fills = frozenset({COSYVOICE2.fill_id, *END_IDS, SPEECH_TOKEN_OFFSET + 7})
+    fills = frozenset({COSYVOICE2.fill_id, *COSYVOICE2.end_ids, COSYVOICE2.first_id + 7})
     written = make_request("b", prompt=BEGUN, interleaved=INTERLEAVED, temperature=0.0, max_tokens=26, min_tokens=24)
     pieces = (range(1, 4), range(4, 9))
     assert run_one(kernels, plain)[0] == run_one(make_engine(model), plain)[0]
@@ -293,7 +286,7 @@ def test_the_kernels_give_the_answers_of_plain_torch(model: SpeechLanguageModel,
 @pytest.mark.slow
 def test_a_lost_answer_goes_on_with_the_very_tokens_on_the_kernels(kernels: SpeechLMEngine) -> None:
     whole, _ = run_one(kernels, make_request("whole", ignore_eos=True, max_tokens=12))
-    prompt = (SOS_ID, *range(5), TASK_ID, *whole[:5])
+    prompt = (COSYVOICE2.sos_id, *range(5), COSYVOICE2.task_id, *whole[:5])
     rest = make_request("rest", prompt=prompt, continued_tokens=5, ignore_eos=True, max_tokens=7)
     assert run_one(kernels, rest)[0] == whole[5:]
 

@@ -19,7 +19,7 @@ from llm_service.errors import (
 from llm_service.prompt import build_prompt, generation_bounds, target_text_tokens
 from llm_service.speech_bounds import BOUNDS_FILE, SpeechBounds, load_speech_bounds, write_speech_bounds
 from llm_service.text_encoder import TextEncoder, load_text_encoder
-from llm_service.vocab import CONTROL_TOKENS, SOS_ID, SPEECH_TOKEN_OFFSET, TASK_ID
+from llm_service.vocab import CONTROL_TOKENS, COSYVOICE2
 
 markup = st.sampled_from([*CONTROL_TOKENS, "<|s_0|>", "<|s_6560|>", "<|", "|>", "[breath]", "s_5"])
 hostile_text = st.lists(st.one_of(markup, st.text(max_size=4)), max_size=8).map("".join)
@@ -36,7 +36,7 @@ def encode_letters(text: str) -> list[int]:
 
 def test_the_prompt_has_the_order_of_the_model_card() -> None:
     prompt = build_prompt(encode_letters, "ab", "cde", [0, 6560])
-    assert prompt.token_ids == (SOS_ID, 97, 98, 99, 100, 101, TASK_ID, 151663, 158223)
+    assert prompt.token_ids == (COSYVOICE2.sos_id, 97, 98, 99, 100, 101, COSYVOICE2.task_id, 151663, 158223)
     assert prompt.target_text_tokens == 3
 
 
@@ -53,13 +53,13 @@ def test_an_empty_target_text_is_refused() -> None:
 
 def test_an_encoder_that_lets_control_tokens_through_is_refused() -> None:
     with pytest.raises(PromptError, match="the encoder gave ids from 151663 on for a text"):
-        build_prompt(lambda _: [SPEECH_TOKEN_OFFSET], "", "c", [])
+        build_prompt(lambda _: [COSYVOICE2.first_id], "", "c", [])
 
 
 @given(hostile_text)
 def test_no_text_can_make_control_or_speech_tokens(encoder: TextEncoder, text: str) -> None:
     ids = encoder.encode(text)
-    assert all(token_id < SPEECH_TOKEN_OFFSET for token_id in ids)
+    assert all(token_id < COSYVOICE2.first_id for token_id in ids)
     assert not set(ids) & {151643, 151644, 151645, 151646}
 
 
@@ -99,24 +99,24 @@ def test_a_text_that_can_not_fit_the_cap_is_refused() -> None:
 
 
 def test_the_numbering_is_the_official_one() -> None:
-    assert vocab.llm_id_from_speech_id(0) == 151663
-    assert vocab.llm_id_from_speech_id(6560) == 158223
-    assert vocab.END_IDS == (158224, 158225, 158226)
-    assert (vocab.SOS_ID, vocab.TASK_ID) == (158227, 158228)
-    assert vocab.PADDED_VOCABULARY_SIZE == 158336
+    assert vocab.COSYVOICE2.llm_id(0) == 151663
+    assert vocab.COSYVOICE2.llm_id(6560) == 158223
+    assert vocab.COSYVOICE2.end_ids == (158224, 158225, 158226)
+    assert (vocab.COSYVOICE2.sos_id, vocab.COSYVOICE2.task_id) == (158227, 158228)
+    assert vocab.COSYVOICE2.table_rows == 158336
 
 
 @pytest.mark.parametrize("speech_id", [-1, 6561])
 def test_a_speech_id_out_of_range_is_refused(speech_id: int) -> None:
     with pytest.raises(VocabularyError, match=r"expected 0\.\.6560"):
-        vocab.llm_id_from_speech_id(speech_id)
+        vocab.COSYVOICE2.llm_id(speech_id)
 
 
 @pytest.mark.parametrize("llm_id", [0, 151662, 158224, 158228])
 def test_other_llm_ids_are_no_speech_tokens(llm_id: int) -> None:
-    assert not vocab.is_speech_llm_id(llm_id)
+    assert not vocab.COSYVOICE2.is_speech(llm_id)
     with pytest.raises(VocabularyError):
-        vocab.speech_id_from_llm_id(llm_id)
+        vocab.COSYVOICE2.speech_id(llm_id)
 
 
 def test_bounds_are_read_as_they_were_written(tmp_path: Path) -> None:

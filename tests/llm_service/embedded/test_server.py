@@ -16,7 +16,7 @@ from llm_service.embedded.app import BODY_BYTES_PER_TOKEN, FIXED_BODY_BYTES, Spe
 from llm_service.embedded.engine import SpeechLMEngine
 from llm_service.embedded.loop import LONGEST_TURN_S, EngineLoop
 from llm_service.embedded.types import GenerationOutput
-from llm_service.vocab import END_IDS
+from llm_service.vocab import COSYVOICE2
 from tests.llm_service.embedded.engines import make_engine
 from tests.virtual_time import ManualClock
 from tests.workers import wait_until
@@ -31,7 +31,7 @@ SAMPLING = {
     "top_p": 0.95,
     "top_k": 50,
     "repetition_penalty": 1.1,
-    "stop_token_ids": list(END_IDS),
+    "stop_token_ids": list(COSYVOICE2.end_ids),
     "seed": 11,
 }
 

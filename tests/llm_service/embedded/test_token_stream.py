@@ -19,11 +19,11 @@ from llm_service.embedded.engine import EngineLimits
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.token_stream import SERVICE_NAME, SpeechTokenServicer, serving_tokens
-from llm_service.vocab import SOS_ID, SPEECH_TOKEN_COUNT, TASK_ID
+from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT
 from servicekit.clock import SystemClock
 from tests.llm_service.embedded.engines import make_engine
 
-PROMPT = [SOS_ID, *range(5), TASK_ID]
+PROMPT = [COSYVOICE2.sos_id, *range(5), COSYVOICE2.task_id]
 WAIT_S = 30.0
 GREEDY = messages.Sampling(top_p=1.0, repetition_penalty=1.1)
 

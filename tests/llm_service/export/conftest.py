@@ -14,7 +14,7 @@ from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.export.convert import QWEN_DIR, convert, read_source
 from llm_service.export.source import SpeechLMSource
 from llm_service.huggingface_layout import ENDOFTEXT
-from llm_service.vocab import SOS_ID, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET, TASK_ID
+from llm_service.vocab import COSYVOICE2
 from tests.workers import made_once
 
 OFFICIAL_TEXT_ROWS = 151936
@@ -31,7 +31,7 @@ def stock_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_random_llm(directory, seed=11)
         path = directory / SPEECH_HEAD_FILE
         head = load_file(path)
-        noise = torch.randn(SPEECH_HEAD_ROWS, generator=torch.Generator().manual_seed(1)) * BIAS_STD
+        noise = torch.randn(COSYVOICE2.head_rows, generator=torch.Generator().manual_seed(1)) * BIAS_STD
         save_file({"weight": head["weight"], "bias": head["bias"] + noise}, path)
 
     return made_once(tmp_path_factory, "stock-llm", make)
@@ -67,13 +67,13 @@ def official_tensors(source: SpeechLMSource) -> dict[str, torch.Tensor]:
     """Return the tensors of llm.pt, by the official names."""
     hidden = source.shape.hidden
     text = torch.ones(OFFICIAL_TEXT_ROWS, hidden, dtype=source.embedding.dtype)
-    text[:SPEECH_TOKEN_OFFSET] = source.embedding[:SPEECH_TOKEN_OFFSET]
+    text[: COSYVOICE2.first_id] = source.embedding[: COSYVOICE2.first_id]
     return {
         **{f"llm.model.model.{name}": tensor for name, tensor in source.decoder.items()},
         "llm.model.model.embed_tokens.weight": text,
         "llm.model.lm_head.weight": text,
-        "speech_embedding.weight": source.embedding[SPEECH_TOKEN_OFFSET:][:SPEECH_HEAD_ROWS].clone(),
-        "llm_embedding.weight": source.embedding[[SOS_ID, TASK_ID]],
+        "speech_embedding.weight": source.embedding[COSYVOICE2.first_id :][: COSYVOICE2.head_rows].clone(),
+        "llm_embedding.weight": source.embedding[[COSYVOICE2.sos_id, COSYVOICE2.task_id]],
         "llm_decoder.weight": source.head.weight,
         "llm_decoder.bias": source.head.bias,
     }

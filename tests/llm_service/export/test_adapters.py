@@ -25,7 +25,7 @@ from llm_service.export.source import SpeechLMSource
 from llm_service.huggingface_layout import ARCHITECTURE, FIRST_ID_KEY, ROWS_KEY
 from llm_service.qwen2 import qwen2_config
 from llm_service.speech_head import speech_rows
-from llm_service.vocab import COSYVOICE2, PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
+from llm_service.vocab import COSYVOICE2
 from tests.llm_service.export.stand_ins import load, stand_in
 
 SPEECH_ROWS = speech_rows(COSYVOICE2)
@@ -58,7 +58,7 @@ class StandInDecoder(torch.nn.Module):
         from transformers import Qwen2Config, Qwen2Model
 
         self.config = Qwen2Config.from_dict(
-            qwen2_config(source.shape) | {FIRST_ID_KEY: SPEECH_TOKEN_OFFSET, ROWS_KEY: SPEECH_HEAD_ROWS}
+            qwen2_config(source.shape) | {FIRST_ID_KEY: COSYVOICE2.first_id, ROWS_KEY: COSYVOICE2.head_rows}
         )
         self.config.torch_dtype = torch.float32
         self.quant_config = None
@@ -122,8 +122,8 @@ def test_vllms_logits_are_the_sources_and_nothing_else_can_come_out(vllm_model: 
     with torch.inference_mode():
         logits = model.compute_logits(model.hidden())
         torch.testing.assert_close(logits[:, SPEECH_ROWS], expected_logits(model, source), atol=1e-5, rtol=0)
-        assert logits.shape == (len(PROMPT), PADDED_VOCABULARY_SIZE)
-        assert torch.isneginf(logits).sum() == len(PROMPT) * (PADDED_VOCABULARY_SIZE - SPEECH_HEAD_ROWS)
+        assert logits.shape == (len(PROMPT), COSYVOICE2.table_rows)
+        assert torch.isneginf(logits).sum() == len(PROMPT) * (COSYVOICE2.table_rows - COSYVOICE2.head_rows)
     assert model.compute_logits(None) is None
 
 
@@ -177,7 +177,7 @@ def test_tensorrt_llms_pytorch_backend_gives_the_sources_logits(
     with torch.inference_mode():
         logits = model.lm_head(model.hidden())
         torch.testing.assert_close(logits[:, SPEECH_ROWS], expected_logits(model, source), atol=1e-5, rtol=0)
-        assert (logits == -30000).sum() == len(PROMPT) * (PADDED_VOCABULARY_SIZE - SPEECH_HEAD_ROWS)
+        assert (logits == -30000).sum() == len(PROMPT) * (COSYVOICE2.table_rows - COSYVOICE2.head_rows)
         assert model.lm_head.skip_forward(model.hidden()).shape == logits.shape
     assert model.epilogue == [model.lm_head]
-    assert model.lm_head.vocab_size_padded == PADDED_VOCABULARY_SIZE
+    assert model.lm_head.vocab_size_padded == COSYVOICE2.table_rows

@@ -18,7 +18,7 @@ from llm_service.errors import CheckpointError
 from llm_service.export.convert import QWEN_DIR, read_source, source_files
 from llm_service.export.source import SpeechLMSource, build_tokenizer_files
 from llm_service.huggingface_layout import INLINE_TOKENS
-from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET, TASK_ID
+from llm_service.vocab import COSYVOICE2
 from tests.llm_service.export.conftest import official_tensors, text_tokenizer
 
 Tensors = dict[str, torch.Tensor]
@@ -46,8 +46,8 @@ def test_a_whole_vocabulary_head_with_a_bias_gives_its_speech_rows(
     stock_dir: Path, source: SpeechLMSource, tmp_path: Path
 ) -> None:
     def spread(tensors: Tensors) -> None:
-        tensors["lm_head.bias"] = torch.full((PADDED_VOCABULARY_SIZE,), float("-inf"))
-        tensors["lm_head.bias"][SPEECH_TOKEN_OFFSET:][:SPEECH_HEAD_ROWS] = source.head.bias
+        tensors["lm_head.bias"] = torch.full((COSYVOICE2.table_rows,), float("-inf"))
+        tensors["lm_head.bias"][COSYVOICE2.first_id :][: COSYVOICE2.head_rows] = source.head.bias
 
     model_dir = changed_copy(stock_dir, tmp_path, spread, without=SPEECH_HEAD_FILE)
     head = read_source(model_dir, None).head
@@ -113,9 +113,11 @@ def test_what_is_no_checkpoint_is_refused(official_dir: Path, tmp_path: Path) ->
             lambda t: t.update({"lm_head.weight": t["lm_head.weight"][:100]}), "lm_head has 100 rows", id="short head"
         ),
         pytest.param(
-            lambda t: t["model.embed_tokens.weight"][SPEECH_TOKEN_OFFSET].zero_(), r"<\|s_0\|>", id="first token"
+            lambda t: t["model.embed_tokens.weight"][COSYVOICE2.first_id].zero_(), r"<\|s_0\|>", id="first token"
         ),
-        pytest.param(lambda t: t["model.embed_tokens.weight"][TASK_ID].zero_(), r"<\|task_id\|>", id="task id"),
+        pytest.param(
+            lambda t: t["model.embed_tokens.weight"][COSYVOICE2.task_id].zero_(), r"<\|task_id\|>", id="task id"
+        ),
     ],
 )
 def test_a_damaged_hugging_face_form_is_refused(

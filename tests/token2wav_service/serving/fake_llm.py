@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from llm_service.vocab import llm_id_from_speech_id
+from llm_service.vocab import COSYVOICE2
 from tests.workers import QuietHandler, listening
 
 WAIT_S = 30.0
@@ -94,10 +94,10 @@ class FakeLLMServer:
         with self._changed:
             self.seeds.append(seed)
             self._changed.notify_all()
-        yield _event([llm_id_from_speech_id(n) for n in range(FIRST_TOKENS)], None)
+        yield _event([COSYVOICE2.llm_id(n) for n in range(FIRST_TOKENS)], None)
         if seed in self._held:
             self._held[seed].wait(WAIT_S)
-        yield _event([llm_id_from_speech_id(n) for n in range(10)], "stop")
+        yield _event([COSYVOICE2.llm_id(n) for n in range(10)], "stop")
         yield "[DONE]"
 
 
