@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from token2wav_service.config import SynthesisPolicy
 from token2wav_service.models.causal import FlowInput, chunk_plan, relative_sinusoids
@@ -17,7 +17,7 @@ from token2wav_service.models.config import (
     UNetConfig,
     pick_fields,
 )
-from token2wav_service.models.flow.any_flow import STREAMING, UNMASKED, UNMASKED_ESTIMATOR, AnyFlow, BlockMask
+from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.models.flow.flow import CosyVoice2Flow, CosyVoice3Flow
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.flow.rotary_dit import TIME_FEATURES, rotation_table
@@ -69,7 +69,7 @@ def replay_block_flow(folder: VectorFolder) -> dict[str, list[Tensor]]:
     return {name: _stream(flow, folder.case(f"stream_{name}"), plan["calls"]) for name, plan in streams.items()}
 
 
-def _whole_mel(flow: AnyFlow, case: GoldenCase, tokens: int, *, is_final: bool, mask: BlockMask) -> Tensor:
+def _whole_mel(flow: AnyFlow, case: GoldenCase, tokens: int, *, is_final: bool, is_masked: bool) -> Tensor:
     """Return the generated mel [1, 80, F] of one pass over the prompt and the first `tokens` tokens of a stream."""
     ids = torch.cat([case["prompt_token"], case["token"][:, :tokens]], 1).long()
     count = ids.shape[1] - (0 if is_final else flow.lookahead)
@@ -77,7 +77,7 @@ def _whole_mel(flow: AnyFlow, case: GoldenCase, tokens: int, *, is_final: bool, 
     cond = torch.zeros(1, flow.output_size, flow.stride * count)
     cond[:, :, :prompt] = case["prompt_feat"].transpose(1, 2)
     lengths, is_last = torch.tensor([ids.shape[1]]), torch.tensor([is_final])
-    mel, _ = flow(ids, lengths, is_last, case["embedding"], case["rand_noise"], STEPS, cond=cond, mask=mask)
+    mel, _ = flow(ids, lengths, is_last, case["embedding"], case["rand_noise"], STEPS, cond=cond, is_masked=is_masked)
     return torch.as_tensor(mel[:, :, prompt:])
 
 
@@ -191,11 +191,16 @@ def _noise(flow: AnyFlow, folder: VectorFolder) -> None:
         GoldenCase({}, f"{folder.path.name}/official", folder.rows).equal("noise", got, expected)
 
 
+def showing_all(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Hook of a solver: frames see all others, as in the original's exported estimators; for rows without padding."""
+    return *inputs[:4], torch.ones_like(inputs[4]), *inputs[5:]
+
+
 def _stream(flow: AnyFlow, case: GoldenCase, plan: list[dict[str, Any]]) -> list[Tensor]:
     every = case["token"].shape[1]
-    wholes = (("offline", True, UNMASKED), ("offline_not_final", False, UNMASKED), ("streaming_whole", True, STREAMING))
-    for key, is_final, mask in wholes:
-        case.close(f"{key}.mel", _whole_mel(flow, case, every, is_final=is_final, mask=mask))
+    wholes = (("offline", True, False), ("offline_not_final", False, False), ("streaming_whole", True, True))
+    for key, is_final, is_masked in wholes:
+        case.close(f"{key}.mel", _whole_mel(flow, case, every, is_final=is_final, is_masked=is_masked))
     mels = [_of_prefix(flow, case, call) for call in plan]
     _chunks(flow, case, plan)
     return mels
@@ -205,10 +210,11 @@ def _of_prefix(flow: AnyFlow, case: GoldenCase, call: dict[str, Any]) -> Tensor:
     """Compute a call's mel as the original does: from all tokens so far."""
     label, given, is_final = f"c{call['call']}", call["tokens_given"], call["finalize"]
     first = flow.stride * call["token_offset"]
-    mel = _whole_mel(flow, case, given, is_final=is_final, mask=STREAMING if call["streaming"] else UNMASKED)
+    mel = _whole_mel(flow, case, given, is_final=is_final, is_masked=call["streaming"])
     case.close(f"{label}.mel_whole_prefix", mel)
     case.close(f"{label}.mel", mel[:, :, first:])
-    unmasked = _whole_mel(flow, case, given, is_final=is_final, mask=UNMASKED_ESTIMATOR)
+    with flow.decoder.register_forward_pre_hook(showing_all):
+        unmasked = _whole_mel(flow, case, given, is_final=is_final, is_masked=True)
     case.close(f"{label}.mel_unmasked_estimator", unmasked[:, :, first:])
     return mel[:, :, first:]
 

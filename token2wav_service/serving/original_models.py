@@ -25,7 +25,7 @@ from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
 from token2wav_service.errors import CheckpointError, InvalidRequestError
 from token2wav_service.models.causal import VocoderInput
-from token2wav_service.models.flow.any_flow import STREAMING, UNMASKED, AnyFlow
+from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.models.noise import frozen_normal
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
@@ -114,7 +114,7 @@ class WholePass:
             self._noise[None, :, :frames],
             self._policy.ode_steps,
             cond=cond[None].to(device),
-            mask=STREAMING if is_stream else UNMASKED,
+            is_masked=is_stream,
         )
         return torch.as_tensor(mel[0, :, :frames]).float()
 

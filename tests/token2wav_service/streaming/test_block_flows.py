@@ -20,7 +20,6 @@ from tests.token2wav_service.streaming.flow_factory import SEED, make_flow, rand
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import SynthesisPolicy
 from token2wav_service.models.causal import FlowInput
-from token2wav_service.models.flow.any_flow import STREAMING, BlockMask
 from token2wav_service.models.flow.flow_state import FlowState
 from token2wav_service.models.flow.flow_stream import PROMPT_SEED, StreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal
@@ -35,9 +34,7 @@ def streamed(request: pytest.FixtureRequest) -> StreamFlow:
     return StreamFlow(make_block_flow(Family(request.param)), POLICY)
 
 
-def whole_pass(
-    streamed: StreamFlow, prompt: int, tokens: Tensor, mask: BlockMask = STREAMING, *, is_last: bool = True
-) -> Tensor:
+def whole_pass(streamed: StreamFlow, prompt: int, tokens: Tensor, *, is_last: bool = True) -> Tensor:
     """One pass without state over a prompt of seed 1 and all tokens; the generated mel."""
     ids = torch.cat([random_tokens(prompt, 1), tokens])[None]
     frames = 2 * ids.shape[1]
@@ -57,7 +54,6 @@ def whole_pass(
         noise,
         STEPS,
         cond=cond[:, :, :made],
-        mask=mask,
     )
     return mel[0, :, 2 * prompt :]
 

@@ -40,22 +40,6 @@ class Past:
     """[B] absolute position, prompt included, of each row's first token in the chunk."""
 
 
-@dataclass(frozen=True)
-class BlockMask:
-    """Which parts look no further than the end of a query's own block; the other part sees the whole chunk."""
-
-    encoder: bool = True
-    estimator: bool = True
-
-
-STREAMING = BlockMask()
-"""Mask that the models were trained to stream with."""
-UNMASKED = BlockMask(encoder=False, estimator=False)
-"""Mask for whole utterances, every frame seeing all others."""
-UNMASKED_ESTIMATOR = BlockMask(encoder=True, estimator=False)
-"""Mask that the original's exported estimators compute."""
-
-
 class AnyFlow(nn.Module, ABC):
     """Tokens to mel, with upstream's parameter names."""
 
@@ -125,7 +109,7 @@ class AnyFlow(nn.Module, ABC):
         cond: Tensor | None = None,
         past: Past | None = None,
         committed: Tensor | None = None,
-        mask: BlockMask = STREAMING,
+        is_masked: bool = True,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Turn one chunk of every row, or whole utterances, into mel.
 
@@ -140,7 +124,7 @@ class AnyFlow(nn.Module, ABC):
             cond: [B, 80, stride T] conditioning mel; None is zero.
             past: what came before the chunk left, under a block mask in complete blocks; None where there was nothing.
             committed: [B] tokens per row after which convolution tails are taken; None is all without look-ahead.
-            mask: which parts are block-masked, if the flow has blocks.
+            is_masked: whether no frame looks beyond its own block, if the flow has blocks; else all see all others.
 
         Returns:
             Mel [B, 80, stride T] in the model's dtype (without meaning beyond a row's end), and what the chunk adds
@@ -150,14 +134,14 @@ class AnyFlow(nn.Module, ABC):
         committed = spoken if committed is None else committed
         past = past or self.empty_past(tokens.shape[0], steps)
         mu, vector, added = self.condition(
-            tokens, token_lengths, is_last, speaker, committed, past, is_masked=mask.encoder
+            tokens, token_lengths, is_last, speaker, committed, past, is_masked=is_masked
         )
         mel, update = self.decoder(
             noise[:, :, : mu.shape[2]].to(mu.dtype),
             mu,
             vector,
             torch.zeros_like(mu) if cond is None else cond.to(mu.dtype),
-            self._solver_mask(past, spoken, mu.shape[2], is_masked=mask.estimator),
+            self._solver_mask(past, spoken, mu.shape[2], is_masked=is_masked),
             committed * self.stride,
             steps,
             SolverHistory(past.caches["solver_kv"], past.caches["solver_tail"]),
