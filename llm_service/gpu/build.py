@@ -16,7 +16,6 @@ from llm_service.embedded.answer import EventPacking
 from llm_service.embedded.decoder import free_memory_bytes
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.embedded.schedule import SchedulePolicy
 from llm_service.embedded.steps import PAGE_TOKENS, pages_for
 from llm_service.errors import CheckpointError, LLMConfigError
 from llm_service.gpu.decoder import SlotDecoder
@@ -47,7 +46,6 @@ class GpuEngineOptions:
     max_sequence_tokens: int
     memory_share: float  # of what is free once the weights are there
     guard: RepetitionGuard
-    policy: SchedulePolicy = field(default_factory=SchedulePolicy)
     packing: EventPacking = field(default_factory=EventPacking)
 
 
@@ -83,7 +81,7 @@ def engine_of(weights: Weights, options: GpuEngineOptions, clock: Clock) -> Spee
         runner.warm_up()
     limits = EngineLimits(options.slots, positions)
     shared = (limits, options.guard, clock, weights.vocabulary, pages)
-    return SpeechLMEngine(runner, *shared, options.policy, options.packing)
+    return SpeechLMEngine(runner, *shared, packing=options.packing)
 
 
 def _up_to(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
