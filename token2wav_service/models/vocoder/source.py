@@ -74,7 +74,7 @@ class HarmonicSource(nn.Module):
         step = samples * 2 * math.pi * cycles
         following = torch.cat([step[:, :, 1:], step[:, :, -1:]], 2)
         if not is_reference:
-            # There the phase goes on at the edge's pitch.
+            # The phase goes on at the edge's pitch.
             ramp = (torch.arange(half, device=f0.device, dtype=f0.dtype) + 0.5) / samples
             tail = at_frames[:, :, -1:] + step[:, :, -1:] * ramp
             phase = _with_tail(phase, tail, None if lengths is None else lengths * samples)
