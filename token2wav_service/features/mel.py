@@ -2,7 +2,7 @@
 
 The flow's log-mel has 80 bins at 50 Hz from 24 kHz audio. The speech tokenizer's log-mel has 128 bins at 100 Hz from
 16 kHz audio. The speaker encoder reads Kaldi's log filter bank energies. Filter banks are Slaney's (librosa's default)
-and Kaldi's. Transforms are SciPy's: they keep float32, and other threads run meanwhile.
+and Kaldi's. All is float32, as the original's. Transforms are SciPy's: they keep it, and other threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 from scipy import fft
 
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ, SAMPLE_RATE_HZ
@@ -39,10 +40,10 @@ def flow_mel_24k(audio_24k: FloatArray, high_hz: float = FLOW_HIGH_HZ) -> FloatA
     """
     edge = (FLOW_WINDOW_SAMPLES - FLOW_HOP_SAMPLES) // 2
     padded = np.pad(np.asarray(audio_24k, np.float32), edge, mode="reflect")
-    frames = np.lib.stride_tricks.sliding_window_view(padded, FLOW_WINDOW_SAMPLES)[::FLOW_HOP_SAMPLES]
+    frames = sliding_window_view(padded, FLOW_WINDOW_SAMPLES)[::FLOW_HOP_SAMPLES]
     spectrum = fft.rfft(frames * periodic_hann(FLOW_WINDOW_SAMPLES))
     magnitude = np.sqrt(spectrum.real**2 + spectrum.imag**2 + _MAGNITUDE_EPSILON)
-    log_mel: FloatArray = np.log(np.maximum(magnitude @ flow_mel_filters(high_hz).T, _LOG_FLOOR)).astype(np.float32)
+    log_mel: FloatArray = np.log(np.maximum(magnitude @ flow_mel_filters(high_hz).T, _LOG_FLOOR))
     return log_mel
 
 
@@ -74,11 +75,10 @@ def s3_log_mel(audio_16k: FloatArray) -> FloatArray:
         [128, N // 160] float32.
     """
     padded = np.pad(np.asarray(audio_16k, np.float32), S3_WINDOW_SAMPLES // 2, mode="reflect")
-    frames = np.lib.stride_tricks.sliding_window_view(padded, S3_WINDOW_SAMPLES)[::S3_HOP_SAMPLES][:-1]
+    frames = sliding_window_view(padded, S3_WINDOW_SAMPLES)[::S3_HOP_SAMPLES][:-1]
     power = np.abs(fft.rfft(frames * periodic_hann(S3_WINDOW_SAMPLES))) ** 2
     log_mel = np.log10(np.maximum(s3_mel_filters() @ power.T, _POWER_FLOOR))
-    log_mel = np.maximum(log_mel, log_mel.max() - _DYNAMIC_RANGE)
-    scaled: FloatArray = ((log_mel + _OFFSET) / _SCALE).astype(np.float32)
+    scaled: FloatArray = (np.maximum(log_mel, log_mel.max() - _DYNAMIC_RANGE) + _OFFSET) / _SCALE
     return scaled
 
 
@@ -107,13 +107,15 @@ def kaldi_fbank(audio_16k: FloatArray) -> FloatArray:
     Returns:
         [1 + (N - 400) // 160, 80] float32.
     """
-    windows = np.lib.stride_tricks.sliding_window_view(np.asarray(audio_16k, np.float32), FBANK_WINDOW_SAMPLES)
-    frames = windows[::FBANK_HOP_SAMPLES].astype(np.float64)
-    frames -= frames.mean(axis=1, keepdims=True)
-    previous = np.concatenate([frames[:, :1], frames[:, :-1]], axis=1)
-    emphasised = (frames - _PRE_EMPHASIS * previous) * _povey_window()
-    power = np.abs(fft.rfft(emphasised, FBANK_FFT_SAMPLES)) ** 2
-    energies: FloatArray = np.log(np.maximum(power @ _kaldi_mel_filters().T, _ENERGY_FLOOR)).astype(np.float32)
+    samples = np.asarray(audio_16k, np.float32)
+    emphasised = samples - _PRE_EMPHASIS * np.roll(samples, 1)
+    frames, plain = (
+        sliding_window_view(each, FBANK_WINDOW_SAMPLES)[::FBANK_HOP_SAMPLES] for each in (emphasised, samples)
+    )
+    # Kaldi takes a frame's mean from it before; its first sample has no part, as the window begins with 0.
+    centred = frames - (1 - _PRE_EMPHASIS) * plain.mean(axis=1, keepdims=True)
+    power = np.abs(fft.rfft(centred * _povey_window(), FBANK_FFT_SAMPLES)) ** 2
+    energies: FloatArray = np.log(np.maximum(power @ _kaldi_mel_filters().T, _ENERGY_FLOOR))
     return energies
 
 
