@@ -209,11 +209,12 @@ def _decode(file: soundfile.SoundFile) -> FloatArray:
 
 def _mixed_down(samples: FloatArray) -> FloatArray:
     """Return [N] of [N, channels]: their mean, or the loudest where they cancel each other out."""
-    mean: FloatArray = samples.mean(axis=1, dtype=np.float32)
-    powers = np.square(samples, dtype=np.float64).mean(axis=0)
-    if np.square(mean, dtype=np.float64).mean() < _CANCELLED_SHARE * powers.mean():
-        return np.ascontiguousarray(samples[:, powers.argmax()])
-    return mean
+    channels = np.ascontiguousarray(samples.T)
+    mean = channels.mean(axis=0)
+    powers = np.einsum("cn,cn->c", channels, channels)
+    has_cancelled = np.einsum("n,n", mean, mean) < _CANCELLED_SHARE * powers.mean(dtype=np.float64)
+    mono: FloatArray = channels[powers.argmax()] if has_cancelled else mean
+    return mono
 
 
 def _check_finite(samples: FloatArray) -> None:
