@@ -35,7 +35,7 @@ from gateway.audio.codecs import PCM16_BYTES
 from gateway.client import ClientError, speak_over_http
 from servicekit.clock import SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ
-from token2wav_service.features.audio import resample_poly
+from token2wav_service.features.audio import resample
 from token2wav_service.serving.process.server import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -324,7 +324,7 @@ def _listen(url: str, sentences: Sequence[str], name: str) -> list[WordErrors]:
     recogniser, heard = SphinxRecogniser(), list[WordErrors]()
     for seed, text in enumerate(tqdm(sentences, desc=f"listening to {name}", unit="sentence")):
         samples = np.frombuffer(_speak(url, text, seed).pcm, "<i2").astype(np.float32) / _PCM16_SCALE
-        heard.append(word_errors(text, recogniser.transcribe(resample_poly(samples, SAMPLE_RATE_HZ, RATE_HZ))))
+        heard.append(word_errors(text, recogniser.transcribe(resample(samples, SAMPLE_RATE_HZ, RATE_HZ))))
     return heard
 
 

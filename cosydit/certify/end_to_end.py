@@ -32,7 +32,7 @@ from llm_service.vocab import SPEECH_TOKENS_PER_SECOND
 from servicekit.clock import SystemClock
 from servicekit.gpu_host import AUTO
 from token2wav_service.contract import SAMPLE_RATE_HZ
-from token2wav_service.features.audio import resample_poly
+from token2wav_service.features.audio import resample
 from token2wav_service.serving.process.server import free_ports
 
 READY_TIMEOUT_S, TIMEOUT_S, LEAST_SECONDS = 600.0, 120.0, 0.2
@@ -86,7 +86,7 @@ def check_words(context: CheckContext, found: Findings) -> None:
         pieces: list[bytes] = []
         speak_over_http(options.gateway_url, row.text, VOICE, pieces.append, SystemClock(), TIMEOUT_S, seed)
         samples = _samples_of(pieces)
-        heard = recogniser.transcribe(resample_poly(samples, SAMPLE_RATE_HZ, RATE_HZ))
+        heard = recogniser.transcribe(resample(samples, SAMPLE_RATE_HZ, RATE_HZ))
         said = Counter(words_of(row.text))
         words, understood = words + said.total(), understood + (said & Counter(words_of(heard))).total()
         found.notes.append(f"{row.text} -> {heard}")

@@ -24,7 +24,7 @@ from lab.train.utterance import PCM16_SCALE
 from lab.train.workspace import Workspace
 from token2wav_service.config import SynthesisPolicy
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ, SAMPLE_RATE_HZ
-from token2wav_service.features.audio import resample_poly
+from token2wav_service.features.audio import resample
 from token2wav_service.models.causal import VocoderInput
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
@@ -63,7 +63,7 @@ def hear(hift: HiFT, streams: SpeechStreams, utterances: Sequence[Utterance], cr
 
 
 def _to_16k(samples: FloatArray) -> FloatArray:
-    return resample_poly(np.asarray(samples, np.float32), SAMPLE_RATE_HZ, PROMPT_SAMPLE_RATE_HZ)
+    return resample(np.asarray(samples, np.float32), SAMPLE_RATE_HZ, PROMPT_SAMPLE_RATE_HZ)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

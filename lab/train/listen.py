@@ -47,7 +47,7 @@ from token2wav_service.build import build_engine
 from token2wav_service.checkpoint.loader import load_vocoder
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ
-from token2wav_service.features.audio import load_prompt_audio, resample_16k_to_24k, resample_poly
+from token2wav_service.features.audio import load_prompt_audio, resample, resample_16k_to_24k
 from token2wav_service.features.mel import flow_mel_24k
 from token2wav_service.features.prompt_models import PromptFeatureExtractor
 from token2wav_service.models.causal import VocoderInput
@@ -200,7 +200,7 @@ def listen(
 
 
 def _to_16k(audio_24k: FloatArray) -> FloatArray:
-    return resample_poly(audio_24k, SAMPLE_RATE_HZ, RATE_HZ)
+    return resample(audio_24k, SAMPLE_RATE_HZ, RATE_HZ)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

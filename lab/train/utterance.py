@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lab.ears.audio_faults import loudness
 from lab.ears.pitch import FRAME_SECONDS, heard_pitch, track_pitch
 from lab.train.teachers.flite import PAUSE, RATE_HZ, FloatArray, Segment, Spoken, phone_number
-from token2wav_service.features.audio import resample_16k_to_24k, resample_poly
+from token2wav_service.features.audio import resample, resample_16k_to_24k
 from token2wav_service.features.mel import flow_mel_24k, kaldi_fbank, s3_log_mel
 
 SAMPLES_PER_TOKEN_16K = 640
@@ -66,15 +66,14 @@ def whole_tokens(spoken: Spoken) -> int:
 
 def audio_of(spoken: Spoken, rate_hz: int) -> FloatArray:
     """Return all samples of an utterance at another rate."""
-    return spoken.samples if spoken.rate_hz == rate_hz else resample_poly(spoken.samples, spoken.rate_hz, rate_hz)
+    return resample(spoken.samples, spoken.rate_hz, rate_hz)
 
 
 def audio_16k(spoken: Spoken) -> FloatArray:
     """Return [640 whole tokens] samples at 16 kHz."""
     tokens = whole_tokens(spoken)
     cut = spoken.samples[: tokens * (spoken.rate_hz // TOKENS_A_SECOND)]
-    same = cut if spoken.rate_hz == RATE_HZ else resample_poly(cut, spoken.rate_hz, RATE_HZ)
-    return same[: tokens * SAMPLES_PER_TOKEN_16K]
+    return resample(cut, spoken.rate_hz, RATE_HZ)[: tokens * SAMPLES_PER_TOKEN_16K]
 
 
 def utterance_arrays(spoken: Spoken) -> Arrays:

@@ -36,7 +36,7 @@ from lab.train.utterance import audio_16k, audio_of
 from lab.voice.hearing import write_study
 from lab.voice.in_process import open_pipeline, speak
 from token2wav_service.contract import SAMPLE_RATE_HZ
-from token2wav_service.features.audio import resample_poly
+from token2wav_service.features.audio import resample
 
 DEFAULT_OUT = Path("benchmarks/results/cloning_cpu.json")
 HELD_OUT = (
@@ -255,7 +255,7 @@ def _cloned(checkpoint: Path, voices: Sequence[str], texts: Sequence[str], ear: 
     pipeline = open_pipeline(checkpoint)
 
     def heard(text: str, voice: str, seed: int) -> FloatArray:
-        return ear.embed(resample_poly(speak(pipeline, text, voice, seed), SAMPLE_RATE_HZ, RATE_HZ))
+        return ear.embed(resample(speak(pipeline, text, voice, seed), SAMPLE_RATE_HZ, RATE_HZ))
 
     return {
         voice: [heard(text, voice, seed) for seed, text in enumerate(texts)]

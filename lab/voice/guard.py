@@ -56,7 +56,7 @@ from lab.voice.guard_texts import GuardText, guard_texts
 from lab.voice.hearing import heard_as, write_study
 from lab.voice.in_process import EmbeddedLM, EngineToken2Wav, make_pipeline
 from token2wav_service.contract import SAMPLE_RATE_HZ
-from token2wav_service.features.audio import resample_poly
+from token2wav_service.features.audio import resample
 
 DEFAULT_OUT = Path("benchmarks/results/guard_cpu.json")
 VOICE = "default"
@@ -163,7 +163,7 @@ class Study:
         self._llm.answers.clear()
         request = SpeechRequest(text.text, VOICE, text.number)
         audio = np.concatenate([chunk.samples async for chunk in pipeline.synthesize(request, result)])
-        audio_16k = resample_poly(audio, SAMPLE_RATE_HZ, RATE_HZ)
+        audio_16k = resample(audio, SAMPLE_RATE_HZ, RATE_HZ)
         if self._audio_dir is not None:
             _write_wav(self._audio_dir / f"{text.number:04}.wav", audio_16k)
         heard = await self._heard(result.spoken_text, audio_16k)

@@ -48,7 +48,7 @@ from lab.train.utterance import audio_of
 from lab.voice.hearing import heard_as
 from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ
-from token2wav_service.features.audio import load_prompt_audio, resample_poly
+from token2wav_service.features.audio import load_prompt_audio, resample
 from token2wav_service.features.prompt_models import SPEAKER_ENCODER_FILE, SpeakerEncoder
 
 DEFAULT_OUT = Path("benchmarks/results/voice_cpu.json")
@@ -90,7 +90,7 @@ class Study:
             seed,
             timing,
             streamed,
-            offline=self._heard(text, resample_poly(offline, SAMPLE_RATE_HZ, RATE_HZ)),
+            offline=self._heard(text, resample(offline, SAMPLE_RATE_HZ, RATE_HZ)),
             source=self._heard(text, source_16k),
             band=bandwidth.bandwidth(streamed, audio_of(source, SAMPLE_RATE_HZ)),
             distances=(_known(semitones), _known(decibels)),
@@ -123,7 +123,7 @@ class Study:
         distances: tuple[float | None, float | None],
         band: bandwidth.Bandwidth | None = None,
     ) -> StudyRow:
-        audio_16k = resample_poly(streamed, SAMPLE_RATE_HZ, RATE_HZ)
+        audio_16k = resample(streamed, SAMPLE_RATE_HZ, RATE_HZ)
         return StudyRow(
             text=text,
             voice=voice,

@@ -35,7 +35,7 @@ from lab.voice.hearing import write_study
 from lab.voice.in_process import EmbeddedLM, EngineToken2Wav, make_pipeline
 from llm_service.aligner import Aligner
 from token2wav_service.contract import SAMPLE_RATE_HZ, TOKEN_RATE_HZ
-from token2wav_service.features.audio import resample_poly
+from token2wav_service.features.audio import resample
 
 DEFAULT_OUT = Path("benchmarks/results/word_times_cpu.json")
 VOICE = "default"
@@ -93,7 +93,7 @@ async def spoken(pipeline: Speaker, llm: RecordingLM, text: str, seed: int) -> T
     without = [*gatherer.push(even.finish(samples / SAMPLE_RATE_HZ)), *gatherer.finish()]
     aligner = pipeline.settings.aligner
     took_s = cpu_s(aligner, llm.answers) if aligner is not None else 0.0
-    audio_16k = resample_poly(np.concatenate(pieces), SAMPLE_RATE_HZ, RATE_HZ)
+    audio_16k = resample(np.concatenate(pieces), SAMPLE_RATE_HZ, RATE_HZ)
     return TimedSentence(text, audio_16k, tuple(words), tuple(without), took_s)
 
 

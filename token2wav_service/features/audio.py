@@ -9,10 +9,11 @@ import io
 import struct
 from functools import lru_cache
 from itertools import pairwise
-from math import ceil, gcd
+from math import ceil
 
 import numpy as np
 import soundfile
+import soxr
 
 from token2wav_service.contract import MAX_PROMPT_SECONDS, PROMPT_SAMPLE_RATE_HZ
 from token2wav_service.errors import InvalidPromptError
@@ -68,7 +69,7 @@ def load_prompt_audio(data: bytes) -> FloatArray:
         ) from err
     mono = _mixed_down(samples)
     _check_finite(mono)
-    return resample_poly(mono, rate_hz, PROMPT_SAMPLE_RATE_HZ)
+    return resample(mono, rate_hz, PROMPT_SAMPLE_RATE_HZ)
 
 
 def validate_prompt(samples: FloatArray) -> None:
@@ -259,15 +260,10 @@ def resample_16k_to_24k(audio_16k: FloatArray) -> FloatArray:
     return interleaved[: ceil(_NEW * len(audio_16k) / _ORIGINAL)]
 
 
-def resample_poly(samples: FloatArray, from_hz: int, to_hz: int) -> FloatArray:
-    """Resample [N] to [ceil(N * to_hz / from_hz)] float32 with a polyphase low-pass filter."""
-    if from_hz == to_hz:
-        return samples
-    from scipy import signal  # it takes a while to import, and most prompts are at 16 kHz
-
-    divisor = gcd(from_hz, to_hz)
-    resampled = signal.resample_poly(samples.astype(np.float64), to_hz // divisor, from_hz // divisor)
-    return np.asarray(resampled, np.float32)
+def resample(samples: FloatArray, from_hz: int, to_hz: int) -> FloatArray:
+    """Resample [N] float32 to [N * to_hz / from_hz], rounded, in SoX's high quality."""
+    resampled: FloatArray = samples if from_hz == to_hz else soxr.resample(samples, from_hz, to_hz)
+    return resampled
 
 
 @lru_cache(maxsize=1)

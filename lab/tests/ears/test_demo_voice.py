@@ -34,7 +34,7 @@ from servicekit.file_sums import write_sums
 from tests.workers import demo_checkpoint, free_ports, is_whole
 from token2wav_service.checkpoint.family import FLOW_WEIGHTS, HIFT_WEIGHTS
 from token2wav_service.contract import SAMPLE_RATE_HZ
-from token2wav_service.features.audio import resample_poly
+from token2wav_service.features.audio import resample
 from token2wav_service.features.prompt_models import SPEAKER_ENCODER_FILE, SpeakerEncoder
 
 pytestmark = [pytest.mark.quality, pytest.mark.servers, pytest.mark.slow]
@@ -105,7 +105,7 @@ def test_the_demo_voice_is_understood_and_sounds_clean(options: StackOptions, re
 
     spoken = asyncio.run(speak(options, texts, "default"))
 
-    heard = [recogniser.transcribe(resample_poly(audio, SAMPLE_RATE_HZ, RATE_HZ)) for audio in spoken]
+    heard = [recogniser.transcribe(resample(audio, SAMPLE_RATE_HZ, RATE_HZ)) for audio in spoken]
     errors = total(word_errors(text, transcript) for text, transcript in zip(texts, heard, strict=True))
     assert errors.rate <= MAX_WORD_ERROR_RATE, heard
     for audio in spoken:
@@ -122,7 +122,7 @@ def test_the_demo_voice_is_worth_hearing(options: StackOptions) -> None:
 
     spoken = asyncio.run(speak(options, sentences(SPOKEN), "default"))
 
-    scores = mean_opinion([critic.opinion(resample_poly(audio, SAMPLE_RATE_HZ, RATE_HZ)) for audio in spoken])
+    scores = mean_opinion([critic.opinion(resample(audio, SAMPLE_RATE_HZ, RATE_HZ)) for audio in spoken])
     assert scores.p808 >= MIN_P808 and scores.overall >= MIN_OVERALL, scores
 
 
@@ -134,7 +134,7 @@ def test_a_text_without_a_stop_is_spoken_and_nothing_else(options: StackOptions,
     texts = [words_of(front_end, text) for text in UNFINISHED]
     for text, audio in zip(texts, spoken, strict=True):
         assert len(audio) / SAMPLE_RATE_HZ <= LONGEST_PAUSE_S + SLOWEST_S_A_LETTER * len(text), text
-    heard = [recogniser.transcribe(resample_poly(audio, SAMPLE_RATE_HZ, RATE_HZ)) for audio in spoken]
+    heard = [recogniser.transcribe(resample(audio, SAMPLE_RATE_HZ, RATE_HZ)) for audio in spoken]
     errors = total(word_errors(text, transcript) for text, transcript in zip(texts, heard, strict=True))
     assert errors.rate <= MAX_UNFINISHED_ERROR_RATE, heard
 
@@ -151,7 +151,7 @@ def test_every_voice_speaks_in_its_own_voice(options: StackOptions, checkpoint: 
     rankings = []
     for voice in voices:
         for audio in asyncio.run(speak(options, sentences(1), voice.name)):
-            embedding = encoder.embed(resample_poly(audio, SAMPLE_RATE_HZ, RATE_HZ))
+            embedding = encoder.embed(resample(audio, SAMPLE_RATE_HZ, RATE_HZ))
             rankings.append(rank_speakers(voice.name, embedding, prompts))
 
     assert top1(rankings) == 1.0
@@ -191,6 +191,6 @@ def test_a_model_that_makes_noise_is_heard(
     listener = Listener(copy, "default", DEFAULT_SAMPLING)
 
     audio = listener.spoken(listener.tokens_of_text(SHORT_SENTENCE, seed=0)[:MAX_TOKENS])
-    errors = word_errors(SHORT_SENTENCE, recogniser.transcribe(resample_poly(audio, SAMPLE_RATE_HZ, RATE_HZ)))
+    errors = word_errors(SHORT_SENTENCE, recogniser.transcribe(resample(audio, SAMPLE_RATE_HZ, RATE_HZ)))
 
     assert errors.rate >= MIN_NOISE_ERROR_RATE if spoil else errors.rate <= MAX_WORD_ERROR_RATE
