@@ -35,8 +35,6 @@ BODY_BYTES_PER_S = 16 * 1024
 class WireLimits:
     """Limits on what one peer may send at once, in every dialect; each dialect has smaller limits of its own."""
 
-    max_upload_bytes: int = 32 * 1024 * 1024
-    """Most bytes of an HTTP body, recordings of voices included."""
     max_socket_message_bytes: int = 4 * 1024 * 1024
     """Most bytes of a WebSocket message; room for a voice prompt in base64."""
     max_grpc_message_bytes: int = 4 * 1024 * 1024

@@ -1,6 +1,6 @@
 """Checks the callers at the HTTP and WebSocket door, as plain ASGI that leaves streamed data unchanged.
 
-    CORS ─► origin and host ─► key ─► body limit ─► application
+    CORS ─► origin and host ─► key ─► application
 
 Refuses before a byte of the body is read. `gateway.speech.speaker` holds callers to their limits on speech.
 
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from gateway.access.access import Access
@@ -26,14 +26,7 @@ from gateway.access.caller import NOBODY, Caller, call_for
 from gateway.access.keys import key_of
 from gateway.dialects.errors import refusal
 from gateway.dialects.json_socket import refuse as refuse_socket
-from gateway.errors import (
-    AccessError,
-    ConfigError,
-    ForeignHostError,
-    ForeignOriginError,
-    GatewayError,
-    UploadTooLargeError,
-)
+from gateway.errors import AccessError, ConfigError, ForeignHostError, ForeignOriginError
 
 OPEN_PATHS = ("/", "/docs", "/openapi.json", "/health", "/healthz", "/readyz")
 """Paths that need no key for reading: probes, the interface's description, and the page, which asks for the key."""
@@ -51,13 +44,12 @@ _SHOWN_CHARACTERS = 100
 
 @dataclass(frozen=True)
 class HttpRules:
-    """What the door asks of everyone: of which pages a request may be, under which name it may come, and how large.
+    """What the door asks of everyone: of which pages a request may be, and under which name it may come.
 
     Whoever owns a name can have it point to 127.0.0.1; a browser then takes the gateway's answers for that site's own
     and lets its pages read them. An address in place of a name can't be bent so.
     """
 
-    max_upload_bytes: int
     allowed_origins: tuple[str, ...] = ()
     """Origins such as `https://app.example`, whose pages may ask beside the gateway's own; `*` is all."""
     trusts_names: bool = True
@@ -165,20 +157,14 @@ class AccessMiddleware:
         try:
             caller = self._admit(scope)
         except AccessError as error:
-            await refuse(scope, receive, send, error)
+            response = refusal(scope, error)
+            if scope["type"] == "http":
+                await response(scope, receive, send)
+            else:
+                await refuse_socket(WebSocket(scope, receive, send), response)
             return
         call_for(caller)  # each request and socket has a task of its own
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        body = _BoundedBody(receive, send, self._rules.max_upload_bytes)
-        try:
-            body.check_announced(Headers(scope=scope).get("content-length"))
-            await self._app(scope, body.receive, body.send)
-        except UploadTooLargeError as error:
-            if body.is_answered:
-                raise
-            await refuse(scope, receive, send, error)
+        await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> Caller:
         headers, method = Headers(scope=scope), scope.get("method")
@@ -197,47 +183,3 @@ def presented_key(headers: Headers) -> bytes | None:
 
 def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
-
-
-class _BoundedBody:
-    """Counts a body on its way to the application."""
-
-    def __init__(self, receive: Receive, send: Send, max_bytes: int) -> None:
-        self._receive = receive
-        self._send = send
-        self._max_bytes = max_bytes
-        self._left = max_bytes
-        self.is_answered = False
-
-    def check_announced(self, content_length: str | None) -> None:
-        """Refuse a body whose declared length is too long; the server checks the rest of the header."""
-        if content_length is not None and content_length.isdecimal() and int(content_length[:20]) > self._max_bytes:
-            raise self._too_large()
-
-    async def receive(self) -> Message:
-        """Hand a message on.
-
-        Raises:
-            UploadTooLargeError: with it the body passes the limit.
-        """
-        message = await self._receive()
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
-            raise self._too_large()
-        return message
-
-    async def send(self, message: Message) -> None:
-        self.is_answered = True
-        await self._send(message)
-
-    def _too_large(self) -> UploadTooLargeError:
-        return UploadTooLargeError(f"the request body passes {self._max_bytes} bytes; send less at once")
-
-
-async def refuse(scope: Scope, receive: Receive, send: Send, error: GatewayError) -> None:
-    """Answer an HTTP request or a WebSocket's handshake with an error; nothing may have been answered before."""
-    response = refusal(scope, error)
-    if scope["type"] == "websocket":
-        await refuse_socket(WebSocket(scope, receive, send), response)
-    else:
-        await response(scope, receive, send)

@@ -150,7 +150,7 @@ def http_rules(settings: AccessSettings, host: str) -> HttpRules:
     """Return the rules of `guarded`."""
     is_private = not settings.has_keys and is_loopback(host) and ANY_ORIGIN not in settings.allowed_origins
     hosts = frozenset(map(str.lower, settings.allowed_hosts)) if is_private else None
-    return HttpRules(settings.wire.max_upload_bytes, settings.allowed_origins, settings.has_keys, hosts)
+    return HttpRules(settings.allowed_origins, settings.has_keys, hosts)
 
 
 def _wire_limits(settings: AccessSettings) -> WireLimits:

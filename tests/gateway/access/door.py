@@ -204,4 +204,4 @@ def _trust() -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(TLS.certificate))
 
 
-SMALL = WireLimits(max_upload_bytes=2000, max_socket_message_bytes=2000, max_header_bytes=2000, max_connections=50)
+SMALL = WireLimits(max_socket_message_bytes=2000, max_header_bytes=2000, max_connections=50)

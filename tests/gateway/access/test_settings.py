@@ -121,7 +121,7 @@ OWN, APP, EVIL = "http://127.0.0.1:8080", "https://app.example", "https://evil.e
     ],
 )
 def test_own_and_listed_pages_may_send_forms_and_open_sockets(origin: str | None, host: str) -> None:
-    rules = HttpRules(0, (APP,), trusts_names=False)
+    rules = HttpRules((APP,), trusts_names=False)
     for method in ("POST", "DELETE", None):
         rules.check_origin(method, origin, host)
 
@@ -140,7 +140,7 @@ def test_own_and_listed_pages_may_send_forms_and_open_sockets(origin: str | None
     ],
 )
 def test_foreign_pages_may_not(origin: str, host: str | None) -> None:
-    rules = HttpRules(0, (APP,), trusts_names=False)
+    rules = HttpRules((APP,), trusts_names=False)
     rules.check_origin("GET", origin, host)
     for method in ("POST", "DELETE", None):
         with pytest.raises(ForeignOriginError, match="--allowed-origin"):
@@ -148,8 +148,8 @@ def test_foreign_pages_may_not(origin: str, host: str | None) -> None:
 
 
 def test_with_keys_a_page_may_be_the_gateways_own_under_any_name() -> None:
-    HttpRules(0).check_origin("POST", "https://tts.example", "tts.example")
+    HttpRules().check_origin("POST", "https://tts.example", "tts.example")
 
 
 def test_all_origins_can_be_allowed() -> None:
-    HttpRules(0, ("*",), trusts_names=False).check_origin("POST", EVIL, "127.0.0.1")
+    HttpRules(("*",), trusts_names=False).check_origin("POST", EVIL, "127.0.0.1")
