@@ -122,8 +122,7 @@ class SsmlReader:
         if self._problem is not None:  # nothing behind it is read
             raise self._problem
 
-    def start(self, name: str, attributes: dict[str, str], at: int) -> None:
-        """See `XmlReader.start`."""
+    def _start(self, name: str, attributes: dict[str, str], at: int) -> None:
         if self._stack and self._stack[-1].name in (*_REPLACED, "break"):
             raise XmlProblem(f"<{self._stack[-1].name}> may hold no other element")
         above = self._stack[-1].manner if self._stack else PLAIN
@@ -139,8 +138,7 @@ class SsmlReader:
         else:
             self._note(at, *self._border(name, element.manner != above))
 
-    def end(self, name: str, at: int) -> None:
-        """See `XmlReader.end`."""
+    def _end(self, name: str, at: int) -> None:
         element = self._stack.pop()
         manner = self._stack[-1].manner if self._stack else PLAIN
         if self._own_tag.fullmatch(f"</{name}>"):
@@ -150,8 +148,7 @@ class SsmlReader:
         elif name != "break":
             self._note(at, *self._border(name, element.manner != manner), manner=element.manner)
 
-    def text(self, text: str, at: int) -> None:
-        """See `XmlReader.text`."""
+    def _heard(self, text: str, at: int) -> None:
         text = cleaned(text)
         within = self._stack[-1].name if self._stack else ""
         if within == "break" and text.strip():
@@ -185,7 +182,7 @@ class SsmlReader:
 
     def _open(self) -> None:
         begun, self._begun = self._begun, ""
-        self._document = OpenDocument(self, "SSML", "input", None if _BEGINS.match(begun) else _ROOT)
+        self._document = OpenDocument(self._start, self._end, self._heard, None if _BEGINS.match(begun) else _ROOT)
         self._document.feed(begun)
 
     def _end_part(self) -> None:

@@ -1,33 +1,17 @@
-"""Reads XML that callers send: no document types, entities or files of others; bounded in depth and size.
+"""Reads the XML of SSML: no document types, entities or files of others; bounded in depth and size.
 
 Tells what it reads with positions in the text, and what is wrong with line and column. Knows no vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 from xml.parsers import expat
 
 from gateway.errors import InvalidRequestError
 
 MAX_DEPTH = 32
 """Most levels of nested elements."""
-
-
-class XmlReader(Protocol):
-    """Is told of a document from its beginning to its end."""
-
-    def start(self, name: str, attributes: dict[str, str], at: int) -> None:
-        """Note that an element begins; raise `XmlProblem` if it may not."""
-        ...
-
-    def end(self, name: str, at: int) -> None:
-        """Note that an element ends; of an empty one at its own beginning."""
-        ...
-
-    def text(self, text: str, at: int) -> None:
-        """Note text, with character references read; of one stretch maybe in parts."""
-        ...
 
 
 class XmlProblem(Exception):
@@ -40,17 +24,22 @@ class XmlProblem(Exception):
 class OpenDocument:
     """A document that arrives in pieces."""
 
-    def __init__(self, reader: XmlReader, kind: str, param: str, root: str | None = None) -> None:
+    def __init__(
+        self,
+        on_start: Callable[[str, dict[str, str], int], None],
+        on_end: Callable[[str, int], None],
+        on_text: Callable[[str, int], None],
+        root: str | None = None,
+    ) -> None:
         """Begin a document.
 
         Args:
-            reader: is told of everything.
-            kind: what the document is called in errors.
-            param: what the field is called that brings it.
+            on_start: is told of an element's beginning: name, attributes and position; may raise `XmlProblem`.
+            on_end: is told of its end, of an empty one at its own beginning.
+            on_text: is told of text, with character references read; of one stretch maybe in parts.
             root: an element that is put around what comes; None: it has one of its own.
         """
-        self._kind, self._param, self._root = kind, param, root
-        self._reader = reader
+        self._on_start, self._on_end, self._on_text, self._root = on_start, on_end, on_text, root
         self._prefix = "" if root is None else f"<{root}>"
         self._data = bytearray()
         """Bytes received since the last event."""
@@ -97,7 +86,7 @@ class OpenDocument:
     def _refusal(self, problem: str, line: int, column: int) -> InvalidRequestError:
         column += 1 - (len(self._prefix) if line == 1 else 0)
         place = f"line {line}, column {max(column, 1)}"
-        return InvalidRequestError(f"the {self._kind} can't be read at {place}: {problem}", param=self._param)
+        return InvalidRequestError(f"the SSML can't be read at {place}: {problem}", param="input")
 
     def _place(self) -> int:
         """Return the position in the text of what is read now."""
@@ -118,12 +107,12 @@ class OpenDocument:
         self._note_place()
         if self._depth > MAX_DEPTH:
             raise XmlProblem(f"<{name}> lies within {MAX_DEPTH} others, the most there may be")
-        self._reader.start(name, attributes, max(self._place(), 0))
+        self._on_start(name, attributes, max(self._place(), 0))
 
     def _end(self, name: str) -> None:
         self._depth -= 1
         self._element = name
-        self._reader.end(name, self._place())
+        self._on_end(name, self._place())
 
     def _made_parser(self) -> expat.XMLParserType:
         def refuse_doctype(*_: object) -> None:
@@ -136,7 +125,7 @@ class OpenDocument:
             parser.SetReparseDeferralEnabled(False)
         parser.StartElementHandler = self._start
         parser.EndElementHandler = self._end
-        parser.CharacterDataHandler = lambda text: self._reader.text(text, self._place())
+        parser.CharacterDataHandler = lambda text: self._on_text(text, self._place())
         parser.StartDoctypeDeclHandler = refuse_doctype
         parser.EntityDeclHandler = refuse_doctype
         return parser
