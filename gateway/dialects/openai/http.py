@@ -13,6 +13,7 @@ Clients that were seen ignore the error's event, so that only a broken connectio
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
@@ -144,12 +145,10 @@ async def audio_events(host: Host, wanted: OpenAISpeech, result: SpeechResult) -
         GatewayError: see `bare_audio`; if audio came before, an event has told of it.
     """
     is_started = False
-    usage = _Usage(result, host.encode_text)
     words: list[WordTime] | None = [] if wanted.has_word_times else None
     try:
         async with aclosing(bare_audio(host, wanted.speech, wanted.output, wanted.speed, result, words)) as pieces:
             async for piece in pieces:
-                usage.count_text()
                 # One write for all: a client that separates chunks by time would see several in single events.
                 parts = (piece[at : at + _MAX_DELTA_BYTES] for at in range(0, len(piece), _MAX_DELTA_BYTES))
                 deltas = (base64.b64encode(part).decode() for part in parts)
@@ -163,33 +162,15 @@ async def audio_events(host: Host, wanted: OpenAISpeech, result: SpeechResult) -
         if is_started:
             yield _event({"type": "error", "error": error_object(error)})
         raise
-    done = {"type": "speech.audio.done", "usage": usage.report(), "spoken_text": result.spoken_text}
+    usage = await asyncio.to_thread(_usage, result, host.encode_text)  # a long text takes its time
+    done = {"type": "speech.audio.done", "usage": usage, "spoken_text": result.spoken_text}
     yield _event(done | warning_field(result))
 
 
-class _Usage:
-    """Counts what a speech took: text as the LLM got it, without the voice's prompt, and speech tokens, 25 a second."""
-
-    def __init__(self, result: SpeechResult, encode_text: Callable[[str], list[int]]) -> None:
-        self._result = result
-        self._encode_text = encode_text
-        self._counted_spans = 0
-        self._text_tokens = 0
-
-    def count_text(self) -> None:
-        """Count the segments that are new; on the way, as a long text takes its time."""
-        for span in self._result.spans[self._counted_spans :]:
-            self._text_tokens += len(self._encode_text(span.segment.text))
-            self._counted_spans += 1
-
-    def report(self) -> dict[str, int]:
-        self.count_text()
-        speech_tokens = self._result.speech_tokens
-        return {
-            "input_tokens": self._text_tokens,
-            "output_tokens": speech_tokens,
-            "total_tokens": self._text_tokens + speech_tokens,
-        }
+def _usage(result: SpeechResult, encode_text: Callable[[str], list[int]]) -> dict[str, int]:
+    """Count what a speech took: text as the LLM got it, without the voice's prompt, and speech tokens, 25 a second."""
+    text, speech = sum(len(encode_text(span.segment.text)) for span in result.spans), result.speech_tokens
+    return {"input_tokens": text, "output_tokens": speech, "total_tokens": text + speech}
 
 
 def _pieces(chunk: AudioChunk, is_whole: bool) -> Iterator[FloatArray]:
