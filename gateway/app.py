@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gateway.access.access import Access
-from gateway.access.caller import caller_name
 from gateway.access.settings import open_access
 from gateway.audio import load_codecs
 from gateway.config import GatewayConfig
@@ -193,7 +192,7 @@ def _open_voices(
     config: GatewayConfig, token2wav: RoutedToken2Wav, access: Access, transcripts: TranscriptCheck
 ) -> VoiceRegistry:
     ledger, key = access.ledger, access.key_of_call
-    voices = open_registry(config.voices_dir, config.voices, token2wav, ledger, key, caller_name, transcripts)
+    voices = open_registry(config.voices_dir, config.voices, token2wav, ledger, key, transcripts)
     if config.warm_up_voice not in voices.names:
         raise ConfigError(f"warm-up voice {config.warm_up_voice!r} is not one of {voices.names} in {config.voices_dir}")
     return voices

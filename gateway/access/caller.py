@@ -48,11 +48,6 @@ call_for: Callable[[Caller], object] = _caller.set
 """Has the rest of the running task, and tasks that it starts, run on behalf of a caller."""
 
 
-def caller_name() -> str:
-    """Return the name of the current caller."""
-    return current_caller().name
-
-
 @contextmanager
 def calling(caller: Caller) -> Iterator[None]:
     """Do what is inside on behalf of a caller, tasks that are started there included."""

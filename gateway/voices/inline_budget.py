@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from weakref import WeakValueDictionary
 
+from gateway.access.caller import current_caller
 from gateway.errors import VoiceRateError
 from gateway.ledger import CallerLedger
 
@@ -16,32 +17,28 @@ from gateway.ledger import CallerLedger
 class InlineVoiceBudget:
     """Bounds the new voices that callers bring, over all processes of a gateway."""
 
-    def __init__(
-        self, ledger: CallerLedger, voices_per_minute: int = 30, bytes_per_minute: int = 32 * 1024 * 1024
-    ) -> None:
-        """Begin with nothing brought.
+    voices_per_minute = 30
+    """Most new voices of one caller in any minute."""
+    bytes_per_minute = 32 * 1024 * 1024
+    """Most bytes of their recordings as they come; samples count 4 bytes each."""
 
-        Args:
-            ledger: counts what each caller has brought.
-            voices_per_minute: of one caller, in any minute.
-            bytes_per_minute: of recordings as they come; samples count 4 bytes each.
-        """
+    def __init__(self, ledger: CallerLedger) -> None:
+        """Begin with nothing brought; the ledger counts what each caller has brought."""
         self._ledger = ledger
-        self._limits = (voices_per_minute, bytes_per_minute)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def take(self, caller: str, voice: str, recording_bytes: int) -> None:
-        """Count a new voice, before anything is computed for it; `voice` names it by its content.
+    def take(self, voice: str, recording_bytes: int) -> None:
+        """Count a new voice of the current caller, before it is computed; `voice` names it by its content.
 
         Raises:
             VoiceRateError: too many voices, or too much of them, within the last minute.
         """
-        most, most_bytes = self._limits
-        wait_s = self._ledger.may_in("bring", caller, most, most_bytes, voice, recording_bytes)
+        most, most_bytes = self.voices_per_minute, self.bytes_per_minute
+        wait_s = self._ledger.may_in("bring", current_caller().name, most, most_bytes, voice, recording_bytes)
         if wait_s > 0:
             got = f"more than {most} new voices or {most_bytes} bytes of them a minute from one caller"
             raise VoiceRateError(f"{got}; try again in {wait_s:.0f} s", retry_after_s=wait_s)
 
-    def turn(self, caller: str) -> asyncio.Lock:
-        """Return the caller's lock for making a voice: one at a time, so that other callers come in between."""
-        return self._turns.setdefault(caller, asyncio.Lock())
+    def turn(self) -> asyncio.Lock:
+        """Return the current caller's lock for making a voice: one at a time, so that others come in between."""
+        return self._turns.setdefault(current_caller().name, asyncio.Lock())

@@ -84,7 +84,6 @@ class VoiceRegistry:
         aliases: VoiceAliases = NO_ALIASES,
         viewer: Callable[[], Viewer] = lambda: EVERYBODY,
         budget: InlineVoiceBudget | None = None,
-        caller: Callable[[], str] = lambda: "",
         transcripts: TranscriptCheck | None = None,
     ) -> None:
         """Register nothing yet.
@@ -96,11 +95,9 @@ class VoiceRegistry:
             aliases: other names; callers can't give them to their voices.
             viewer: tells on whose behalf the call under way looks created voices up.
             budget: of voices that come with requests; None: there is no bound.
-            caller: names who brings them.
             transcripts: judges the operator's voices and those of requests; None: by their length only.
         """
         self._budget = budget
-        self._caller = caller
         self._token2wav = token2wav
         self._voices = {voice.name: voice for voice in voices or []}
         self._store = store
@@ -293,8 +290,8 @@ class VoiceRegistry:
         if key not in self._registrations:
             if self._budget is not None and isinstance(source, InlineVoice):
                 audio = source.audio
-                self._budget.take(self._caller(), key, len(audio) if isinstance(audio, bytes) else audio.nbytes)
-            task = asyncio.create_task(self._register(source, self._caller()), name=f"register-{key}")
+                self._budget.take(key, len(audio) if isinstance(audio, bytes) else audio.nbytes)
+            task = asyncio.create_task(self._register(source), name=f"register-{key}")
             task.add_done_callback(note_end)
             self._registrations[key] = task
         return self._registrations[key]
@@ -305,10 +302,10 @@ class VoiceRegistry:
         if len(self._known) > self.max_known:
             del self._known[next(iter(self._known))]
 
-    async def _register(self, source: NamedVoice | StoredVoice | InlineVoice, caller: str) -> RegisteredVoice:
+    async def _register(self, source: NamedVoice | StoredVoice | InlineVoice) -> RegisteredVoice:
         if isinstance(source, InlineVoice):
             # A voice that a caller brings waits for its caller's others.
-            async with nullcontext() if self._budget is None else self._budget.turn(caller):
+            async with nullcontext() if self._budget is None else self._budget.turn():
                 audio = await readable(source.audio) if isinstance(source.audio, bytes) else source.audio
                 return await self._token2wav.register_voice(audio)
         if isinstance(source, StoredVoice):

@@ -36,34 +36,23 @@ def open_registry(
     token2wav: VoiceService,
     ledger: CallerLedger,
     key_of_call: Callable[[], str | None] = lambda: None,
-    caller: Callable[[], str] = lambda: "",
     transcripts: TranscriptCheck | None = None,
 ) -> VoiceRegistry:
     """Find all voices; to be called inside the running event loop.
 
     Args:
-        voices_dir: the operator's.
-        settings: everything else about voices.
-        token2wav: where voices are registered.
         ledger: counts the voices that callers bring and create.
         key_of_call: tells which key the call under way came with; see `Viewer.key`.
-        caller: names who calls; voices that come with requests are counted by it.
-        transcripts: see `VoiceRegistry`.
 
     Raises:
         ConfigError: a directory that can't be used; see `load_voices` and `VoiceDirectory`.
     """
-    named = load_voices(voices_dir)
-    store = None
+    named, store = load_voices(voices_dir), None
     if settings.created_dir is not None:
         directory = VoiceDirectory(settings.created_dir)
         store = CreatedVoices(directory, token2wav, settings.limits, ledger, transcripts=transcripts)
-    budget = InlineVoiceBudget(ledger)
-
-    def viewer() -> Viewer:
-        return Viewer(key_of_call(), settings.is_shared)
-
-    return VoiceRegistry(token2wav, named, store, settings.aliases, viewer, budget, caller, transcripts=transcripts)
+    parts = (settings.aliases, lambda: Viewer(key_of_call(), settings.is_shared), InlineVoiceBudget(ledger))
+    return VoiceRegistry(token2wav, named, store, *parts, transcripts)
 
 
 def voice_settings(args: argparse.Namespace) -> VoiceSettings:

@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from gateway.access.caller import Caller, calling
 from gateway.core import FloatArray, InlineVoice, RegisteredVoice
 from gateway.dialects.answers import error_headers
 from gateway.errors import VoiceRateError, wire_status
@@ -23,12 +24,14 @@ class World:
         self.clock = ManualClock()
         self.caller = "loud"
         self.token2wav = token2wav or FakeToken2Wav()
-        budget = InlineVoiceBudget(CallerLedger(self.clock), **limits)
-        self.registry = VoiceRegistry(self.token2wav, budget=budget, caller=lambda: self.caller)
+        budget = InlineVoiceBudget(CallerLedger(self.clock))
+        vars(budget).update(limits)
+        self.registry = VoiceRegistry(self.token2wav, budget=budget)
 
     async def bring(self, number: int, seconds: float = 1.0) -> None:
         samples = np.full(int(seconds * 16_000), number / 1000, np.float32)
-        await self.registry.resolve(InlineVoice(samples))
+        with calling(Caller(self.caller)):
+            await self.registry.resolve(InlineVoice(samples))
 
 
 async def test_a_caller_brings_so_many_new_voices_a_minute_and_others_theirs() -> None:
