@@ -108,7 +108,6 @@ async def open_gateway(
                 default_format=default_format(load_codecs()),
                 limits=HostLimits(run_ahead_s=config.run_ahead_s),
                 declaration=checkpoint.declaration,
-                routes=routes,
                 drain=partial(drain, gate, readiness, config.drain_delay_s, config.drain_timeout_s),
             )
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from gateway.audio import AudioFormat
 from gateway.delivery import DEFAULT_RUN_AHEAD_S
 from gateway.lexicons import LexiconBook
-from gateway.lifecycle.gate import Routes
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.speaker import Speaker
 from gateway.voices.registry import VoiceRegistry
@@ -59,7 +58,5 @@ class Host:
     limits: HostLimits = field(default_factory=HostLimits)
     declaration: CheckpointDeclaration = field(default_factory=CheckpointDeclaration)
     """The checkpoint's declaration of itself."""
-    routes: Routes | None = None
-    """The replicas behind the pipeline; None where the pipeline speaks to fixed services."""
     drain: Callable[[], Awaitable[None]] | None = None
     """Lets open streams end before the doors close."""

@@ -12,7 +12,7 @@ from gateway.core import SessionHold
 from gateway.errors import GatewayError, NotReadyError
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.admission_queue import AdmissionQueue, QueueEntry
-from gateway.routing.replica import LOOK_AGAIN_S, Replica
+from gateway.routing.replica import LOOK_AGAIN_S
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import Clock
 from servicekit.tasks import stop
@@ -42,10 +42,6 @@ class Routes:
         self.lag.stop()
         await self.llm.close()
         await self.token2wav.close()
-
-    def snapshot(self) -> tuple[Replica, ...]:
-        """Return the replicas of both services."""
-        return self.llm.snapshot() + self.token2wav.snapshot()
 
 
 class Gate:

@@ -22,6 +22,7 @@ from gateway.config import GatewayConfig
 from gateway.core import FloatArray
 from gateway.errors import LLMError, LLMUnavailableError, NotReadyError, Token2WavError, Token2WavUnavailableError
 from gateway.host import Host
+from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.replica import RoutingSettings
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.session import SpeechSession
@@ -200,8 +201,8 @@ async def test_a_text_goes_on_being_spoken_while_it_is_written_when_the_only_llm
         (span,) = result.spans
         assert span.segment.text.endswith("while nobody could speak.") and result.finish_reason is not None
         assert heard == result.speech_tokens * SAMPLES_PER_TOKEN
-        assert gateway.routes is not None
-        assert sum(status.failovers_total for status in gateway.routes.llm.snapshot()) >= 1
+        assert isinstance(gateway.readiness.llm, RoutedSpeechLM)
+        assert sum(status.failovers_total for status in gateway.readiness.llm.snapshot()) >= 1
         assert mortal.llm_metric("requests_running") == 0
 
 
