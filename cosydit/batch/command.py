@@ -24,6 +24,7 @@ from cosydit.bench.types import (
     SpeechInput,
     add_source_options,
     count,
+    http_url,
     pair,
     zero_or_more,
 )
@@ -240,9 +241,7 @@ def _on_gpu(args: argparse.Namespace, host: Machine) -> Iterator[None]:
 
 def _base_url(text: str) -> str:
     """Return scheme, host and port; the original's option has the path in it, which the backend decides here."""
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected something like http://127.0.0.1:8000")
+    parts = urlsplit(http_url(text))
     return f"{parts.scheme}://{parts.netloc}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from servicekit.logs import PlainError
 from servicekit.settings import argument, whole
@@ -124,6 +125,22 @@ def pair(text: str) -> tuple[str, str]:
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"got {text!r}, expected NAME=VALUE")
     return name, value
+
+
+def http_url(text: str) -> str:
+    """Read an argument that is the URL of an HTTP service.
+
+    Raises:
+        ArgumentTypeError: it is something else.
+    """
+    try:
+        parts = urlsplit(text)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets or a port that are none
+        is_url = False
+    if not is_url:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a URL such as http://127.0.0.1:8000")
+    return text
 
 
 def add_source_options(group: argparse._ArgumentGroup, with_text: bool = False) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.live import Live
 
-from cosydit.bench.scrape import Watch
+from cosydit.bench.types import http_url
+from cosydit.cli.scrape import Watch
 from cosydit.cli.top_view import draw
 from cosydit.stack.stack import default_work_dir, running_metrics
 from servicekit.clock import SystemClock
@@ -28,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("top", help="watch running services in the terminal")
     for name, url in _DEFAULTS.items():
         text = f"metrics of a {name} process; may be repeated (default: of a running `cosydit serve`, else {url})"
-        parser.add_argument(f"--{name}", action="append", type=_metrics_url, metavar="URL", help=text)
+        parser.add_argument(f"--{name}", action="append", type=http_url, metavar="URL", help=text)
     parser.add_argument("--work-dir", type=Path, help="work directory of the running serve (default: ~/.cache/cosydit)")
     parser.add_argument("--once", action="store_true", help="show the figures since the services' start once, and stop")
     parser.set_defaults(run=run)
@@ -56,22 +56,3 @@ def _urls(args: argparse.Namespace) -> dict[str, list[str]]:
     """Return the pages to read: those named, else of what `cosydit serve` runs here, else at the default ports."""
     found = running_metrics(args.work_dir or default_work_dir())
     return {name: getattr(args, name) or (found.get(name, []) if found else [url]) for name, url in _DEFAULTS.items()}
-
-
-def _metrics_url(text: str) -> str:
-    """Return the URL.
-
-    Raises:
-        ArgumentTypeError: it is none of HTTP.
-    """
-    if not _is_http_url(text):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a URL such as {_DEFAULTS['token2wav']}")
-    return text
-
-
-def _is_http_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets or a port that are none
-        return False

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cosydit.bench.scrape import EMPTY, Scrape, Watch, WatchedService, Window, quantile
+from cosydit.cli.scrape import EMPTY, Scrape, Watch, WatchedService, Window, quantile
 from cosydit.cli.main import main
 from cosydit.cli.top_view import draw
 from cosydit.stack.stack import RUNNING_FILE, announced, running_metrics

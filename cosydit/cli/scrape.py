@@ -10,7 +10,7 @@ import math
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -21,7 +21,6 @@ from servicekit.clock import Clock
 
 Labels = frozenset[tuple[str, str]]
 NO_ANSWER = "no answer"
-_BOUND = "le"
 
 
 @dataclass(frozen=True)
@@ -51,14 +50,6 @@ class Scrape:
         wanted = set(labels.items())
         values = [value for found, value in self.samples.get(name, {}).items() if wanted <= found]
         return sum(values) if values else None
-
-    def by(self, name: str, label: str) -> dict[str, float]:
-        """Return the sums of a name's samples for each value of a label."""
-        sums: dict[str, float] = {}
-        for labels, value in self.samples.get(name, {}).items():
-            key = dict(labels).get(label, "")
-            sums[key] = sums.get(key, 0.0) + value
-        return sums
 
 
 EMPTY = Scrape(0.0, {})
@@ -100,13 +91,10 @@ class Window:
 
     def quantile(self, histogram: str, share: float) -> float | None:
         """Return a quantile of what a histogram counted, as PromQL's `histogram_quantile` does; None if nothing."""
-        return quantile(list(self._buckets(histogram)), share)
-
-    def _buckets(self, histogram: str) -> Iterator[tuple[float, float]]:
         name = f"{histogram}_bucket"
-        bounds = self.after.by(name, _BOUND)
-        for bound in sorted(bounds, key=float):
-            yield float(bound), self.growth(name, **{_BOUND: bound}) or 0.0
+        bounds = {dict(labels).get("le", "") for labels in self.after.samples.get(name, {})}
+        counts = [(float(bound), self.growth(name, le=bound) or 0.0) for bound in bounds]
+        return quantile(sorted(counts), share)
 
 
 def quantile(buckets: list[tuple[float, float]], share: float) -> float | None:
