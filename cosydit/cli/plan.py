@@ -9,17 +9,19 @@ More of an arrangement serve that many times its listeners, which is the one thi
 from __future__ import annotations
 
 import argparse
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
+
+from pydantic import TypeAdapter
 
 from servicekit.checkpoint_file import FamilyName
 from servicekit.logs import PlainError
+from servicekit.settings import COUNT, argument, number
 
-DEFAULT_HEADROOM = 0.3
+DEFAULT_HEADROOM, MOST_HEADROOM = 0.3, 0.99
 MOST_UNDERRUNS = 0.01
 """Share of utterances that may run dry when playback begins at the first sample."""
 _ROUNDING = 1e-9
@@ -28,8 +30,6 @@ FAMILIES = get_args(FamilyName)
 """Families of checkpoints; each is as fast as its own models, so that no other's points say anything of it."""
 DEFAULT_FAMILY = FAMILIES[0]
 _FILES = Path(__file__).parent
-_PREFIX, _SUFFIX = "capacity_", ".json"
-_POINT = ("listeners", "ttfa_p95_ms", "underrun_ratio", "is_held")
 
 
 class PlanError(PlainError):
@@ -56,9 +56,8 @@ class Arrangement:
     llm_gpus: int
     """GPUs of the LLM; 0: both services are on each of the `token2wav_gpus`."""
     token2wav_gpus: int
-    kind: str
-    """Origin of the figures: `measured` or `simulated`."""
-    source: str
+    source: Mapping[str, str]
+    """Origin of the figures: `kind`, which is measured or simulated, and `text`."""
     points: tuple[CapacityPoint, ...]
 
     @property
@@ -69,7 +68,7 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class Curves:
-    """One GPU kind's arrangements."""
+    """One GPU kind's arrangements, as a file has them."""
 
     gpu: str
     token2wav_alone: str
@@ -109,14 +108,15 @@ class Proposal:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("plan", help="say how many GPUs a number of listeners needs")
     add = parser.add_argument
-    add("--listeners", type=int, required=True, help="number of listeners who hear speech at the same time")
+    listeners = "number of listeners who hear speech at the same time"
+    add("--listeners", type=argument(COUNT), required=True, help=listeners)
     bound = "milliseconds to first audio that 95 %% of requests must stay below"
-    add("--p95-ms", type=float, required=True, help=bound)
+    add("--p95-ms", type=argument(number(is_open=True)), required=True, help=bound)
     add("--gpu", default="h200", help=f"kind of GPU: {', '.join(known_gpus())} (default %(default)s)")
     family = "family of the checkpoint (default %(default)s)"
     add("--family", choices=FAMILIES, default=DEFAULT_FAMILY, help=family)
     free = "share of the capacity that stays free for bursts and lost replicas (default %(default)s)"
-    add("--headroom", type=float, default=DEFAULT_HEADROOM, help=free)
+    add("--headroom", type=argument(number(most=MOST_HEADROOM)), default=DEFAULT_HEADROOM, help=free)
     parser.set_defaults(run=run)
 
 
@@ -156,19 +156,19 @@ def _proposal(proposal: Proposal, kind: str) -> list[str]:
         head = f"  {token2wav} {kind}, each with both services under MPS"
         each = "one GPU"
     bound = ", the most that was tried" if proposal.is_end_of_curve else ""
-    return [head, f"    {each}: {proposal.capacity:.0f} listeners{bound}; {arrangement.kind}: {arrangement.source}"]
+    origin = "{kind}: {text}".format(**arrangement.source)
+    return [head, f"    {each}: {proposal.capacity:.0f} listeners{bound}; {origin}"]
 
 
 def known_gpus(family: str = DEFAULT_FAMILY) -> list[str]:
     """Return the GPU kinds that there are points of, for a family."""
-    stems = [path.stem.removeprefix(_PREFIX) for path in _FILES.glob(f"{_PREFIX}*{_SUFFIX}")]
-    of_families = [tuple(stem.split("_", 1)) if "_" in stem else (stem, DEFAULT_FAMILY) for stem in stems]
-    return sorted(gpu for gpu, of in of_families if of == family)
+    gpus = {path.stem.split("_")[1] for path in _FILES.glob(points_file("*", family))}
+    return sorted(gpu for gpu in gpus if (_FILES / points_file(gpu, family)).is_file())
 
 
 def points_file(gpu: str, family: str = DEFAULT_FAMILY) -> str:
     """Return what the file with a GPU kind's points is called."""
-    return f"{_PREFIX}{gpu}{'' if family == DEFAULT_FAMILY else f'_{family}'}{_SUFFIX}"
+    return f"capacity_{gpu}{'' if family == DEFAULT_FAMILY else f'_{family}'}.json"
 
 
 def read_curves(gpu: str, family: str = DEFAULT_FAMILY) -> Curves:
@@ -184,16 +184,15 @@ def read_curves(gpu: str, family: str = DEFAULT_FAMILY) -> Curves:
     if gpu not in known:
         got = f"got GPU {gpu!r}, expected one of {', '.join(known)}: no other was measured"
         raise PlanError(f"{got}; bash benchmarks/gpu.sh measures one, and docs/capacity.md says what next")
-    return _curves(json.loads((_FILES / points_file(gpu, family)).read_text("utf-8")))
+    return TypeAdapter(Curves).validate_json((_FILES / points_file(gpu, family)).read_bytes())
 
 
 def propose(curves: Curves, demand: Demand) -> list[Proposal]:
     """Return what each arrangement needs, the fewest GPUs first.
 
     Raises:
-        PlanError: a demand that makes no sense, or that no arrangement meets at any load.
+        PlanError: no arrangement meets the demand at any load.
     """
-    _check(demand)
     proposals = []
     for arrangement in curves.arrangements:
         capacity, is_end = most_listeners(arrangement.points, demand.p95_ms)
@@ -223,23 +222,3 @@ def most_listeners(points: Sequence[CapacityPoint], p95_ms: float) -> tuple[floa
             return best, False
         best, before = point.listeners, point
     return best, True
-
-
-def _check(demand: Demand) -> None:
-    if demand.listeners < 1:
-        raise PlanError(f"got {demand.listeners} listeners, expected at least 1")
-    if not (math.isfinite(demand.p95_ms) and demand.p95_ms > 0):
-        raise PlanError(f"got a p95 of {demand.p95_ms:g} ms, expected a finite number above 0")
-    if not 0 <= demand.headroom < 1:
-        raise PlanError(f"got a headroom of {demand.headroom:g}, expected 0 or more and less than 1")
-
-
-def _curves(content: dict[str, Any]) -> Curves:
-    arrangements = tuple(map(_arrangement, content["arrangements"]))
-    return Curves(content["gpu"], content["token2wav_alone"], arrangements, content["listeners_a_gateway"])
-
-
-def _arrangement(content: dict[str, Any]) -> Arrangement:
-    points = tuple(CapacityPoint(*(point[name] for name in _POINT)) for point in content["points"])
-    source = content["source"]
-    return Arrangement(content["llm_gpus"], content["token2wav_gpus"], source["kind"], source["text"], points)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,8 @@ from cosydit.cli.plan import (
 )
 
 POINTS = (CapacityPoint(100, 80, 0.0), CapacityPoint(200, 120, 0.0), CapacityPoint(300, 220, 0.0))
-SHARED = Arrangement(0, 1, "measured", "a run", POINTS)
-APART = Arrangement(
-    1, 2, "simulated", "a model", tuple(CapacityPoint(4 * p.listeners, p.ttfa_p95_ms, 0) for p in POINTS)
-)
+SHARED = Arrangement(0, 1, {"kind": "measured", "text": "a run"}, POINTS)
+APART = Arrangement(1, 2, {}, tuple(CapacityPoint(4 * p.listeners, p.ttfa_p95_ms, 0) for p in POINTS))
 CURVES = Curves("none", "many", (SHARED, APART), 100)
 
 
@@ -59,7 +56,7 @@ def test_a_load_that_is_not_held_ends_the_curve_whatever_its_waiting_time(p95_ms
     [pytest.param(245, 1, id="350 * (1 - 0.3) rounds to less than 245"), (246, 2), (490, 2), (491, 3)],
 )
 def test_exactly_what_is_free_needs_no_more(listeners: int, units: int) -> None:
-    held = Curves("none", "many", (Arrangement(1, 1, "", "", (CapacityPoint(350, 100, 0.0),)),), 350)
+    held = Curves("none", "many", (Arrangement(1, 1, {}, (CapacityPoint(350, 100, 0.0),)),), 350)
     (proposal,) = propose(held, Demand(listeners, 100))
     assert (proposal.units, Demand(listeners, 100).units(held.listeners_a_gateway)) == (units, units)
 
@@ -76,19 +73,20 @@ def test_what_no_load_meets_is_refused_with_what_would() -> None:
 
 
 @pytest.mark.parametrize(
-    "demand",
+    ("option", "value"),
     [
-        Demand(0, 100),
-        Demand(1, 0),
-        Demand(1, math.nan),
-        Demand(1, math.inf),
-        Demand(1, 100, headroom=1.0),
-        Demand(1, 100, headroom=math.nan),
+        ("--listeners", "0"),
+        ("--p95-ms", "0"),
+        ("--p95-ms", "nan"),
+        ("--p95-ms", "inf"),
+        ("--headroom", "1"),
+        ("--headroom", "nan"),
     ],
 )
-def test_demands_without_sense_are_refused(demand: Demand) -> None:
-    with pytest.raises(PlanError, match="expected"):
-        propose(CURVES, demand)
+def test_demands_without_sense_are_refused(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--listeners", "1", "--p95-ms", "100", option, value])
+    assert f"{option}: got '{value}', expected" in capsys.readouterr().err
 
 
 def test_an_h100_with_both_services_is_planned_by_its_own_loads(capsys: pytest.CaptureFixture[str]) -> None:
