@@ -107,17 +107,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until stopped."""
     llm_port, tokens_port, token2wav_port, *numbers = sys.argv[1:] if argv is None else argv
     application = llm_application(*(float(number) for number in numbers))
-    asyncio.run(_serve(int(llm_port), int(tokens_port), int(token2wav_port), application))
+    tokens = PacedTokens(*(float(number) for number in numbers[1:]))
+    asyncio.run(_serve(int(llm_port), int(tokens_port), int(token2wav_port), application, tokens))
     return 0
 
 
-async def _serve(llm_port: int, tokens_port: int, token2wav_port: int, llm: web.Application) -> None:
+async def _serve(
+    llm_port: int, tokens_port: int, token2wav_port: int, llm: web.Application, stream: PacedTokens
+) -> None:
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(PacedToken2Wav(), server)
     server.add_insecure_port(f"{HOST}:{token2wav_port}")
     await server.start()
     tokens = grpc.aio.server()
-    stubs.add_SpeechTokenServiceServicer_to_server(PacedTokens(), tokens)  # type: ignore[no-untyped-call]
+    stubs.add_SpeechTokenServiceServicer_to_server(stream, tokens)  # type: ignore[no-untyped-call]
     add_health(tokens)
     tokens.add_insecure_port(f"{HOST}:{tokens_port}")
     await tokens.start()
@@ -135,6 +138,10 @@ def add_health(server: grpc.aio.Server) -> None:
 class PacedTokens(stubs.SpeechTokenServiceServicer):
     """The stream of tokens of our own engine: a token a step for all behind their pace, packs behind the first ones."""
 
+    def __init__(self, speech_s: float = SPEECH_S) -> None:
+        """Take the seconds of speech of each answer."""
+        self._tokens = round(speech_s * TOKEN_RATE_HZ)
+
     async def GenerateMany(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """See proto/tts_api/llm/v1."""
         drawn: dict[int, _Drawn] = {}
@@ -142,7 +149,7 @@ class PacedTokens(stubs.SpeechTokenServiceServicer):
         try:
             while True:
                 await asyncio.sleep(TOKEN_STEP_S)
-                parts = [part for number in list(drawn) if (part := _part(number, drawn)) is not None]
+                parts = [part for number in list(drawn) if (part := _part(number, drawn, self._tokens)) is not None]
                 if parts:
                     yield messages.GenerateManyResponse(parts=parts)
         finally:
@@ -170,13 +177,13 @@ async def _take(requests: AsyncIterator[Any], drawn: dict[int, _Drawn]) -> None:
             drawn.pop(number, None)
 
 
-def _part(number: int, drawn: dict[int, _Drawn]) -> Any | None:
+def _part(number: int, drawn: dict[int, _Drawn], tokens: int) -> Any | None:
     """Draw one token of an answer, unless it is ahead of its pace; return what goes out by now."""
     answer = drawn[number]
     if 0.0 < answer.tokens_per_s * (time.monotonic() - answer.began_s) < answer.count - answer.head_start:
         return None
     answer.count += 1
-    is_last = answer.count >= round(SPEECH_S * TOKEN_RATE_HZ)
+    is_last = answer.count >= tokens
     if is_last:
         del drawn[number]
     is_due = PACKING.is_due(answer.sent, answer.count - answer.sent)

@@ -28,6 +28,7 @@ from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
 from lab.attack.table import DOORS, FULL_KINDS, KINDS, Kind, counts, go_behind, run
 from lab.attack.target import QUIET, STALLS, Target, look, started
 from lab.load import storm_doors
+from llm_service.aligner import ALIGNER_FILE
 
 CAPACITY, FULL_CAPACITY = 200.0, 8.0
 """Seconds of speech a second that the LLM makes: where it is not what is attacked, and where it is."""
@@ -210,10 +211,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="attack-") as made:
         folder = Path(made)
         found = resolve_checkpoint(args.checkpoint, folder)
+        if args.checkpoint is None:  # the stand-in's tokens say no word; else each answer would be asked for again
+            (found.llm_dir / ALIGNER_FILE).unlink()
         rows, written, logs = list[list[Row]](), list[str](), list[str]()
         for name, kinds, capacity, processes in (("usual", KINDS, CAPACITY, 1), ("full", FULL_KINDS, FULL_CAPACITY, 2)):
             dealt = {kind: count for door in args.doors for kind, count in counts(kinds, door, args.inputs).items()}
-            with started(folder / name, found, capacity, processes) as target:
+            with started(folder / name, found, capacity, processes, is_shared=kinds is FULL_KINDS) as target:
                 rows.append(asyncio.run(_measure(target, dealt, args.seed)))
             logs.append(target.log)
             written += [str(path.relative_to(target.home)) for path in target.home.rglob("*")]

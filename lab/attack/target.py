@@ -24,6 +24,8 @@ STALLS = ("wall_ms", "own_ms", "cpu_ms")
 MAX_VOICES = 12
 """Created voices that the gateway keeps."""
 _READY_TIMEOUT_S = 60.0
+SPEECH_S = 4
+"""Seconds of speech of each answer: the honest caller's text may take so long."""
 _SOCKET_TABLES = ("tcp", "tcp6", "udp", "udp6")
 _LOOPBACK = {"0" * 8, "0" * 32, "0100007F", "0" * 24 + "01000000", "0" * 16 + "FFFF0000" + "0100007F"}
 """This machine's own addresses and none at all, as /proc/net writes them."""
@@ -77,7 +79,9 @@ class Target:
 
 
 @contextmanager
-def started(folder: Path, found: CheckpointLayout, capacity: float, processes: int = 1) -> Iterator[Target]:
+def started(
+    folder: Path, found: CheckpointLayout, capacity: float, processes: int = 1, *, is_shared: bool = False
+) -> Iterator[Target]:
     """Start services and a gateway with two keys before them.
 
     Args:
@@ -85,20 +89,28 @@ def started(folder: Path, found: CheckpointLayout, capacity: float, processes: i
         found: checkpoint with tokenizer and voices.
         capacity: seconds of speech a second that the LLM makes, and answers that it gives at once.
         processes: of the gateway; the stalls of a single one are noted.
+        is_shared: the LLM's answers get the capacity in turns; else it only says how many there may be at once.
     """
     llm, tokens, token2wav, *rest = free_ports(7)
     ports = Ports(*rest)
     folder.mkdir()
     (folder / "home").mkdir()
     (folder / "keys.txt").write_text(f"loud {LOUD}\nquiet {QUIET}\n", "utf-8")
-    services = [sys.executable, "-m", "benchmarks.lib.paced_services", *map(str, (llm, tokens, token2wav, capacity, 2))]
+    services = [
+        sys.executable,
+        "-m",
+        "benchmarks.lib.paced_services",
+        *map(str, (llm, tokens, token2wav, capacity, SPEECH_S)),
+    ]
     command = [sys.executable, "-m", "gateway", "--processes", str(processes)]
     if processes == 1:
         command = [sys.executable, "-m", "lab.attack.gateway", str(folder / "stalls.json")]
     command += ["--port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)]
     command += ["--wyoming-port", str(ports.wyoming), "--insecure-wyoming", "--keys-file", str(folder / "keys.txt")]
+    # Over HTTP all answers share the capacity; over gRPC, as in `serve`, each has the pace that it is asked for.
+    asked = [f"http://{HOST}:{llm}", "--llm-backend", "vllm"] if is_shared else [f"grpc://{HOST}:{tokens}"]
     command += ["--created-voices-dir", str(folder / "created"), "--llm-slots", str(round(capacity))]
-    command += ["--llm-url", f"grpc://{HOST}:{tokens}", "--token2wav-url", f"{HOST}:{token2wav}"]
+    command += ["--llm-url", *asked, "--token2wav-url", f"{HOST}:{token2wav}"]
     command += ["--tokenizer-dir", str(found.llm_dir), "--voices-dir", str(found.voices_dir)]
     home = {"HOME": str(folder / "home")}
     first = ServiceSpec("services", services, f"http://{HOST}:{llm}/health", folder / "services.log")
