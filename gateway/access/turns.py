@@ -38,14 +38,14 @@ class Turns:
         """Have a piece parsed at once if this turn has time left, and all others in later turns."""
         if self._handle is None:
             self._handle = asyncio.get_running_loop().call_soon(self._begin)
-        self._waiting.append(backlog)
+        self._waiting.appendleft(backlog)  # what has only begun does not wait for all that others have left
         self._serve()
 
     def _begin(self) -> None:
         self._spent_s, self._handle = 0.0, None
         self._serve()
-        if self._waiting:
-            self._handle = asyncio.get_running_loop().call_soon(self._begin)
+        if self._waiting:  # all others have the event loop for as long
+            self._handle = asyncio.get_running_loop().call_later(self._spent_s, self._begin)
 
     def _serve(self) -> None:
         if self._is_serving:  # a parser has begun another backlog, as of a WebSocket
