@@ -44,6 +44,7 @@ _HELD_DIVISOR = 3
 _TOKENS_A_TURN = 50
 """2 s: judging its words keeps the event loop for a few milliseconds. Of longer messages one is judged at a time, and
 others have turns in between."""
+_SAMPLING = Sampling()
 _SEED_STEP = 0x9E3779B97F4A7C15
 """Far from the seeds of the segments behind, which follow each other."""
 # A word, or a character of a script that is written without blanks.
@@ -106,7 +107,6 @@ class SegmentAsk:
     """The request to the LLM for one segment."""
 
     utterance: Utterance
-    sampling: Sampling
     seed: int
     stream_tokens: int
     """Given out before it in the stream."""
@@ -222,7 +222,7 @@ def guarded(
         LLMError: see `SpeechLM.generate`.
     """
     if settings.mode is GuardMode.OFF:
-        return llm.generate(ask.utterance, ask.sampling, ask.seed)
+        return llm.generate(ask.utterance, _SAMPLING, ask.seed)
     return _Mending(llm, ask, settings).answers(on_note)
 
 
@@ -260,7 +260,7 @@ class _Mending:
                 self._fills = [place for place in self._fills if place < len(self._kept)]
             self._guard, self._verdict = None, None
             asked, seed = utterance.behind(self._kept, self._fills), redraw_seed(self._ask.seed, redraw)
-            async with aclosing(self._llm.generate(asked, self._ask.sampling, seed)) as deltas:
+            async with aclosing(self._llm.generate(asked, _SAMPLING, seed)) as deltas:
                 async for delta in deltas:
                     if given := await self._take(delta, redraw):
                         yield SpeechTokenDelta(given)

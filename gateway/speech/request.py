@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 
-from gateway.chunking.policies import ChunkPolicy
-from gateway.core import InlineVoice, Sampling
+from gateway.core import InlineVoice
 from gateway.errors import InvalidRequestError, InvalidTextError, TextTooLongError
 from gateway.speech.letter_times import LetterTimes
 from gateway.speech.prosody_carry import ProsodyCarry
@@ -43,9 +42,6 @@ class SpeechRequest:
     """Seed 0..2**63-1; None draws one, which the result reports."""
     priority: int = DEFAULT_PRIORITY
     """Scheduling class, 1 (first) to 10."""
-    sampling: Sampling = field(default_factory=Sampling)
-    chunk_policy: ChunkPolicy | None = None
-    """Policy of this request; None: the pipeline's own."""
     text_options: TextOptions = field(default_factory=TextOptions)
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     is_interleaved: bool = False

@@ -59,7 +59,7 @@ Segments = AsyncGenerator[SpokenSegment]
 
 @dataclass(frozen=True)
 class PipelineSettings:
-    """What holds for every request unless it says otherwise."""
+    """What holds for every request."""
 
     chunk_policy: ChunkPolicy = field(default_factory=DeadlineChunks)
     max_text_characters: int = DEFAULT_MAX_TEXT_CHARACTERS
@@ -236,17 +236,13 @@ class Speaker:
                 raise InvalidTextError("the text holds nothing to say; send at least one word", param="input")
             voice = await self._voices.resolve(request.voice)
             job.use(voice)
-            policy = request.chunk_policy or self.settings.chunk_policy
-            first_tokens = job.first_tokens(policy)
-            spoken = self._tokens(job, first, segments, policy, first_tokens)
+            first_tokens = job.first_tokens(self.settings.chunk_policy)
+            spoken = self._tokens(job, first, segments, first_tokens)
             async with (
                 # The LLM begins while token2wav leases the stream.
                 running_ahead(spoken, self.settings.tokens_ahead, lambda delta: len(delta.token_ids)) as tokens,
                 self._opened(job, voice) as stream,
-                running_ahead(
-                    self._pushes(job, tokens, stream, policy, first_tokens),
-                    self.settings.pushes_ahead,
-                ) as pushes,
+                running_ahead(self._pushes(job, tokens, stream, first_tokens), self.settings.pushes_ahead) as pushes,
             ):
                 yield pushes
 
@@ -285,7 +281,7 @@ class Speaker:
             yield stream
 
     async def _tokens(
-        self, job: SpeechJob, first: SpokenSegment, segments: Segments, policy: ChunkPolicy, first_tokens: int
+        self, job: SpeechJob, first: SpokenSegment, segments: Segments, first_tokens: int
     ) -> AsyncGenerator[SpeechTokenDelta]:
         """Have the LLM speak one segment after the other; the listener waits for the `first_tokens`."""
         if job.request.is_interleaved:
@@ -294,11 +290,11 @@ class Speaker:
                     yield delta
             return
         segment: SpokenSegment | None = first
-        free_tokens, head_start = first_chunk_tokens(policy), first_tokens
+        free_tokens, head_start = first_chunk_tokens(self.settings.chunk_policy), first_tokens
         while segment is not None:
             utterance, seed = job.begin_segment(segment)
             utterance, head_start = replace(utterance, head_start_tokens=head_start), 0
-            ask = SegmentAsk(utterance, job.request.sampling, seed, job.result.spans[-1].first_token, free_tokens)
+            ask = SegmentAsk(utterance, seed, job.result.spans[-1].first_token, free_tokens)
             with job.observer.speaking:
                 async with aclosing(guarded(self._llm, ask, self.settings.guard, job.note_guarded)) as deltas:
                     async for delta in deltas:
@@ -335,8 +331,7 @@ class Speaker:
             job.note_guarded(what)
 
         utterance = replace(utterance, coming_text=coming)
-        free_tokens = first_chunk_tokens(job.request.chunk_policy or self.settings.chunk_policy)
-        ask = SegmentAsk(utterance, job.request.sampling, seed, span.first_token, free_tokens)
+        ask = SegmentAsk(utterance, seed, span.first_token, first_chunk_tokens(self.settings.chunk_policy))
         with job.observer.speaking:
             async with aclosing(guarded(self._llm, ask, self.settings.guard, note)) as deltas:
                 async for delta in deltas:
@@ -348,15 +343,10 @@ class Speaker:
                     yield delta
 
     async def _pushes(
-        self,
-        job: SpeechJob,
-        tokens: Ahead[SpeechTokenDelta],
-        stream: Token2WavStream,
-        policy: ChunkPolicy,
-        first_tokens: int,
+        self, job: SpeechJob, tokens: Ahead[SpeechTokenDelta], stream: Token2WavStream, first_tokens: int
     ) -> AsyncGenerator[Push]:
         """Cut tokens into chunks and send each as soon as it is complete."""
-        chunker = Chunker(policy, stream.hop_multiple, first_tokens)
+        chunker = Chunker(self.settings.chunk_policy, stream.hop_multiple, first_tokens)
         while deltas := await tokens.take(chunker.missing):
             chunker.add(job.count(deltas))
             while (chunk := chunker.next_chunk(job.elapsed_s, job.pace)) is not None:

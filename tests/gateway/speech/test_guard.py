@@ -102,7 +102,7 @@ def test_without_known_silent_tokens_silence_is_not_looked_for() -> None:
 def test_what_may_be_spoken_grows_with_the_stream_and_is_never_late_for_the_first_chunk(
     stream_tokens: int, usual: int, first_chunk: int
 ) -> None:
-    ask = SegmentAsk(Utterance(TEXT, "", ()), Sampling(), 5, stream_tokens, first_chunk)
+    ask = SegmentAsk(Utterance(TEXT, "", ()), 5, stream_tokens, first_chunk)
     length = SpeechLength(0, usual, 400)
     free = [ask.free_of(count, length) for count in range(400)]
     assert all(0 <= after - before <= 1 for before, after in pairwise(free))
@@ -214,7 +214,7 @@ async def spoken(
     utterance: Utterance = USUAL,
     aligner: PlainAligner | None = None,
 ) -> Spoken:
-    ask = SegmentAsk(utterance, Sampling(), 5, stream_tokens=0, free_tokens=FREE)
+    ask = SegmentAsk(utterance, 5, stream_tokens=0, free_tokens=FREE)
     settings = GuardSettings(mode, SILENT if aligner is None else frozenset(), redraws, aligner)
     heard = Spoken([], None, [])
     async for delta in guarded(llm, ask, settings, heard.notes.append):
@@ -275,7 +275,7 @@ async def test_a_first_chunk_is_held_back_only_where_it_may_show_a_trouble(
 ) -> None:
     llm, utterance = ScriptedLLM([(GOOD[:40], "stop")]), replace(USUAL, text=text, head_start_tokens=8)
     settings = GuardSettings(GuardMode.MEND, redraws=0, aligner=aligner)
-    deltas = guarded(llm, SegmentAsk(utterance, Sampling(), 5, 0, FREE), settings, lambda note: None)
+    deltas = guarded(llm, SegmentAsk(utterance, 5, 0, FREE), settings, lambda note: None)
     assert len((await anext(deltas)).token_ids) == first_tokens
     assert llm.head_starts == [max(8, first_tokens)], "the LLM makes at once what is waited for"
     await deltas.aclose()
@@ -367,7 +367,7 @@ async def test_others_have_turns_while_the_tokens_of_a_long_message_are_judged()
 
 async def test_a_caller_who_leaves_ends_the_answer() -> None:
     llm = ScriptedLLM([(GOOD, "stop")])
-    ask = SegmentAsk(Utterance(TEXT, "", ()), Sampling(), 5, 0, FREE)
+    ask = SegmentAsk(Utterance(TEXT, "", ()), 5, 0, FREE)
     deltas = guarded(llm, ask, GuardSettings(GuardMode.MEND), lambda note: None)
     await anext(deltas)
     await deltas.aclose()
@@ -434,7 +434,7 @@ class SpokenLive(Spoken):
 
 def spoken_live(llm: InterleavingLLM, mode: GuardMode = GuardMode.MEND, pause_s: float = 5.0) -> SpokenLive:
     utterance = replace(USUAL, text=PIECES[0], coming_text=Writing(pause_s))
-    ask = SegmentAsk(utterance, Sampling(), 5, stream_tokens=0, free_tokens=FREE)
+    ask = SegmentAsk(utterance, 5, stream_tokens=0, free_tokens=FREE)
     heard = SpokenLive([], None, [])
 
     async def hear(clock: ManualClock) -> SpokenLive:
@@ -510,7 +510,7 @@ def test_a_caller_who_leaves_while_the_writer_is_waited_for_ends_the_answer() ->
     llm = InterleavingLLM([(GOOD, "stop")])
 
     async def leave(clock: ManualClock) -> None:
-        ask = SegmentAsk(Utterance(PIECES[0], "", (), coming_text=Writing(9.0)), Sampling(), 5, 0, FREE)
+        ask = SegmentAsk(Utterance(PIECES[0], "", (), coming_text=Writing(9.0)), 5, 0, FREE)
         deltas = guarded(llm, ask, GuardSettings(GuardMode.MEND), lambda note: None)
         for _ in range(4):
             await anext(deltas)

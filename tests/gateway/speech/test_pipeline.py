@@ -146,13 +146,6 @@ async def test_a_slow_caller_bounds_the_windows_under_way(voices: list[NamedVoic
     assert_all_is_freed(llm, token2wav)
 
 
-async def test_a_request_may_bring_its_own_chunk_policy(voices: list[NamedVoice]) -> None:
-    result = SpeechResult()
-    request = SpeechRequest("hello", chunk_policy=FixedChunks(20, 20))
-    await speak(make_pipeline(FakeLLM(speech_deltas(60)), FakeToken2Wav(), voices), request, result)
-    assert result.chunk_schedule == [23, 23, 20]
-
-
 class TimedLLM(FakeLLM):
     """Takes 10 ms for a token, on a clock that nobody else moves."""
 
