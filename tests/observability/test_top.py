@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cosydit.cli.scrape import EMPTY, Scrape, Watch, WatchedService, Window, quantile
 from cosydit.cli.main import main
+from cosydit.cli.scrape import EMPTY, Scrape, Watch, WatchedService, Window, quantile
 from cosydit.cli.top_view import draw
 from cosydit.stack.stack import RUNNING_FILE, announced, running_metrics
 from tests.virtual_time import ManualClock
