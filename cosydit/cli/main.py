@@ -62,7 +62,8 @@ def _run(argv: Sequence[str] | None) -> int:
         return 1
     except (PlainError, OSError, ValueError) as error:
         # Also a full disk, a taken port, a read-only folder: a traceback would explain nothing.
-        logger.info("cosydit %s failed", args.command, exc_info=True)
+        if args.verbose:
+            logger.info("cosydit %s failed", args.command, exc_info=True)
         print(f"cosydit {args.command}: {error}", file=sys.stderr)
         return 1
 

@@ -57,6 +57,16 @@ def test_a_text_without_quotes_is_refused_with_how_to_give_it(
     assert "unrecognized arguments: world.; put a text of several words in quotes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("options", [[], ["--verbose"]])
+@pytest.mark.parametrize("command", [["serve"], ["say", "Hello."]])
+def test_a_wrong_directory_costs_one_line_and_a_traceback_only_where_asked_for(
+    command: list[str], options: list[str], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert cli.main([*options, *command, "--checkpoint", "nowhere", "--device", "cpu"]) == 1
+    assert f"cosydit {command[0]}: nowhere is not a checkpoint" in capsys.readouterr().err
+    assert any(record.exc_info for record in caplog.records) == bool(options)
+
+
 @pytest.mark.parametrize(
     ("words", "whole"),
     [
