@@ -88,7 +88,7 @@ def speak_over_http(
     """Speak `text` through POST /v1/audio/speech.
 
     Args:
-        url: the gateway, e.g. http://127.0.0.1:8080; http:// may be left out.
+        url: the gateway, e.g. http://127.0.0.1:8080; http:// may be left out, and OpenAI's /v1 may follow.
         timeout_s: longest silence of the server.
 
     Raises:
@@ -98,11 +98,12 @@ def speak_over_http(
     if seed is not None:
         body["seed"] = seed
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    address = f"{_with_scheme(url).removesuffix('/v1')}/v1/audio/speech"
     meter = _Meter(clock, on_audio)
     try:
         with (
             httpx.Client(timeout=timeout_s, trust_env=False) as http,
-            http.stream("POST", f"{_with_scheme(url)}/v1/audio/speech", json=body, headers=headers) as response,
+            http.stream("POST", address, json=body, headers=headers) as response,
         ):
             _check_http(response)
             _hear_samples(response, meter)

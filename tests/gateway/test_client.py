@@ -40,12 +40,13 @@ async def cosydit_client(*argv: str) -> int:
     return await asyncio.to_thread(main, ["client", *argv])
 
 
+@pytest.mark.parametrize("form", ["HOST", "http://HOST/", "http://HOST/v1"])
 async def test_http_writes_a_wav_and_prints_its_timing(
-    voices: list[NamedVoice], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    voices: list[NamedVoice], tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
     out = tmp_path / "out.wav"
     async with opened_door(FakeLLM(speech_deltas(50)), FakeToken2Wav(), voices) as door:
-        address = door.url.removeprefix("http://")
+        address = form.replace("HOST", door.url.removeprefix("http://"))
         assert await cosydit_client("http", "--url", address, "--text", "hello", "--out", str(out)) == 0
     with wave.open(str(out)) as wav:
         assert (wav.getnframes(), wav.getframerate(), wav.getnchannels()) == (50 * 960, 24000, 1)
