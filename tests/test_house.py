@@ -71,9 +71,9 @@ def test_a_test_without_a_mark_starts_no_python_process() -> None:
 
 
 BOUNDS = {
-    "wheel_lines": 66_300,
+    "wheel_lines": 65_900,
     "wheel_files": 413,
-    "benchmarks_lines": 4_850,
+    "benchmarks_lines": 4_860,
     "test_lines": 45_300,
     "doc_words": 49_700,
     "serve_settings": 64,
