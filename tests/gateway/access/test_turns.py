@@ -64,6 +64,27 @@ async def test_all_connections_together_parse_few_pieces_in_a_turn(connections: 
     assert all(transport.is_read for _, transport in backlogs)
 
 
+async def test_what_begins_is_read_before_what_others_left_and_most_turns_are_free_of_both() -> None:
+    turns, parsed, free = Turns(), list[str](), 0
+
+    def parse(connection: str, data: bytes) -> None:
+        time.sleep(SLOW_S)
+        parsed.append(connection)
+
+    left = [backlog(turns, partial(parse, "left"))[0] for _ in range(8)]
+    for each in left:
+        each.add(bytes(PARTS // 8 * PIECE_BYTES))
+    new, _ = backlog(turns, partial(parse, "new"))
+    before = len(parsed)
+    new.add(b"new")
+    while any(map(len, left)):
+        count = len(parsed)
+        await asyncio.sleep(0)
+        free += count == len(parsed)
+    assert parsed[before] == "new"
+    assert free > PARTS, "turns of the event loop between those of parsing"
+
+
 async def test_what_a_parser_begins_waits_for_it_and_its_failure_ends_one_connection_only() -> None:
     turns, seen = Turns(), list[str]()
     inner, _ = backlog(turns, lambda data: seen.append("inner"))
