@@ -27,7 +27,12 @@ class Turns:
     """Deals out the time for parsing."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Backlog] = deque()
+        self._begun: deque[Backlog] = deque()
+        """Of which nothing is parsed yet."""
+        self._left: deque[Backlog] = deque()
+        """Of which pieces are left; they wait for those that begin, but for every second piece."""
+        self._has_begun_one = False
+        """Whether the latest piece was the first of its backlog."""
         self._spent_s = 0.0
         """Time that was parsed in this turn."""
         self._handle: asyncio.Handle | None = None
@@ -38,24 +43,25 @@ class Turns:
         """Have a piece parsed at once if this turn has time left, and all others in later turns."""
         if self._handle is None:
             self._handle = asyncio.get_running_loop().call_soon(self._begin)
-        self._waiting.appendleft(backlog)  # what has only begun does not wait for all that others have left
+        self._begun.append(backlog)
         self._serve()
 
     def _begin(self) -> None:
         self._spent_s, self._handle = 0.0, None
         self._serve()
-        if self._waiting:  # all others have the event loop for as long
+        if self._begun or self._left:  # all others have the event loop for as long
             self._handle = asyncio.get_running_loop().call_later(self._spent_s, self._begin)
 
     def _serve(self) -> None:
         if self._is_serving:  # a parser has begun another backlog, as of a WebSocket
             return
         self._is_serving = True
-        while self._waiting and self._spent_s < _TURN_S:
+        while self._spent_s < _TURN_S and (self._begun or self._left):
             began_s = time.perf_counter()
-            backlog = self._waiting.popleft()
+            self._has_begun_one = bool(self._begun) and not (self._has_begun_one and self._left)
+            backlog = (self._begun if self._has_begun_one else self._left).popleft()
             if backlog.take_piece():
-                self._waiting.append(backlog)
+                self._left.append(backlog)
             self._spent_s += time.perf_counter() - began_s
         self._is_serving = False
 

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.access.connections import Connections
 from gateway.access.turns import PIECE_BYTES, Backlog, Turns
+from servicekit.timeouts import timeout
 
 PARTS = 40
 SLOW_S = 0.002
@@ -74,13 +75,18 @@ async def test_what_begins_is_read_before_what_others_left_and_most_turns_are_fr
     left = [backlog(turns, partial(parse, "left"))[0] for _ in range(8)]
     for each in left:
         each.add(bytes(PARTS // 8 * PIECE_BYTES))
+    while len(parsed) < 2 * len(left):  # each has begun, and goes on in turn with another's first piece
+        await asyncio.sleep(0)
     new, _ = backlog(turns, partial(parse, "new"))
     before = len(parsed)
     new.add(b"new")
-    while any(map(len, left)):
-        count = len(parsed)
-        await asyncio.sleep(0)
-        free += count == len(parsed)
+    async with timeout(10.0):
+        while any(map(len, left)):
+            count = len(parsed)
+            await asyncio.sleep(0)
+            free += count == len(parsed)
+            if count < len(parsed):  # others begin all the time, and what is left is read all the same
+                backlog(turns, partial(parse, "new"))[0].add(b"new")
     assert parsed[before] == "new"
     assert free > PARTS, "turns of the event loop between those of parsing"
 
