@@ -242,11 +242,8 @@ class _Mending:
         self._finish_reason = STOP_FINISH
         self._misses_word = False
         """Whether the last answer that there may be misses a word."""
-        _, length = self._text()
-        first = max(ask.free_tokens - ask.stream_tokens, 0)
-        is_judged = length is not None and (settings.aligner is not None or length.shortest < first)
-        self._held_first = first if is_judged else 0
-        """Tokens of the stream's first chunk, which may show a trouble: none is given out before all are here."""
+        self._held_first = self._first_held()
+        """Tokens of the stream's first chunk, none of which is given out before all are here."""
 
     async def answers(self, on_note: Callable[[GuardNote], None]) -> AsyncGenerator[SpeechTokenDelta]:
         """Yield what may be spoken of one answer after the other, until one is good."""
@@ -316,6 +313,15 @@ class _Mending:
         if verdict.good_tokens == len(tokens):  # it ended by itself, so that nothing is to be cut
             return GuardOutcome.HEARD, SpeechTokenDelta(last, STOP_FINISH)
         return GuardOutcome.CUT, SpeechTokenDelta(last, LENGTH_FINISH)
+
+    def _first_held(self) -> int:
+        """Return how many tokens of the stream's first chunk are held back, as they may show a trouble."""
+        first = self._ask.free_tokens - self._ask.stream_tokens
+        if first <= 0:
+            return 0
+        _, length = self._text()
+        may_show = length is not None and (self._settings.aligner is not None or length.shortest < first)
+        return first if may_show else 0
 
     def _text(self) -> tuple[str, SpeechLength | None]:
         """Return the text so far and, if that is all, how long its speech is."""
