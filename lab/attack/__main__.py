@@ -31,7 +31,8 @@ from lab.load import storm_doors
 from llm_service.aligner import ALIGNER_FILE
 
 CAPACITY, FULL_CAPACITY = 200.0, 8.0
-"""Seconds of speech a second that the LLM makes: where it is not what is attacked, and where it is."""
+"""Answers that the LLM gives at once where it is not what is attacked, and where it is; there it makes so many seconds
+of speech a second for all of them together, too."""
 QUIET_REQUESTS = 8
 """Requests of the honest caller after each kind of input, without any attack."""
 PAUSE_S, SAMPLE_S = 0.1, 0.1

@@ -87,9 +87,10 @@ def started(
     Args:
         folder: takes logs, keys, created voices, and what the gateway would write into its user's home.
         found: checkpoint with tokenizer and voices.
-        capacity: seconds of speech a second that the LLM makes, and answers that it gives at once.
+        capacity: answers that the LLM gives at once.
         processes: of the gateway; the stalls of a single one are noted.
-        is_shared: the LLM's answers get the capacity in turns; else it only says how many there may be at once.
+        is_shared: all answers together get `capacity` seconds of speech a second, over HTTP; else each has the pace
+            that it is asked for, over gRPC, as in `serve`.
     """
     llm, tokens, token2wav, *rest = free_ports(7)
     ports = Ports(*rest)
@@ -107,7 +108,6 @@ def started(
         command = [sys.executable, "-m", "lab.attack.gateway", str(folder / "stalls.json")]
     command += ["--port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)]
     command += ["--wyoming-port", str(ports.wyoming), "--insecure-wyoming", "--keys-file", str(folder / "keys.txt")]
-    # Over HTTP all answers share the capacity; over gRPC, as in `serve`, each has the pace that it is asked for.
     asked = [f"http://{HOST}:{llm}", "--llm-backend", "vllm"] if is_shared else [f"grpc://{HOST}:{tokens}"]
     command += ["--created-voices-dir", str(folder / "created"), "--llm-slots", str(round(capacity))]
     command += ["--llm-url", *asked, "--token2wav-url", f"{HOST}:{token2wav}"]
