@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from multiprocessing import get_context
@@ -43,6 +43,9 @@ AnyArray = npt.NDArray[np.generic]
 
 WIDE_SEED, TOKEN_SEED = 1, 2
 """Different plans, so that the LLM's many hours are not the same sentences again."""
+LONG_FIRST_SHARD = 20_000
+"""Token shards from here to `LONG_LAST_SHARD` are long sentences, most of them in the voice `default`."""
+LONG_LAST_SHARD = 49_999
 SHARD_UTTERANCES = 64
 WORKER_NICENESS = 10
 
@@ -109,6 +112,20 @@ def token_jobs(
     return [CorpusJob(directory, texts, engines, index, tokenizer, teachers) for index in range(count)]
 
 
+def long_jobs(jobs: Sequence[CorpusJob], per_job: int) -> list[CorpusJob]:
+    """Put jobs of long sentences behind each job.
+
+    Args:
+        jobs: of a corpus of texts and tokens.
+        per_job: number of those behind each.
+    """
+    found = []
+    for number, job in enumerate(jobs):
+        begin = LONG_FIRST_SHARD + number * per_job
+        found += [job, *(replace(job, index=index) for index in range(begin, begin + per_job))]
+    return found
+
+
 def _mapper(stack: ExitStack, workers: int) -> Callable[[Sequence[CorpusJob]], object]:
     """Return what makes several shards; one worker needs no process of its own."""
     if workers == 1:
@@ -125,8 +142,10 @@ def _make_shard(job: CorpusJob) -> None:
     seed = WIDE_SEED if job.tokenizer is None else TOKEN_SEED
     teachers = TEACHERS[job.teachers]
     first = job.index * SHARD_UTTERANCES
-    plan = islice(planned(_sources(job.texts), seed, first, teachers.shares, teachers.is_varied), SHARD_UTTERANCES)
-    write_shard(job, list(_spoken(_engine(job.teachers, job.engines), plan)))
+    is_long = LONG_FIRST_SHARD <= job.index <= LONG_LAST_SHARD
+    shares = teachers.long_shares if is_long else teachers.shares
+    plan = planned(_sources(job.texts), seed, first, shares, teachers.is_varied, is_long)
+    write_shard(job, list(_spoken(_engine(job.teachers, job.engines), islice(plan, SHARD_UTTERANCES))))
 
 
 def write_shard(job: CorpusJob, spoken: Sequence[tuple[PlannedUtterance, Spoken]]) -> None:
@@ -199,6 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--teachers", choices=list(TEACHERS), default=DEFAULT, help="default %(default)s")
     parser.add_argument("--utterances", type=int, default=10_000, help="about 4 s each (default %(default)s)")
     parser.add_argument("--tokenizer", type=Path, help="trained tokenizer: make token shards instead of wide ones")
+    parser.add_argument("--long", type=int, default=0, help="token shards of long sentences behind each shard")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     parser.add_argument("--deadline-s", type=float, default=500.0, help="begin no shard later (default %(default)s)")
     args = parser.parse_args(argv)
@@ -207,6 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         jobs = wide_jobs(args.out, args.texts, args.engines, args.utterances, args.teachers)
     else:
         jobs = token_jobs(args.out, args.texts, args.engines, args.utterances, args.tokenizer, args.teachers)
+        jobs = long_jobs(jobs, args.long) if args.long else jobs
     return 0 if make_corpus(jobs, args.workers, args.deadline_s) == len(jobs) else 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.train.corpus import make_corpus, wide_jobs
+from lab.train.corpus import LONG_FIRST_SHARD, SHARD_UTTERANCES, long_jobs, make_corpus, wide_jobs
 from lab.train.data import CorpusError, SpeechStreams
 from lab.train.teachers.flite import PHONES, Flite, Segment, SourceVoice, Spoken, SynthesisError, phone_number
 from lab.train.utterance import LAYOUTS, heard_phones, phones_at_frames, utterance_arrays, whole_tokens
@@ -91,6 +92,26 @@ def test_shards_that_are_there_are_not_made_again(workspace: Workspace) -> None:
 
     assert make_corpus(jobs, workers=1, deadline_s=60.0) == len(jobs)
     assert [job.path.stat().st_mtime_ns for job in jobs] == before
+
+
+def test_shards_of_long_sentences_stand_behind_each_other_shard(workspace: Workspace) -> None:
+    jobs = wide_jobs(workspace.corpus, workspace.texts, None, 3 * SHARD_UTTERANCES, "flite")
+
+    indices = [job.index for job in long_jobs(jobs, 2)]
+
+    assert indices == [0, 20_000, 20_001, 1, 20_002, 20_003, 2, 20_004, 20_005]
+
+
+@pytest.mark.slow
+def test_a_shard_of_long_sentences_has_no_other_text(workspace: Workspace, tmp_path: Path) -> None:
+    (job,) = wide_jobs(tmp_path, workspace.texts, workspace.engines, 1, "flite")
+
+    assert make_corpus([replace(job, index=LONG_FIRST_SHARD)], workers=1, deadline_s=60.0) == 1
+
+    with np.load(tmp_path / f"shard-{LONG_FIRST_SHARD}.npz") as shard:
+        texts = json.loads(str(shard["texts"]))
+    assert len(texts) == SHARD_UTTERANCES
+    assert all(100 <= len(text) <= 200 for text in texts)
 
 
 def test_no_shard_is_begun_after_the_deadline(workspace: Workspace, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import zlib
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.lib.word_errors import HELDOUT, heldout_sentences
@@ -150,6 +151,16 @@ def test_varied_texts_have_fragments_and_stay_short_enough_to_learn() -> None:
     assert sum(text.rstrip(".!?") in ("Is here", "Is", "Here", "Example") for text in texts) > 10
 
 
+def test_long_texts_are_sentences_of_100_to_200_letters() -> None:
+    sources = small_sources([f"Example {n} is here." for n in range(50)])
+
+    texts = [utterance.text for utterance in islice(planned(sources, 3, 0, SHARES, True, is_long=True), 500)]
+
+    assert all(100 <= len(text) <= 200 and text[-1] in ".!?" and ".." not in text for text in texts)
+    assert np.ptp([len(text) for text in texts]) > 60
+    assert len(set(texts)) == 500
+
+
 def test_a_word_said_again_keeps_a_long_sentence_short_enough() -> None:
     long = "incomprehensibilities " * 10
     sources = small_sources([f"{long.capitalize()}.", "It is here."])
@@ -162,7 +173,9 @@ def test_a_word_said_again_keeps_a_long_sentence_short_enough() -> None:
 @pytest.mark.parametrize("teachers", TEACHERS.values(), ids=list(TEACHERS))
 def test_teachers_shares_cover_their_speakers_and_sum_to_one(teachers: Teachers) -> None:
     assert len(teachers.shares) == len(teachers.speakers) == len(set(teachers.speakers))
+    assert len(teachers.long_shares) == len(teachers.speakers)
     assert sum(teachers.shares) == pytest.approx(1.0)
+    assert sum(teachers.long_shares) == pytest.approx(1.0)
     assert min(teachers.shares) >= 0
 
 

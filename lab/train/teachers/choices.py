@@ -38,6 +38,8 @@ class Teachers:
     shares: Sequence[float]
     """Each speaker's share of the utterances that the engine speaks; they sum to 1. A speaker of share 0 has a stage of
     its own."""
+    long_shares: Sequence[float]
+    """The same of utterances that are long sentences."""
     is_varied: bool
     """Whether the texts also have fragments, dialogue, lists and long sentences."""
     open: Callable[[Path | None], Engine]
@@ -114,11 +116,12 @@ DEFAULT = MIXED
 """Who taught the bundled weights."""
 _MANNERS = [manner.name for manner in hibari.MANNERS]
 TEACHERS = {
-    FLITE: Teachers([voice.name for voice in SPEAKERS], speaker_shares(), False, FliteEngine),
-    HIBARI: Teachers(_MANNERS, hibari.SHARES, True, lambda _: hibari.HibariEngine()),
+    FLITE: Teachers([voice.name for voice in SPEAKERS], speaker_shares(), speaker_shares(), False, FliteEngine),
+    HIBARI: Teachers(_MANNERS, hibari.SHARES, hibari.LONG_SHARES, True, lambda _: hibari.HibariEngine()),
     MIXED: Teachers(
         [*_MANNERS, *KOKORO_SPEAKERS],
         [*hibari.SHARES, *[0.0] * len(KOKORO_SPEAKERS)],
+        [*hibari.LONG_SHARES, *[0.0] * len(KOKORO_SPEAKERS)],
         True,
         lambda _: HibariAndKokoro(),
     ),

@@ -67,6 +67,8 @@ MANNERS = (
 )
 SHARES = (0.44, 0.1, 0.1, 0.14, 0.05, 0.03, 0.04, 0.04, 0.03, 0.03)
 """Shares of the audio; the default voice has most."""
+LONG_SHARES = (0.7, 0.05, 0.05, 0.06, 0.03, 0.02, 0.02, 0.02, 0.025, 0.025)
+"""Shares of long sentences."""
 
 
 LOUDEST = 0.95

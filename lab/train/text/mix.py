@@ -30,6 +30,22 @@ _NAME_SHARES = (0.45, 0.2, 0.35)
 """Of what stands in the frames for names: those of known people, of known places, and any."""
 _LOWER_CASE = 0.3
 _JOINTS = (", and ", ", but ", "; ", ", because ", ", so ", " while ")
+_LONG_LETTERS = (100, 200)
+_LONG_JOINTS = (
+    *_JOINTS,
+    ", though ",
+    " when ",
+    ", for ",
+    ", if ",
+    " that ",
+    ", as ",
+    "; and ",
+    " before ",
+    ", or ",
+    ", ",
+)
+_LONG_SHARES = {"example": 0.55, "definition": 0.2, "named": 0.15, "generated": 0.1}
+_LONG_ENDS = (*"........", "!", "?")
 _NAME_FRAMES = (
     *("{}.", "{} {}", "Hello, {}.", "This is {} {} speaking.", "Is {} there?", "{}'s car is in {}.", "Call {} {} now!"),
     *("{}, {} and {}", "Mr. {} wrote to {}.", "Mrs. {} and {} {} live in {}.", "{} likes {}, and {} likes {}."),
@@ -107,7 +123,12 @@ class TextSources:
 
 
 def planned(
-    sources: TextSources, seed: int, first: int, shares: Sequence[float], is_varied: bool = False
+    sources: TextSources,
+    seed: int,
+    first: int,
+    shares: Sequence[float],
+    is_varied: bool = False,
+    is_long: bool = False,
 ) -> Iterator[PlannedUtterance]:
     """Yield utterance `first`, the one after it, and so on without end.
 
@@ -118,8 +139,9 @@ def planned(
         shares: each speaker's share of the utterances.
         is_varied: also fragments, dialogue, lists, long sentences, one to three words, many names, and words said
             again and again.
+        is_long: nothing but sentences of 100 to 200 letters.
     """
-    write = _varied_text if is_varied else _text
+    write = _long if is_long else _varied_text if is_varied else _text
     number = first
     while True:
         draw = random.Random(f"{seed}:{number}")
@@ -143,8 +165,7 @@ def _varied_text(sources: TextSources, draw: random.Random) -> str:
     if kind == "varied":
         return varied_sentence(draw)
     if kind == "named":
-        frame = draw.choice(_NAME_FRAMES)
-        return frame.format(*(_name(sources, draw) for _ in range(frame.count("{}"))))
+        return _named(sources, draw)
     if kind == "repeated":
         return _repeated(sources, draw)
     if kind == "short":
@@ -155,6 +176,11 @@ def _varied_text(sources: TextSources, draw: random.Random) -> str:
         bare = text[:-1] if text.endswith(".") else text
         return bare[0].lower() + bare[1:] if draw.random() < _LOWER_CASE else bare
     return text
+
+
+def _named(sources: TextSources, draw: random.Random) -> str:
+    frame = draw.choice(_NAME_FRAMES)
+    return frame.format(*(_name(sources, draw) for _ in range(frame.count("{}"))))
 
 
 def _name(sources: TextSources, draw: random.Random) -> str:
@@ -200,6 +226,30 @@ def _joined(sources: TextSources, draw: random.Random) -> str:
         longer = f"{text.rstrip('.?!')}{draw.choice(_JOINTS)}{part[0].lower()}{part[1:]}"
         text = longer if len(longer) <= _MAX_CHARACTERS else text
     return text
+
+
+def _long(sources: TextSources, draw: random.Random) -> str:
+    """One sentence of several clauses."""
+    least, most = _LONG_LETTERS
+    wanted = draw.randrange(least, most)
+    text, joint = "", ""
+    while len(text) < wanted:
+        clause = _clause(sources, draw).rstrip(".?! ")
+        longer = f"{text}{joint}{clause[0].lower() if text else clause[0]}{clause[1:]}"
+        if len(longer) < most:
+            text, joint = longer, draw.choice(_LONG_JOINTS)
+        elif len(text) >= least:
+            break
+    return f"{text}{draw.choice(_LONG_ENDS)}"
+
+
+def _clause(sources: TextSources, draw: random.Random) -> str:
+    (kind,) = draw.choices(list(_LONG_SHARES), list(_LONG_SHARES.values()))
+    if kind == "named":
+        return _named(sources, draw)
+    if kind == "generated":
+        return generated_sentence(draw)
+    return draw.choice(sources.examples if kind == "example" else sources.definitions)
 
 
 def _sentence(sources: TextSources, draw: random.Random) -> str:
