@@ -66,6 +66,8 @@ MAX_SPEECH_TOKENS = 400
 JOINED_SHARE = 0.75
 """Share of sequences that are a prompt and its continuation; the others are one utterance."""
 MAX_JOINED = 3
+_TRIES = 4
+"""Utterances that are looked at for each one before the last: a long one has room for short ones only."""
 WRONG_SHARE = 0.06
 """Share of input speech tokens that are replaced by others, so that the LLM learns to go on after a slip of
 sampling."""
@@ -82,6 +84,8 @@ class Noise:
     """Share of text tokens that are replaced by others."""
     dropout: float = 0.0
     """Share of the decoder's values that are dropped."""
+    drawn: float = 0.0
+    """Mean share of input speech tokens that are replaced by what the LLM itself draws there."""
 
 
 PLACES, ASKED = 64, 16
@@ -177,13 +181,14 @@ class UtteranceBank:
 
     def _sequence(self, pairs: Sequence[_Pair]) -> list[_Pair]:
         wanted = int(self._draw.integers(2, MAX_JOINED + 1)) if self._draw.random() < JOINED_SHARE else 1
-        chosen: list[_Pair] = []
-        total = 0
-        for index in self._draw.integers(0, len(pairs), wanted):
-            total += len(pairs[index][0].token_ids)
-            if chosen and total > MAX_SPEECH_TOKENS:
-                break
-            chosen.append(pairs[index])
+        last, *before = self._draw.integers(0, len(pairs), 1 + _TRIES * (wanted - 1))
+        chosen = [pairs[last]]
+        total = len(pairs[last][0].token_ids)
+        for index in before:
+            size = len(pairs[index][0].token_ids)
+            if len(chosen) < wanted and total + size <= MAX_SPEECH_TOKENS:
+                chosen.insert(0, pairs[index])
+                total += size
         return chosen
 
     def _wrong(self, pairs: Sequence[_Pair], is_validation: bool) -> npt.NDArray[np.int64]:
