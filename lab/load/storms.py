@@ -31,6 +31,7 @@ from cosydit.bench.types import BenchmarkError
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout, resolve_checkpoint
 from cosydit.stack.process import ServiceProcess, ServiceSpec
 from lab.load.storm_doors import DOORS, Ask, Ports, RefusedError, text_of
+from llm_service.aligner import ALIGNER_FILE
 from servicekit.clock import Clock, SystemClock
 from servicekit.process import exempt_startup_objects
 from token2wav_service.serving.process.server import free_ports
@@ -302,6 +303,8 @@ def serve_wide() -> None:
 def _services(args: argparse.Namespace, folder: Path) -> Iterator[_Services]:
     """Start the paced services."""
     checkpoint = resolve_checkpoint(args.checkpoint, folder)
+    if args.checkpoint is None:  # the stand-in's tokens say no word; else each answer would be asked for again
+        (checkpoint.llm_dir / ALIGNER_FILE).unlink()
     (folder / "keys.txt").write_text(f"loud {LOUD}\nquiet {QUIET}\n", "utf-8")
     llm, tokens, token2wav = free_ports(3)
     command = [sys.executable, "-m", "benchmarks.lib.paced_services", *map(str, (llm, tokens, token2wav))]
