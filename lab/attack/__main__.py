@@ -39,6 +39,8 @@ PAUSE_S, SAMPLE_S = 0.1, 0.1
 _MEDIAN, _TAIL = 50, 95
 _FAILURES = 3
 """Most failures that a row tells."""
+_NEVER = ("refused_wrongly", "foreign_addresses", "tracebacks", "files_in_home")
+"""Figures that are 0, or the campaign has failed."""
 
 
 @dataclass
@@ -206,7 +208,7 @@ async def _measure(target: Target, dealt: Mapping[Kind, int], seed: int) -> list
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line; exit status 1 if a figure that must be 0 is not."""
     args = _parser().parse_args(argv)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="attack-") as made:
@@ -231,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     write_json(args.out, document)
     print(aligned_table([[name, f"{value:g}"] for name, value in found_of_all.items()]), end="")
-    return 0
+    return int(any(found_of_all[name] for name in _NEVER))
 
 
 def _parser() -> argparse.ArgumentParser:
