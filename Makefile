@@ -46,7 +46,7 @@ test-random:  ## the same, with examples that Hypothesis draws anew
 test-clients: $(foreach each,$(CLIENTS),$(TOOLS)/clients/$(firstword $(subst =, ,$(each))))  ## official clients, unmodified
 	COSYDIT_CLIENTS=$(abspath $(TOOLS))/clients $(PYTHON) -m pytest -c lab/pyproject.toml -n 0 lab/conformance
 
-test-campaigns:  ## the attack and the faults at their whole length, hours; results in build/
+test-campaigns:  ## the attack and the faults at their whole length, an hour; results in build/
 	mkdir -p build
 	$(PYTHON) -m lab.attack --out build/attack.json
 	$(PYTHON) -m lab.faults --out build/faults.json
