@@ -34,7 +34,8 @@ test:  ## all checks and all tests, as CI runs them
 test-fast:  ## the tests without the slow ones and without real servers
 	$(PYTHON) -m pytest $(FAST)
 
-test-lab:  ## the laboratory's own tests: studies, campaigns, training, the page in a browser
+test-lab:  ## the laboratory's types and its own tests: studies, campaigns, training, the page in a browser
+	$(PYTHON) -m mypy -p lab
 	$(PYTHON) -m pytest -c lab/pyproject.toml lab/tests
 
 test-tensorrt:  ## an engine of every graph that a runner serves, by TensorRT for RTX on the CPU; takes minutes

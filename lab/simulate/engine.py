@@ -21,7 +21,7 @@ from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.loop import OnResult, ServingLoop
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.errors import CapacityError
-from token2wav_service.features.prompt_models import OnTokens, voice_id_of
+from token2wav_service.features.prompt_models import OnTokens, PromptFeatureExtractor, voice_id_of
 from token2wav_service.runtime.slots.step_shapes import STEP_TOKENS, StepShapes
 from token2wav_service.types import TokenChunk, VoiceFeatures, VoicePrompt
 
@@ -109,10 +109,13 @@ class ModelledRunner:
         return frames * FRAME_SAMPLES
 
 
-class ModelledExtractor:
+class ModelledExtractor(PromptFeatureExtractor):
     """Features of no prompt in particular, told apart by its samples."""
 
-    def extract(self, prompt: VoicePrompt, on_tokens: OnTokens) -> VoiceFeatures:
+    def __init__(self) -> None:
+        """Load nothing."""
+
+    def extract(self, prompt: VoicePrompt, on_tokens: OnTokens = lambda tokens: None) -> VoiceFeatures:
         """See `PromptFeatureExtractor.extract`."""
         tokens = np.arange(PROMPT_TOKENS, dtype=np.int64)
         on_tokens(tokens)

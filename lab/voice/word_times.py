@@ -90,7 +90,7 @@ async def spoken(pipeline: Speaker, llm: RecordingLM, text: str, seed: int) -> T
     words += gatherer.finish()
     even = TextClock([replace(span, letter_times=None) for span in result.spans])
     gatherer = WordGatherer()
-    without = [*gatherer.push(even.finish(samples / SAMPLE_RATE_HZ)), *gatherer.finish()]
+    without = [*gatherer.push(even.read(samples / SAMPLE_RATE_HZ, True)), *gatherer.finish()]
     aligner = pipeline.settings.aligner
     took_s = cpu_s(aligner, llm.answers) if aligner is not None else 0.0
     audio_16k = resample(np.concatenate(pieces), SAMPLE_RATE_HZ, RATE_HZ)

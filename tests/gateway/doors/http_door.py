@@ -32,7 +32,8 @@ from gateway.voices.registry import NamedVoice, VoiceRegistry
 from gateway.voices.store import CreatedVoices
 from servicekit.checkpoint_file import CheckpointDeclaration
 from servicekit.clock import Clock, SystemClock
-from tests.gateway.fakes import Behind, FakeLLM, FakeToken2Wav, ManualClock, make_host, make_pipeline, speech_deltas
+from tests.gateway.fakes import Behind, FakeLLM, FakeToken2Wav, make_host, make_pipeline, speech_deltas
+from tests.virtual_time import ManualClock
 
 ONE, TWO = "This is the first sentence of it.", "And here comes the second one, longer."
 MULTI = "/v1/text-to-speech/default/multi-stream-input?output_format=pcm_24000"

@@ -16,7 +16,8 @@ from gateway.ledger import CallerLedger
 from gateway.voices.directory import VoiceDirectory
 from gateway.voices.draft import VoiceDraft
 from gateway.voices.store import CreatedVoices, VoiceLimits
-from tests.gateway.fakes import FakeToken2Wav, ManualClock
+from tests.gateway.fakes import FakeToken2Wav
+from tests.virtual_time import ManualClock
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
 
 UNREADABLE = b"not audio"

@@ -34,7 +34,9 @@ def make_flow(seed: int = 0) -> Flow:
         ),
         estimator=DiTConfig(depth=2, num_heads=2, head_dim=8, hidden_size=32),
     )
-    return randomise(Flow(config), seed)
+    flow = Flow(config)
+    randomise(flow, seed)
+    return flow
 
 
 def make_hift() -> HiFT:
@@ -42,7 +44,7 @@ def make_hift() -> HiFT:
     return load_hift_vectors(VectorFolder(ASSETS / "golden" / "e_hift"))
 
 
-def randomise(module: nn.Module, seed: int) -> nn.Module:
+def randomise(module: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -50,7 +52,7 @@ def randomise(module: nn.Module, seed: int) -> nn.Module:
             scale = fan_in**-0.5 if parameter.dim() > 1 else 0.1
             base = 1.0 if ("norm" in name and name.endswith("weight")) or name.endswith(("alpha", "original0")) else 0.0
             parameter.copy_(base + scale * torch.randn(parameter.shape, generator=generator))
-    return module.eval().requires_grad_(False)
+    module.eval().requires_grad_(False)
 
 
 def random_tokens(count: int, seed: int) -> Tensor:
