@@ -35,8 +35,8 @@ class RunnerKind(str, Enum):
     """What computes the engine's batches."""
 
     AUTO = "auto"
-    """`slots` on a CUDA device, with engines where they fit and were timed to be faster; `packed` on a CPU for the
-    families whose estimator is a DiT, else `torch`."""
+    """`slots` on a CUDA device, with engines where they fit and were timed to be faster; `packed` on a CPU for
+    Step-Audio2's family, else `torch`."""
     TORCH = "torch"
     """Plain modules, on any device and under every policy."""
     PACKED = "packed"
