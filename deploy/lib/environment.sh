@@ -56,7 +56,7 @@ install_torch() {
 
 # Measured with torch for the CPU: the extras of `say`, and those of `test` (a browser and Docker Compose among them). The
 # index's own torch, with CUDA's libraries, makes it 4300 more.
-readonly CPU_INSTALL_MB=1900 TEST_INSTALL_MB=3500
+readonly CPU_INSTALL_MB=1700 TEST_INSTALL_MB=3700
 readonly INSTALL_REPORT_S=${INSTALL_REPORT_S:-20}
 INSTALL_BEGAN_S=0
 

@@ -39,7 +39,7 @@ def test_git_leaves_what_commands_write_alone(written: str) -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/quick-start-cpu.md"])
 def test_the_guide_says_what_an_installation_takes(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")
-    for word in ("1.9 GB", "minutes", "4 GB"):
+    for word in ("1.7 GB", "minutes", "4 GB"):
         assert word in text
 
 
