@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import torch
 import yaml
-from onnx import numpy_helper, parser
 from torch import Tensor, nn
 
 from token2wav_service.checkpoint.family import FLOW_WEIGHTS, HIFT_WEIGHTS, SPEAKER_ENCODER, Family
@@ -124,6 +122,10 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...], scale: float) -> n
 
 
 def _save(path: Path, graph: str, weights: dict[str, Any]) -> None:
+    # NOTE: imported here, so that the demo voice is unpacked without it.
+    import onnx
+    from onnx import numpy_helper, parser
+
     model = parser.parse_model(_HEAD + graph)
     model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in weights.items())
     onnx.checker.check_model(model, full_check=True)
