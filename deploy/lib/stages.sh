@@ -49,7 +49,7 @@ stage_checkpoint() {
     fi
     log "random weights: everything works, and it speaks noise"
   else
-    install_extras "$(runtime_extras),download"
+    if [[ -z $OFFLINE ]]; then install_extras "$(runtime_extras),download"; fi
     lock=models.lock.json
     if [[ $FAMILY != step_audio2 ]]; then lock=models.$FAMILY.lock.json; fi
     local -a options=(--family "$FAMILY" --lock "$ROOT/deploy/$lock" --own-lock "$WORK_DIR/$lock")

@@ -124,6 +124,20 @@ def test_official_weights_come_through_the_lock_file() -> None:
     assert re.search(r"--lock \S*/deploy/models.lock.json --own-lock \S*/models.lock.json", download)
 
 
+def test_offline_nothing_is_installed_for_the_download() -> None:
+    offline, online = (planned("0", "0", "--model", "official", *more) for more in (["--offline"], []))
+    assert not any("pip install" in command for command in offline)
+    assert any("pip install" in command and "download" in command for command in online)
+
+
+def test_a_checkpoint_that_is_not_there_is_told_before_any_stage() -> None:
+    done = run_script("--checkpoint", "/nonexistent", "-1", "3")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: --checkpoint /nonexistent is missing; name the folder of a checkpoint, which no stage makes\n"
+    )
+
+
 def test_a_stage_without_its_environment_says_which_stage_makes_it(tmp_path: Path) -> None:
     done = run_script("2", "3", script=copy_script(tmp_path))
     assert done.returncode == 1
@@ -163,7 +177,7 @@ log "ready: $(installed_mb) MB"
 
 
 @pytest.mark.parametrize(
-    ("package", "is_good", "extras", "size_mb"), [("something", True, "", 1900), ("broken", False, ",test,docs", 3500)]
+    ("package", "is_good", "extras", "size_mb"), [("something", True, "", 1700), ("broken", False, ",test,docs", 3700)]
 )
 def test_an_install_says_what_comes_and_how_far_it_is(
     tmp_path: Path, package: str, is_good: bool, extras: str, size_mb: int
