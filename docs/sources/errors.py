@@ -14,7 +14,8 @@ what to do.
 - **HTTP** (OpenAI): a JSON body `{"error": {"message", "type", "param", "code"}}`. ElevenLabs' routes, and all
   addresses below `/v1/text-to-speech`, `/v1/voices`, `/v2/voices` and `/v1/user`, answer `{"detail": {"status",
   "message"}}`; a body of the wrong form gets 422 there, with a list of `{"loc", "msg", "type"}`. An error after the
-  first audio breaks the connection.
+  first audio breaks the connection. A wrong address or model gets 404 `not_found` or `model_not_found`, a wrong
+  method 405 `method_not_allowed`.
 - **WebSockets**: a message with the code and the text; see [WebSockets](websockets.md).
 - **gRPC**: the status of the call; the trailing metadata `error-code` and `error-param` are for programs.
 - **Triton** (`cosyvoice2_dit`): an error response whose message begins with the code of the column Triton and a
