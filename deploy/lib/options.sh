@@ -183,7 +183,7 @@ check_settings() {
   if [[ -n $CHECKPOINT ]]; then CHECKPOINT=$(realpath -m -- "$CHECKPOINT"); fi
   if ((START > -1)) && [[ -z $DRY_RUN && ! -x $VENV/bin/cosydit ]]; then fail "there is no $VENV yet; run: bash $0 -1 $STOP"; fi
   if [[ -z $DRY_RUN && -n $CHECKPOINT && ! -d $CHECKPOINT ]]; then
-    fail "--checkpoint $CHECKPOINT is missing; name the folder of a checkpoint, which no stage makes"
+    fail_usage "--checkpoint $CHECKPOINT is missing; name the folder of a checkpoint, which no stage makes"
   fi
   if ((START > 0)) && [[ -z $DRY_RUN && ! -d $(checkpoint_dir) ]]; then fail "$(checkpoint_dir) is missing; run: bash $0 0 $STOP"; fi
 }
