@@ -12,7 +12,7 @@ import pytest
 from lab.attack import __main__ as campaign
 from lab.attack import target
 from lab.attack.__main__ import Row
-from lab.attack.table import DOORS, KINDS, counts
+from lab.attack.table import DOORS, FULL_KINDS, KINDS, counts
 from lab.attack.target import Target
 from tests.workers import free_ports, is_whole, random_checkpoint
 
@@ -34,7 +34,9 @@ def test_whatever_comes_to_any_door_the_honest_caller_is_spoken_to(
     rows, figures = document["kinds"], document["figures"]
     assert [row["failures"] for row in rows if row["failures"]] == []
     assert list(dict.fromkeys(row["door"] for row in rows)) == doors
-    assert all(row["asked"] >= 2 for row in rows)
+    # While one process of two stands still, the honest caller speaks only afterwards.
+    during = {(kind.door, kind.harm): int(kind.is_heard) for kind in (*KINDS, *FULL_KINDS)}
+    assert all(row["asked"] >= 1 + during[row["door"], row["harm"]] for row in rows)
     assert figures["loop_stall_max_ms"] == max(row["loop_stall_max_ms"] for row in rows) > 0
     assert figures["memory_growth_max_mb"] == max(row["memory_growth_max_mb"] for row in rows) < MOST_GROWTH_MB
     zero = ("refused_wrongly", "foreign_addresses", "files_in_home", "tracebacks")
