@@ -29,7 +29,7 @@ from gateway.routing.replica import LoadReport
 from servicekit.clock import Clock, SystemClock
 from servicekit.stream_limit import NEXT_END_S, OPEN_STREAMS, STREAMS
 from servicekit.tasks import raise_if_cancelled, stop
-from servicekit.timeouts import LoopLag, Patience, patient_timeout
+from servicekit.timeouts import LoopLag, Patience, PatientTimer
 from servicekit.tracing import trace_headers
 from token2wav_service.contract import TOKEN_RATE_HZ
 
@@ -184,22 +184,23 @@ class TokenStreamClient:
         return asked
 
     async def _next(self, answer: TokenAnswer, least: int, limit_s: float, ends_at: float) -> SpeechTokenDelta:
-        limit_s = max(0.0, min(limit_s, ends_at - self._clock.now()))
-        received = answer.connection.received
-        try:
-            if answer.has_news(least):
-                return await answer.read(least)
-            async with patient_timeout(limit_s, self._patience.begin(limit_s)):
-                news = await answer.read(least)
-            self._patience.progressed()
-            return news
-        except asyncio.TimeoutError as error:
+        limit_s, received = max(0.0, min(limit_s, ends_at - self._clock.now())), answer.connection.received
+
+        def expire() -> None:
+            got = f"LLM at {self._address}: nothing came within {limit_s:.1f} s"
+            answer.fail(errors.LLMDeadlineError(f"{got}; it is overloaded or stuck: see its log"))
             if answer.connection is self._connection and answer.connection.received == received:
                 self._disconnect()  # nobody gets anything over it: the next answer comes over a new one
-            got = f"LLM at {self._address}: nothing came within {limit_s:.1f} s"
-            raise errors.LLMDeadlineError(f"{got}; it is overloaded or stuck: see its log") from error
+
+        timer = PatientTimer(limit_s, self._patience.begin(limit_s), expire)
+        try:
+            news = await answer.read(least)
         except AnswerFailedError as error:
             raise self._failure(error, answer.has_begun) from error
+        finally:
+            timer.cancel()
+        self._patience.progressed()
+        return news
 
     def _failure(self, failed: AnswerFailedError, has_begun: bool) -> errors.LLMError:
         """Return what a status means."""

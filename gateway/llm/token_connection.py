@@ -86,8 +86,8 @@ class TokenAnswer:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End it behind the parts that are there."""
-        self._error = error
+        """End it behind the parts that are there; the first error counts."""
+        self._error = self._error or error
         self._wake()
 
     def _wake(self) -> None:
