@@ -151,7 +151,11 @@ class RoutedSpeechLM(Router[LLMReplicaClient]):
         while True:
             slot = await self._wait_for_slot(answer)
             async with self._attempt(slot, answer, sampling) as deltas:
-                async for delta in deltas:
+                ejection = Ejection(slot)
+                while (delta := await ejection.unless(anext(deltas, None))) is not None:
+                    answer.note(delta)
+                    if delta.token_ids:
+                        slot.replica.succeeded()
                     yield delta
                 return
             with self.fleet.looked(answer.lost is None):
@@ -163,7 +167,9 @@ class RoutedSpeechLM(Router[LLMReplicaClient]):
     ) -> AsyncIterator[AsyncGenerator[SpeechTokenDelta]]:
         """Ask one replica for the rest of an answer; its loss is swallowed if another replica may go on."""
         try:
-            async with aclosing(self._deltas(slot, answer, sampling)) as deltas:
+            client = self.client(slot.address)
+            asked = client.generate(answer.rest(), sampling, answer.rest_seed(client.continues_exactly))
+            async with aclosing(asked) as deltas:
                 yield deltas
         except BaseException as error:
             try:
@@ -175,20 +181,6 @@ class RoutedSpeechLM(Router[LLMReplicaClient]):
                 give_back(slot, error, is_begun=True)
         else:
             give_back(slot, None, is_begun=True)
-
-    async def _deltas(
-        self, slot: SlotLease, answer: ContinuedAnswer, sampling: Sampling
-    ) -> AsyncGenerator[SpeechTokenDelta]:
-        client = self.client(slot.address)
-        ejection = Ejection(slot)
-        async with aclosing(
-            client.generate(answer.rest(), sampling, answer.rest_seed(client.continues_exactly))
-        ) as deltas:
-            while (delta := await ejection.unless(anext(deltas, None))) is not None:
-                answer.note(delta)
-                if delta.token_ids:
-                    slot.replica.succeeded()
-                yield delta
 
     def _note_refusal(self, answer: ContinuedAnswer, slot: SlotLease, error: errors.LLMBusyError) -> None:
         """Note that a replica has no room for a new answer.
