@@ -26,7 +26,7 @@ from tritonclient.grpc import service_pb2_grpc as stubs
 from gateway import errors
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
-from gateway.token2wav.triton_call import Tensors, TritonCall, bytes_tensor, text_of
+from gateway.token2wav.triton_call import Tensors, TritonCall, text_of
 from servicekit.tasks import failed, stop
 from servicekit.timeouts import LoopLag, Patience, PatientTimer
 from token2wav_service.contract import CALLER_HAS_SHARE, DEFAULT_PRIORITY, TOKEN2WAV_MODEL, Operation, ServerStatus
@@ -115,12 +115,12 @@ class Token2WavClient:
 
     async def export_voice(self, voice_id: str) -> bytes:
         """Fetch a voice's file; see `VoiceMaker.export_voice`."""
-        result = await self._ask(Operation.EXPORT_VOICE, {"voice_id": bytes_tensor(voice_id.encode())}, "voice_file")
+        result = await self._ask(Operation.EXPORT_VOICE, {"voice_id": voice_id.encode()}, "voice_file")
         return bytes(_required(result, "voice_file").ravel()[0])
 
     async def import_voice(self, voice_file: bytes) -> RegisteredVoice:
         """Register a voice from its file; see `VoiceMaker.import_voice`."""
-        return _voice_of(await self._ask(Operation.IMPORT_VOICE, {"voice_file": bytes_tensor(voice_file)}, "voice_id"))
+        return _voice_of(await self._ask(Operation.IMPORT_VOICE, {"voice_file": voice_file}, "voice_id"))
 
     @asynccontextmanager
     async def open_stream(
@@ -174,7 +174,7 @@ class Token2WavClient:
         self, call: TritonCall, voice_id: str, seed: int, priority: int, caller_has_share: bool
     ) -> Token2WavCallStream:
         tensors = {
-            "voice_id": bytes_tensor(voice_id.encode()),
+            "voice_id": voice_id.encode(),
             "seed": np.array([seed], np.int64),
             "priority": np.array([priority], np.int32),
         }
@@ -328,7 +328,7 @@ class _Push:
 
 def _prompt_tensor(audio: bytes | FloatArray) -> dict[str, Any]:
     if isinstance(audio, bytes):
-        return {"reference_audio": bytes_tensor(audio)}
+        return {"reference_audio": audio}
     return {"reference_wav": np.ascontiguousarray(audio, dtype=np.float32).ravel()}
 
 
@@ -340,7 +340,7 @@ def _voice_of(result: Tensors) -> RegisteredVoice:
 
 def _chunk_tensors(stream_id: str, chunk: TokenChunk) -> dict[str, Any]:
     return {
-        "stream_id": bytes_tensor(stream_id.encode()),
+        "stream_id": stream_id.encode(),
         "chunk_index": np.array([chunk.index], np.int32),
         "token_ids": np.array(chunk.token_ids, np.int32),
         "is_last": np.array([chunk.is_last], np.bool_),

@@ -62,9 +62,9 @@ class TritonCall:
         tensors: Mapping[str, Any],
         parameters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Queue a request; `tensors` maps input names to numpy arrays."""
+        """Queue a request; `tensors` maps input names to numpy arrays, or to bytes: a BYTES tensor of one element."""
         request = messages.ModelInferRequest(model_name=TOKEN2WAV_MODEL, id=request_id)
-        _add(request, "operation", bytes_tensor(operation.value.encode()))
+        _add(request, "operation", operation.value.encode())
         for name, value in tensors.items():
             _add(request, name, value)
         trace = self._trace if operation is Operation.OPEN else {}
@@ -187,11 +187,6 @@ def _without_frames() -> Iterator[None]:
         raise
 
 
-def bytes_tensor(value: bytes) -> Any:
-    """Return a BYTES tensor of one element."""
-    return np.array([value], dtype=np.object_)
-
-
 def text_of(value: Any) -> str:
     """Return the text of a BYTES tensor of one element."""
     return bytes(value.ravel()[0]).decode()
@@ -217,14 +212,14 @@ def _from_wire(text: str) -> errors.GatewayError:
     return _ERROR_CLASSES[code](f"token2wav: {message}")
 
 
-def _add(request: Any, name: str, value: npt.NDArray[Any]) -> None:
+def _add(request: Any, name: str, value: bytes | npt.NDArray[Any]) -> None:
     """Add an input: numbers, or BYTES of one element."""
-    if value.dtype == np.object_:
-        datatype, raw = _BYTES, _LENGTH.pack(len(value[0])) + value[0]
+    if isinstance(value, bytes):
+        request.inputs.add(name=name, datatype=_BYTES, shape=(1,))
+        request.raw_input_contents.append(_LENGTH.pack(len(value)) + value)
     else:
-        datatype, raw = _NAMES[value.dtype], value.tobytes()
-    request.inputs.add(name=name, datatype=datatype, shape=value.shape)
-    request.raw_input_contents.append(raw)
+        request.inputs.add(name=name, datatype=_NAMES[value.dtype], shape=value.shape)
+        request.raw_input_contents.append(value.tobytes())
 
 
 def _tensors(response: Any) -> Tensors:
