@@ -94,6 +94,8 @@ class SpeechSession:
         self.characters_written = 0
         """Characters accepted so far."""
         self._wrote_s = -math.inf
+        self._has_uncut_words = False
+        """Whether more than blanks was written since the last cut."""
         self._has_ended = False
         self.samples = 0
         """Samples at 24 kHz given out so far."""
@@ -120,16 +122,19 @@ class SpeechSession:
         self.characters_written += len(piece)
         if self._request.is_interleaved:
             self._wrote_s = _now_s()
+        self._has_uncut_words = self._has_uncut_words or bool(piece.strip())
         self._items.put_nowait(piece)
 
     def cut(self) -> None:
-        """Have all text so far spoken without waiting for what follows; the turn goes on.
+        """Have all text so far spoken without waiting for what follows, which takes blanks alone; the turn goes on.
 
         Raises:
             InvalidTextError: it comes after the end.
         """
         self._check_open()
-        self._items.put_nowait(_Mark.CUT)
+        if self._has_uncut_words:
+            self._items.put_nowait(_Mark.CUT)
+        self._has_uncut_words = False
 
     def flush(self) -> None:
         """Have all text so far spoken to its end; what is written later begins anew.
@@ -139,6 +144,7 @@ class SpeechSession:
         """
         self._check_open()
         self._items.put_nowait(_Mark.FLUSH)
+        self._has_uncut_words = False
 
     def end(self) -> None:
         """Say that no more text will come; harmless when said twice."""

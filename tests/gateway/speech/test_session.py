@@ -139,6 +139,18 @@ async def test_a_cut_begins_speech_and_one_turn_speaks_on(voices: list[NamedVoic
         session.cut()
 
 
+@pytest.mark.parametrize("mark", ["cut", "flush"])
+async def test_blanks_between_two_cuts_are_told_with_what_follows_them(voices: list[NamedVoice], mark: str) -> None:
+    session = make_session(voices, FakeLLM(speech_deltas(20)), FakeToken2Wav())
+    session.write("Hello")
+    getattr(session, mark)()
+    session.write("\n")
+    session.cut()
+    session.write("Hello")
+    session.end()
+    assert text_of(await hear(session)) == "Hello\nHello"
+
+
 @pytest.mark.parametrize("steps", range(-8, 8))
 async def test_whoever_breaks_in_just_as_text_comes_stops_both_services(voices: list[NamedVoice], steps: int) -> None:
     llm, token2wav = FakeLLM(speech_deltas(40)), FakeToken2Wav()
