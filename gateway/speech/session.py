@@ -39,7 +39,9 @@ DEFAULT_MAX_UNSPOKEN_CHARACTERS = 20_000
 class _Mark(Enum):
     CUT = 0
     FLUSH = 1
-    END = 2
+    REST = 2
+    """The end of a turn; blanks, which are all that is left, wait for what follows."""
+    END = 3
 
 
 @dataclass(frozen=True)
@@ -137,13 +139,13 @@ class SpeechSession:
         self._has_uncut_words = False
 
     def flush(self) -> None:
-        """Have all text so far spoken to its end; what is written later begins anew.
+        """Have all text so far spoken to its end; what is written later begins anew, and takes blanks alone.
 
         Raises:
             InvalidTextError: it comes after the end.
         """
         self._check_open()
-        self._items.put_nowait(_Mark.FLUSH)
+        self._items.put_nowait(_Mark.FLUSH if self._has_uncut_words else _Mark.REST)
         self._has_uncut_words = False
 
     def end(self) -> None:
@@ -263,6 +265,8 @@ class SpeechSession:
             if mark is not None:
                 return mark
             item = await self._items.get()
+            if item is _Mark.REST:
+                return item
             if isinstance(item, str):
                 if begins:
                     await self._pipeline.line.turn()

@@ -139,13 +139,17 @@ async def test_a_cut_begins_speech_and_one_turn_speaks_on(voices: list[NamedVoic
         session.cut()
 
 
+@pytest.mark.parametrize("last", ["cut", "flush"])
 @pytest.mark.parametrize("mark", ["cut", "flush"])
-async def test_blanks_between_two_cuts_are_told_with_what_follows_them(voices: list[NamedVoice], mark: str) -> None:
+async def test_blanks_between_two_cuts_are_told_with_what_follows_them(
+    voices: list[NamedVoice], mark: str, last: str
+) -> None:
     session = make_session(voices, FakeLLM(speech_deltas(20)), FakeToken2Wav())
     session.write("Hello")
     getattr(session, mark)()
     session.write("\n")
     session.cut()
+    getattr(session, last)()
     session.write("Hello")
     session.end()
     assert text_of(await hear(session)) == "Hello\nHello"
