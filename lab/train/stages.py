@@ -113,8 +113,6 @@ class StageOptions:
     """Name in `TEACHERS`."""
     is_eager: bool
     """Launch every step by itself, without CUDA graphs."""
-    drawn: float
-    """See `Noise`."""
     seed: int
     """Of what is drawn; by default the steps done before, so that a run that goes on draws other windows."""
 
@@ -154,8 +152,7 @@ def prepared(args: argparse.Namespace) -> StageOptions:
     utterances = args.utterances or planned_utterances.get(args.stage, 0)
     batch = args.batch or BATCH.get(args.stage, 0)
     sizes, teachers = SIZES[args.sizes], args.teachers
-    drawn = args.drawn
-    return StageOptions(work, sizes, device, limits, batch, utterances, args.workers, teachers, args.eager, drawn, seed)
+    return StageOptions(work, sizes, device, limits, batch, utterances, args.workers, teachers, args.eager, seed)
 
 
 def run_corpus(options: StageOptions) -> None:
@@ -343,10 +340,10 @@ def llm_stage(options: StageOptions) -> Trainee:
     utterances = utterances_of_shards(work.token_shards if work.token_shards.is_dir() else work.packed_tokens.parent)
     if work.codes.is_file():
         utterances += utterances_of_streams(_streams(options, ()), np.load(work.codes))
-    noise = replace(NOISES[options.teachers], drawn=options.drawn)
+    noise = NOISES[options.teachers]
     bank = UtteranceBank(utterances, tokenizer, options.seed, noise)
     logger.info("%d utterances, %.1f hours of speech tokens", len(utterances), bank.speech_tokens / 25 / 3600)
-    return LLMStage(options.sizes.llm, bank, options.device, options.batch, noise)
+    return LLMStage(options.sizes.llm, bank, options.device, options.batch, noise.dropout)
 
 
 def run_aligner(options: StageOptions) -> None:
@@ -423,7 +420,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--batch", type=int, help="windows or sequences a step (default: the plan's)")
     found.add_argument("--utterances", type=int, help="of corpus and tokens (default: the plan's)")
     found.add_argument("--seed", type=int, help="of what training draws (default: the number of steps done before)")
-    found.add_argument("--drawn", type=float, default=0.0, help="share of the LLM's input that it draws itself")
     found.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of corpus and tokens")
     return found
 

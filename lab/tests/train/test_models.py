@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from demo_voice.llm_layout import SPEECH_TABLE, write_llm
 from lab.train.models.flow import TrainableFlow
 from lab.train.models.flow_masks import WindowCut, blocks_of, draw_cut, history_of, plans_for
-from lab.train.models.llm import LLMStage, TrainableLLM
+from lab.train.models.llm import TrainableLLM
 from lab.train.models.llm_data import (
     IGNORED,
     SPEECH,
@@ -250,28 +250,6 @@ def test_a_long_utterance_comes_behind_short_ones(text_tokenizer: Tokenizer) -> 
     assert all(len(row) <= 400 for row in spoken)
     assert sum(len(row) > 300 for row in long) > len(long) / 3
     assert sum(int(row[-1]) == 300 for row in long) > len(long) / 3
-
-
-def test_own_draws_replace_speech_alone_and_as_often_as_asked(text_tokenizer: Tokenizer) -> None:
-    utterances = [TokenUtterance(0, TEXTS[n % 3], np.full(50 + n, 3, np.uint16)) for n in range(100)]
-    noise = Noise(wrong=0, drawn=0.2)
-    bank = UtteranceBank(utterances, text_tokenizer, 0, noise)
-    stage = LLMStage(TINY.llm, bank, torch.device("cpu"), 16, noise)
-    batch = bank.batch(64, torch.device("cpu"))
-    with torch.no_grad():
-        stage.parts()["model"].head.bias[7] = 100.0  # all that it draws
-
-    rows = stage._with_own_draws(batch)
-
-    is_other = rows != batch.rows
-    assert set(rows[is_other].tolist()) == {7}
-    assert bool((batch.kinds[is_other] == SPEECH).all())
-    shares = torch.stack(
-        [other.sum() / (kinds == SPEECH).sum() for other, kinds in zip(is_other, batch.kinds, strict=True)]
-    )
-    assert 0.15 < float(shares.mean()) < 0.25
-    assert float(shares.min()) < 0.1
-    assert 0.3 < float(shares.max()) < 0.5
 
 
 def test_dropout_acts_in_training_alone(text_tokenizer: Tokenizer) -> None:

@@ -6,7 +6,6 @@ Transformers' Qwen2 decoder, with the tables and the head that the served form h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from lab.train.models.llm_data import CONTROL, IGNORED, SPEECH, TEXT, LLMBatch, Noise, UtteranceBank
+from lab.train.models.llm_data import CONTROL, IGNORED, SPEECH, TEXT, LLMBatch, UtteranceBank
 from lab.train.models.tokenizer import CodeTable
 from lab.train.replay import Inputs
 from lab.train.sizes import LLMSizes
 from lab.train.trainer import OneModel, autocast, mean_of
 from llm_service.qwen2 import ROPE_THETA
-from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT
+from llm_service.vocab import COSYVOICE2
 
 _HIDDEN_OF_CODES = 512
 
@@ -96,9 +95,6 @@ def _dropping(share: float) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor],
 
 
 RATE = 1e-3
-DRAWN_TEMPERATURE = 0.2
-"""At which the shipped LLM speaks: 0.8, with a head that is four times as sharp."""
-NO_NOISE = Noise(wrong=0.0)
 _VALIDATION_BATCHES = 4
 _DRAWERS = 6
 """Processes that put batches together: one would hold the GPU up."""
@@ -111,17 +107,17 @@ class LLMStage(OneModel[TrainableLLM]):
     name = "llm"
 
     def __init__(
-        self, sizes: LLMSizes, bank: UtteranceBank, device: torch.device, batch: int, noise: Noise = NO_NOISE
+        self, sizes: LLMSizes, bank: UtteranceBank, device: torch.device, batch: int, dropout: float = 0.0
     ) -> None:
-        """Build on the device; of `noise`, the bank adds what needs no LLM."""
-        self._bank, self._device, self._batch, self._noise = bank, device, batch, noise
+        """Build on the device."""
+        self._bank, self._device, self._batch = bank, device, batch
         workers = _DRAWERS if device.type == "cuda" else 0
         ahead = _AHEAD if workers else None
         drawn = DataLoader(
             _Drawn(bank, batch), None, num_workers=workers, prefetch_factor=ahead, pin_memory=workers > 0
         )
         self._drawn = iter(drawn)
-        super().__init__(TrainableLLM(sizes, noise.dropout).to(device), RATE)
+        super().__init__(TrainableLLM(sizes, dropout).to(device), RATE)
 
     def step(self, progress: float) -> Mapping[str, Tensor]:
         """Train on one batch of sequences."""
@@ -135,26 +131,7 @@ class LLMStage(OneModel[TrainableLLM]):
         return mean_of(self._losses(model, batch) for batch in batches)
 
     def _training_losses(self, inputs: Inputs) -> dict[str, Tensor]:
-        batch = LLMBatch(**inputs)
-        if self._noise.drawn:
-            batch = replace(batch, rows=self._with_own_draws(batch))
-        return self._losses(self._model, batch)
-
-    @torch.no_grad()
-    def _with_own_draws(self, batch: LLMBatch) -> Tensor:
-        """Return the input rows [B, T] with some speech tokens as the model draws them behind the right ones."""
-        with autocast(self._device):
-            logits = self._model.head(self._model(batch).flatten(0, 1)[batch.asked])[:, :SPEECH_TOKEN_COUNT]
-        # The greatest of scores with Gumbel's noise is a draw by their softmax.
-        gumbel = -torch.empty_like(logits, dtype=torch.float32).exponential_().log()
-        drawn = (logits.float() / DRAWN_TEMPERATURE + gumbel).argmax(-1)
-        kinds, rows = batch.kinds.flatten(), batch.rows.flatten()
-        next_place = (batch.asked + 1).clamp(max=len(rows) - 1)
-        shares = 2 * self._noise.drawn * torch.rand(len(batch.rows), device=rows.device)
-        is_own = torch.rand(len(drawn), device=rows.device) < shares[batch.asked // batch.rows.shape[1]]
-        is_own &= (kinds[next_place] == SPEECH) & (next_place > batch.asked)
-        own = torch.where(is_own, drawn, rows[next_place])
-        return rows.scatter(0, next_place, own).view_as(batch.rows)
+        return self._losses(self._model, LLMBatch(**inputs))
 
     def _losses(self, model: TrainableLLM, batch: LLMBatch) -> dict[str, Tensor]:
         targets = batch.targets.flatten()[batch.asked]

@@ -84,8 +84,6 @@ class Noise:
     """Share of text tokens that are replaced by others."""
     dropout: float = 0.0
     """Share of the decoder's values that are dropped."""
-    drawn: float = 0.0
-    """Mean share of input speech tokens that are replaced by what the LLM itself draws there."""
 
 
 PLACES, ASKED = 64, 16
