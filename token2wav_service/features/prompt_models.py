@@ -199,26 +199,22 @@ class PromptFeatureExtractor:
         self._tokenizer = OnnxSpeechTokenizer(model_dir / tokenizer_file, onnx_threads, device)
         self._mel_high_hz = mel_high_hz
         self._beside = ThreadPoolExecutor(2, thread_name_prefix="voice-features")
-        """Computes what no speech token depends on. Its threads are as patient as the one that asks first."""
+        """Computes tokens and mel, beside the embedding. Its threads are as patient as the one that asks first."""
 
     def extract(self, prompt: VoicePrompt, on_tokens: OnTokens = lambda tokens: None) -> VoiceFeatures:
         """Compute a voice's features; tokens and mel are cut to the same time.
 
         Args:
             prompt: a voice that passed `validate_prompt`.
-            on_tokens: called as soon as the tokens are known: an LLM needs nothing else.
+            on_tokens: called as soon as the tokens are known, beside the rest of the work: an LLM needs nothing else.
         """
-        log_mel = s3_log_mel(prompt.samples)
-        mel = self._beside.submit(self._flow_mel, prompt.samples)
-        embedding = self._beside.submit(self.speaker_embedding, prompt.samples)
-        tokens = self._tokenizer.tokenize(log_mel)[: len(prompt.samples) // SAMPLES_PER_TOKEN]
-        on_tokens(tokens)
-        return VoiceFeatures(
-            voice_id=voice_id_of(prompt.samples),
-            prompt_tokens=tokens,
-            prompt_mel=mel.result()[: FRAMES_PER_TOKEN * len(tokens)],
-            speaker_embedding=embedding.result(),
-        )
+        samples = prompt.samples
+        hearing = self._beside.submit(lambda: self.tokens(samples)[: len(samples) // SAMPLES_PER_TOKEN])
+        hearing.add_done_callback(lambda done: None if done.exception() else on_tokens(done.result()))
+        mel = self._beside.submit(self._flow_mel, samples)
+        embedding, voice_id = self.speaker_embedding(samples), voice_id_of(samples)
+        tokens = hearing.result()
+        return VoiceFeatures(voice_id, tokens, mel.result()[: FRAMES_PER_TOKEN * len(tokens)], embedding)
 
     def tokens(self, samples: FloatArray) -> IntArray:
         """Map [N] samples at 16 kHz, at most 30 s, to [T] speech tokens at 25 Hz."""
