@@ -6,7 +6,7 @@ A stream's life on the model `token2wav_dit` (decoupled; `operation` selects the
 
     operation       inputs                                      responses
     register_voice  reference_wav | reference_audio             voice_id, prompt_speech_tokens, silence_cut_s
-                                                                with FINAL, before the voice is ready: an open
+                                                                with FINAL, before the voice is ready: pushes
                                                                 and an export of it wait
     export_voice    voice_id                                    voice_file with FINAL
     import_voice    voice_file                                  voice_id, prompt_speech_tokens with FINAL

@@ -264,6 +264,8 @@ class PaceMeter:
         self._soundless: deque[int] = deque()
         """Streams without a sound when each of these was pushed."""
         self._is_soundless = False
+        self.waits_for_voice = False
+        """Whether the next chunk may wait until its voice is made; then its time tells nothing of the others'."""
         self._chunks = 0
         self._own: deque[tuple[int, float]] = deque(maxlen=_OWN_CHUNKS)
         self._answered_s = float("-inf")
@@ -307,11 +309,15 @@ class PaceMeter:
         (pushed_s, hop), soundless = self._under_way.popleft(), self._soundless.popleft()
         cost_s = now_s - max(pushed_s, self._answered_s)
         self._answered_s = now_s
-        if now_s > self._dry_s:
-            self._book.record_urgent(hop, cost_s, now_s, soundless)
+        was_urgent = now_s > self._dry_s
         if audio_s > 0:
             self.ended()
             self._dry_s = max(self._dry_s, now_s) + audio_s
+        if self.waits_for_voice:
+            self.waits_for_voice = False
+            return
+        if was_urgent:
+            self._book.record_urgent(hop, cost_s, now_s, soundless)
         self._own.append((hop, cost_s))
         self._book.record_cost(hop, cost_s, now_s)
 

@@ -130,6 +130,7 @@ class SpeechJob:
 
     def use(self, voice: ReadyVoice) -> None:
         self.result.voice_id, self.result.voice_warning = voice.registered.voice_id, voice.warning
+        self._meter.waits_for_voice = voice.is_new
         # NOTE: without a transcript the LLM can't continue from the prompt's tokens; token2wav alone gives the voice.
         transcript = cleaned(voice.transcript)
         reference_tokens = voice.registered.prompt_speech_tokens if transcript.strip() else ()

@@ -54,9 +54,9 @@ class Token2WavDeadlines:
     register_s: float = 60.0
     """Seconds from sending a voice prompt to its features; the first one after a start is slow."""
     open_s: float = 10.0
-    """Seconds from asking for a stream to its id, or to word that its voice is still being made."""
+    """Seconds from asking for a stream to its id."""
     push_s: float = 60.0
-    """Seconds from pushing a chunk to its audio."""
+    """Seconds from pushing a chunk to its audio; a first one may wait for its voice."""
     close_s: float = 2.0
     """Seconds from the last audio to the stream's summary; then the call is cancelled."""
     ready_s: float = 3.0
@@ -166,7 +166,8 @@ class Token2WavClient:
             try:
                 async with self._told_apart():
                     call.send(operation, operation.value, tensors)
-                    return await call.first_result((answer,), limit_s, self._patience)
+                    call.end_requests()  # the server ends the call with its answer
+                    return await call.first_result(answer, limit_s, self._patience)
             finally:
                 await call.finish(self._deadlines.close_s)
 
@@ -180,9 +181,7 @@ class Token2WavClient:
         }
         call.send(Operation.OPEN, "open", tensors, {CALLER_HAS_SHARE: "1"} if caller_has_share else {})
         try:
-            result = await call.first_result(("stream_id", "voice_id"), self._deadlines.open_s, self._patience)
-            if "stream_id" not in result:  # the voice is still being made
-                result = await call.first_result(("stream_id",), self._deadlines.register_s, self._patience)
+            result = await call.first_result("stream_id", self._deadlines.open_s, self._patience)
         except errors.Token2WavDeadlineError:
             await self._retire()
             raise

@@ -130,8 +130,8 @@ class TritonCall:
         self._is_answered = True
         return response.infer_response.id, _tensors(response.infer_response)
 
-    async def first_result(self, wanted: tuple[str, ...], deadline_s: float, patience: Patience) -> Tensors:
-        """Return the tensors of the first response that has one of those wanted; `patience` is that with the server.
+    async def first_result(self, wanted: str, deadline_s: float, patience: Patience) -> Tensors:
+        """Return the tensors of the first response that has the wanted one; `patience` is that with the server.
 
         Raises:
             Token2WavDeadlineError: it did not come in time; the call is cancelled.
@@ -152,12 +152,12 @@ class TritonCall:
         while await self.next_result() is not None:
             pass
 
-    async def _first_with(self, wanted: tuple[str, ...]) -> Tensors:
+    async def _first_with(self, wanted: str) -> Tensors:
         while (result := await self.next_result()) is not None:
-            if not result[1].keys().isdisjoint(wanted):
+            if wanted in result[1]:
                 return result[1]
         raise errors.Token2WavProtocolError(
-            f"token2wav at {self._url} ended without {wanted[0]!r}; gateway and server are of different versions"
+            f"token2wav at {self._url} ended without {wanted!r}; gateway and server are of different versions"
         )
 
     def _from_rpc(self, error: Any) -> errors.GatewayError:

@@ -68,6 +68,8 @@ class ReadyVoice:
     transcript: str
     warning: str = ""
     """What may be wrong with its recording or transcript; empty: nothing."""
+    is_new: bool = False
+    """Whether token2wav has just got it, and may still be making it."""
 
 
 class VoiceRegistry:
@@ -177,7 +179,7 @@ class VoiceRegistry:
         """
         source = self.check(voice)
         key = _key(source)
-        registered = self._known.get(key)
+        registered, is_new = self._known.get(key), key not in self._known
         if registered is not None:
             self._remember(key, registered)
         else:
@@ -188,7 +190,7 @@ class VoiceRegistry:
         warning = source.warning if isinstance(source, StoredVoice) else ""
         if isinstance(source, InlineVoice):
             warning = self._transcripts.warning(source.transcript, registered)
-        return ReadyVoice(registered, source.transcript, warning)
+        return ReadyVoice(registered, source.transcript, warning, is_new)
 
     async def renew(self, voice: str | InlineVoice) -> ReadyVoice:
         """Register again a voice that token2wav has dropped; see `resolve`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -97,7 +98,7 @@ class Token2WavEngine:
         self._limit = StreamLimit(most, clock, is_fixed=not is_realtime)
 
     def open_stream(self, voice_id: str, options: StreamOptions) -> str:
-        """Open a stream of a registered voice; returns its id.
+        """Open a stream of a registered voice; returns its id. Of one that is being made, `begin_streams` begins it.
 
         Raises:
             InvalidRequestError: a seed or priority out of range.
@@ -107,18 +108,26 @@ class Token2WavEngine:
         check_options(options)
         with self._lock:
             is_extra = self._check_room(options)
-            voice = self.voices.cache.acquire(voice_id)
-            try:
-                state = self.runner.open(voice.state)
-            except BaseException:
-                self.voices.cache.release(voice_id)
-                raise
-            now = self.clock.now()
-            stream_id = uuid.uuid4().hex
-            stream = Stream(stream_id, voice, options, state, now, now)
-            stream.is_extra = is_extra
-            self._streams[stream_id] = stream
-            return stream_id
+            now, making = self.clock.now(), self.voices.cache.under_way(voice_id)
+            stream = Stream(uuid.uuid4().hex, voice_id, options, now, now, making, is_extra=is_extra)
+            if making is None:
+                self._begin(stream)
+            self._streams[stream.stream_id] = stream
+            return stream.stream_id
+
+    def begin_streams(self) -> list[tuple[str, Token2WavError]]:
+        """Begin streams whose voice has been made; returns those with a chunk whose voice can't be had, and why."""
+        failed = []
+        with self._lock:
+            for stream in self._streams.values():
+                if stream.making is not None and stream.making.done():
+                    try:
+                        stream.making.result()
+                        self._begin(stream)
+                    except Exception as err:
+                        if stream.waiting:
+                            failed.append((stream.stream_id, _as_ours(err)))
+        return failed
 
     def add_chunk(self, chunk: TokenChunk) -> None:
         """Accept a stream's next chunk; it runs in a later step.
@@ -169,12 +178,14 @@ class Token2WavEngine:
             settled = zip(streams, outcomes, timings, strict=True)
             return [self._settle(stream, outcome, timing) for stream, outcome, timing in settled]
 
-    def abort(self, stream_id: str) -> tuple[list[ChunkResult], StreamSummary | None]:
+    def abort(
+        self, stream_id: str, cause: Token2WavError | None = None
+    ) -> tuple[list[ChunkResult], StreamSummary | None]:
         """End a stream now and free its state; harmless for a stream that has ended.
 
         Returns:
-            A `StreamAbortedError` result for every chunk that waited outside a step, and the summary (None if the
-            stream had ended before). A chunk inside a running step gets its result from that step.
+            `cause`, or a `StreamAbortedError`, as the result of every chunk that waited outside a step, and the summary
+            (None if the stream had ended before). A chunk inside a running step gets its result from that step.
         """
         with self._lock:
             stream = self._streams.get(stream_id)
@@ -182,7 +193,7 @@ class Token2WavEngine:
                 return [], None
             waiting = list(stream.waiting)[1:] if stream.in_step else list(stream.waiting)
             summary = self._end(stream, StreamStatus.ABORTED)
-            error = StreamAbortedError(f"stream {stream_id} was aborted before this chunk ran")
+            error = cause or StreamAbortedError(f"stream {stream_id} was aborted before this chunk ran")
             return [ChunkResult(stream_id, chunk.index, error, None) for chunk in waiting], summary
 
     def ready_streams(self) -> int:
@@ -236,8 +247,20 @@ class Token2WavEngine:
         with self._lock:
             open_statuses = (StreamStatus.WAITING, StreamStatus.RUNNING)
             assert all(stream.status in open_statuses for stream in self._streams.values())
-            in_use = {stream.voice.features.voice_id for stream in self._streams.values()}
+            in_use = {stream.voice_id for stream in self._streams.values() if stream.making is None}
         assert self.voices.cache.stats().pinned_voices == len(in_use)
+
+    def _begin(self, stream: Stream) -> None:
+        """Pin a stream's voice and take a state."""
+        voice = self.voices.cache.acquire(stream.voice_id)
+        try:
+            stream.state = self.runner.open(voice.state)
+        except BaseException:
+            self.voices.cache.release(stream.voice_id)
+            raise
+        stream.making = None
+        # NOTE: the time for which chunks waited for their voice is not the engine's.
+        stream.accepted_s = deque(self.clock.now() for _ in stream.waiting)
 
     def _check_room(self, options: StreamOptions) -> bool:
         """Check that one more stream may open; returns whether it takes room kept for callers with few streams.
@@ -272,9 +295,7 @@ class Token2WavEngine:
             self.check_device(err)
             if len(works) == 1:
                 logger.exception("a chunk failed")
-                failure = Token2WavError(f"synthesis failed: {err}")
-                failure.__cause__ = err
-                return [failure]
+                return [_as_ours(err)]
             logger.warning("a step of %d streams failed (%s); running them one by one", len(works), err)
             return [outcome for work in works for outcome in self._run([work])]
         return [_checked_outcome(outcome) for outcome in outcomes]
@@ -301,10 +322,11 @@ class Token2WavEngine:
     def _end(self, stream: Stream, status: StreamStatus) -> StreamSummary:
         stream.status = status
         del self._streams[stream.stream_id]
-        self.voices.cache.release(stream.voice.features.voice_id)
-        if not stream.in_step:
-            # A running step still uses the state; `_settle` closes it then.
-            self.runner.close(stream.state)
+        if stream.making is None:
+            self.voices.cache.release(stream.voice_id)
+            if not stream.in_step:
+                # A running step still uses the state; `_settle` closes it then.
+                self.runner.close(stream.state)
         self._meter.end(status)
         if status is StreamStatus.FINISHED:
             self._limit.note_end(self.clock.now() - stream.opened_s)
@@ -318,6 +340,14 @@ class Token2WavEngine:
             extra={"stream_id": stream.stream_id, "trace_id": stream.options.trace_id},
         )
         return stream.summary()
+
+
+def _as_ours(err: Exception) -> Token2WavError:
+    if isinstance(err, Token2WavError):
+        return err
+    failure = Token2WavError(f"synthesis failed: {err}")
+    failure.__cause__ = err
+    return failure
 
 
 def _work(stream: Stream) -> ChunkWork:

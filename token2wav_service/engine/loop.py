@@ -18,7 +18,7 @@ from servicekit.process import return_freed_memory
 from token2wav_service.contract import ServerStatus
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.meter import Measurements
-from token2wav_service.engine.voices import STOP_TIMEOUT_S, BoundedPool, OnHeard, Voice
+from token2wav_service.engine.voices import STOP_TIMEOUT_S, BoundedPool, OnHeard
 from token2wav_service.errors import (
     DeviceLostError,
     EngineStoppedError,
@@ -108,15 +108,16 @@ class ServingLoop:
 
     def register_voice(
         self,
-        prompt: VoicePrompt,
+        load: Callable[[], VoicePrompt],
         is_wanted: Callable[[], bool] = lambda: True,
         on_heard: OnHeard = lambda *told: None,
     ) -> Future[VoiceFeatures]:
         """Make a voice off the engine's thread; the future raises InvalidPromptError or CapacityError.
 
         Args:
-            is_wanted: asked when its turn comes; if not, the future raises StreamAbortedError and nothing is computed.
-            on_heard: see `VoiceStore.register`; from then on `voice_under_way` knows the voice.
+            load: returns the prompt when its turn comes; what it raises, the future does.
+            is_wanted: asked before; if not, the future raises StreamAbortedError and nothing is computed.
+            on_heard: see `VoiceStore.register`; from then on streams open in the voice, and wait for it.
 
         Raises:
             CapacityError: `MAX_PENDING_VOICES` are in the making already.
@@ -126,13 +127,9 @@ class ServingLoop:
         def make() -> VoiceFeatures:
             if not is_wanted():
                 raise StreamAbortedError("the request was cancelled before its voice was made")
-            return self.engine.voices.register(prompt, on_heard)
+            return self.engine.voices.register(load(), on_heard)
 
         return self._submit(make)
-
-    def voice_under_way(self, voice_id: str) -> Future[Voice] | None:
-        """Return what ends when a voice that is being made is ready for streams, or raises why it can't be made."""
-        return self.engine.voices.cache.under_way(voice_id)
 
     def export_voice(self, voice_id: str) -> Future[bytes]:
         """Write a cached voice's file off the engine's thread; the future raises VoiceNotFoundError.
@@ -151,7 +148,7 @@ class ServingLoop:
         return self._submit(lambda: self.engine.voices.import_file(data))
 
     def open_stream(self, voice_id: str, options: StreamOptions, on_end: OnEnd) -> str:
-        """Open a stream; its end calls `on_end` exactly once, for every kind of end.
+        """Open a stream, also in a voice that is being made; every kind of end calls `on_end` exactly once.
 
         Raises:
             VoiceNotFoundError, CapacityError, InvalidRequestError, EngineStoppedError: nothing was opened.
@@ -175,9 +172,9 @@ class ServingLoop:
             self._on_result[chunk.stream_id, chunk.index] = on_result
             self._wake.notify_all()
 
-    def abort(self, stream_id: str) -> None:
-        """End a stream now; harmless for one that has ended."""
-        results, summary = self.engine.abort(stream_id)
+    def abort(self, stream_id: str, cause: Token2WavError | None = None) -> None:
+        """End a stream now; harmless for one that has ended. Its waiting chunks fail with the cause."""
+        results, summary = self.engine.abort(stream_id, cause)
         self._deliver(results)
         if summary is not None:
             self._end(summary)
@@ -240,6 +237,8 @@ class ServingLoop:
             Exception: what ended the second thread.
         """
         while True:
+            for stream_id, error in self.engine.begin_streams():
+                self.abort(stream_id, error)
             self._reap_if_due()
             self._rest_if_due()
             with self._wake:
@@ -336,6 +335,9 @@ class ServingLoop:
         except Exception as err:
             self._check_device(err)
             raise
+        finally:
+            with self._wake:
+                self._wake.notify_all()  # for streams that wait for the voice
 
     def _check_device(self, failure: Exception) -> None:
         try:

@@ -79,7 +79,7 @@ class EngineMeter:
             open_streams=len(streams),
             voices=cache.voices,
             voice_bytes=cache.used_bytes,
-            state_bytes=sum(stream.state.num_bytes for stream in streams),
+            state_bytes=sum(stream.state.num_bytes for stream in streams if stream.making is None),
             steps=sum(self._histogram.values()),
             batch_size_histogram=dict(self._histogram),
             chunks=self._chunks,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,11 +61,14 @@ class Stream:
     """An open stream; owned by the engine, changed under its lock only."""
 
     stream_id: str
-    voice: Voice
+    voice_id: str
     options: StreamOptions
-    state: Any
     opened_s: float
     last_activity_s: float
+    making: Future[Voice] | None
+    """Ends when the voice is ready or can't be made; None once the stream has begun."""
+    state: Any = None
+    """None before the stream has begun."""
     status: StreamStatus = StreamStatus.WAITING
     waiting: deque[TokenChunk] = field(default_factory=deque)
     """Accepted chunks that have not run, oldest first."""
@@ -86,7 +90,7 @@ class Stream:
     @property
     def is_ready(self) -> bool:
         """True when a chunk can run now."""
-        return bool(self.waiting) and not self.in_step
+        return bool(self.waiting) and not self.in_step and self.making is None
 
     @property
     def due_s(self) -> float:
@@ -104,7 +108,7 @@ class Stream:
         """Return the stream's summary so far."""
         return StreamSummary(
             self.stream_id,
-            self.voice.features.voice_id,
+            self.voice_id,
             self.options.seed,
             self.status,
             list(self.schedule),

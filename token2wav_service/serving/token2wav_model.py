@@ -22,7 +22,7 @@ from servicekit.clock import SystemClock
 from servicekit.tracing import TRACEPARENT, endpoint_of, open_tracer
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import CALLER_HAS_SHARE, DEFAULT_PRIORITY, Operation
-from token2wav_service.engine.voices import STOP_TIMEOUT_S, BoundedPool
+from token2wav_service.engine.voices import STOP_TIMEOUT_S
 from token2wav_service.errors import EngineStoppedError, InvalidRequestError, StreamAbortedError, Token2WavError
 from token2wav_service.python_backend.inputs import PbUtils, RequestInputs, Responder, text_tensor
 from token2wav_service.python_backend.server_process import is_draining, note_end, read_parameters, server_ender
@@ -48,9 +48,6 @@ LEASE_POLLS_PER_S = 2000
 """Most callers that are asked in a second whether they are still there: each question takes the interpreter from the
 engine."""
 METRICS_INTERVAL_S = 0.25
-_DECODER_THREADS = 2
-_MAX_PENDING_DECODINGS = 32
-"""Most prompt files that are being decoded or wait for it, as many as the engine takes voices; one more is refused."""
 
 
 @dataclass
@@ -91,7 +88,6 @@ class Token2WavModel:
         self._leases: dict[str, _Lease] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._decoders = BoundedPool(_DECODER_THREADS, _MAX_PENDING_DECODINGS, "prompt-decoder")
         self._operations: Mapping[Operation, Callable[[RequestInputs, Responder], None]] = {
             Operation.REGISTER_VOICE: self._register_voice,
             Operation.EXPORT_VOICE: self._export_voice,
@@ -142,7 +138,6 @@ class Token2WavModel:
         """Stop the engine, which answers everything that waits, then the threads."""
         self._stopping.set()
         self._watcher.join(STOP_TIMEOUT_S)
-        self._decoders.shutdown()
         self._engine.stop()
         self._metrics.stop()
         for lease in list(self._leases.values()):
@@ -162,6 +157,7 @@ class Token2WavModel:
         self._operations[operation](inputs, responder)
 
     def _register_voice(self, inputs: RequestInputs, responder: Responder) -> None:
+        """Answer with the voice as soon as its tokens are known; chunks of a stream in it wait until it is ready."""
         has_samples, has_file = inputs.has("reference_wav"), inputs.has("reference_audio")
         if has_samples == has_file:
             raise InvalidRequestError(
@@ -169,20 +165,15 @@ class Token2WavModel:
                 f"(an audio file's bytes): got {'both' if has_samples else 'neither'}"
             )
         if has_samples:
-            self._extract(inputs.floats("reference_wav").copy(), responder)
-            return
-        decoding = self._decoders.submit(self._decode, inputs.raw_bytes("reference_audio"), responder)
-        decoding.add_done_callback(_when_done(responder, lambda samples: self._extract(samples, responder)))
+            samples = inputs.floats("reference_wav").copy()
+        else:
+            data = inputs.raw_bytes("reference_audio")
 
-    def _decode(self, data: bytes, responder: Responder) -> FloatArray:
-        if responder.is_cancelled():
-            raise StreamAbortedError("the request was cancelled before its audio was decoded")
-        return self._decode_audio(data)
+        def load() -> VoicePrompt:
+            return VoicePrompt(samples if has_samples else self._decode_audio(data))
 
-    def _extract(self, samples: FloatArray, responder: Responder) -> None:
-        """Answer with the voice as soon as its tokens are known; a stream that opens in it meanwhile waits."""
         is_wanted, tell = lambda: not responder.is_cancelled(), partial(_send_voice, responder)
-        making = self._engine.register_voice(VoicePrompt(samples), is_wanted, tell)
+        making = self._engine.register_voice(load, is_wanted, tell)
         making.add_done_callback(_when_done(responder, partial(_send_features, responder)))
 
     def _export_voice(self, inputs: RequestInputs, responder: Responder) -> None:
@@ -194,21 +185,11 @@ class Token2WavModel:
         importing.add_done_callback(_when_done(responder, partial(_send_features, responder)))
 
     def _open(self, inputs: RequestInputs, responder: Responder) -> None:
-        """Answer with the stream's id; where its voice is still being made, with the voice's id before."""
         if is_draining():
             raise EngineStoppedError("the server stops when its streams have ended: open the stream on another one")
         voice_id = inputs.text("voice_id")
-        options, traceparent = _read_options(inputs), inputs.parameter(TRACEPARENT)
-        open_lease = partial(self._open_lease, responder, voice_id, options, traceparent)
-        making = self._engine.voice_under_way(voice_id)
-        if making is None:
-            open_lease()
-        else:
-            responder.send({"voice_id": text_tensor(voice_id)})  # it may take longer than a caller waits for no sign
-            making.add_done_callback(_when_done(responder, lambda voice: open_lease()))
-
-    def _open_lease(self, responder: Responder, voice_id: str, options: StreamOptions, traceparent: str | None) -> None:
-        trace = begin_trace(self._tracer, traceparent)
+        options = _read_options(inputs)
+        trace = begin_trace(self._tracer, inputs.parameter(TRACEPARENT))
         options = dataclasses.replace(options, trace_id=trace.trace_id)
         lease = _Lease(responder, trace=trace)
         with trace.failing():

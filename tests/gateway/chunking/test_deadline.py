@@ -136,6 +136,21 @@ def test_chunks_of_listeners_who_had_nothing_left_are_urgent_until_some_seconds_
     assert newcomer.read().urgent_cost is None
 
 
+def test_a_chunk_that_may_have_waited_for_its_voice_tells_nothing_of_others() -> None:
+    clock, book = ManualClock(), PaceBook()
+    meter = PaceMeter(book, clock)
+    meter.waits_for_voice = True
+    meter.sent(18)
+    clock.seconds += 5.0
+    meter.answered(0.44)
+    assert meter.read().cost == PRIOR_COST and PaceMeter(book, clock).read().urgent_cost is None
+    assert meter.read().dry_in_s == pytest.approx(0.44)
+    meter.sent(18)
+    clock.seconds += 0.1
+    meter.answered(0.6)
+    assert book.line.of_hop(15) == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("fixed_s", [0.0, 0.02, 0.2])
 def test_urgent_chunks_of_one_length_are_taken_to_grow_as_all_do(fixed_s: float) -> None:
     book = PaceBook()

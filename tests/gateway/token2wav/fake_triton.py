@@ -33,8 +33,6 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     is_silent: bool = False
     opens_slowly: bool = False
     """An open waits for the end of the silence."""
-    makes_voice: bool = False
-    """An open is first answered with its voice, which is still being made."""
     silent_tokens: int | None = None
     """Chunks of so many tokens wait for the end of the silence."""
     ends_early: bool = False
@@ -61,8 +59,6 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
                 self.open_streams += operation == "open" and self.open_error is None
                 answer = self._answer(operation, request.id, tensors)
                 is_held = len(tensors.get("token_ids", ())) == self.silent_tokens
-                if self.makes_voice and operation == "open":
-                    yield stream_response(request.id, {"voice_id": bytes_tensor(b"v1")})
                 if self.opens_slowly if operation == "open" else self.is_silent or is_held:
                     await self.silence.wait()
                 if self.ends_early and operation == "push":

@@ -321,16 +321,6 @@ async def test_a_voice_without_answer_passes_its_deadline() -> None:
             await client.register_voice(b"x")
 
 
-async def test_a_stream_waits_for_its_voice_for_as_long_as_a_voice_may_take() -> None:
-    limit_s = 0.2
-    async with client_of(
-        fake := FakeTriton(opens_slowly=True, makes_voice=True), Token2WavDeadlines(open_s=limit_s)
-    ) as client:
-        asyncio.get_running_loop().call_later(3 * limit_s, fake.silence.set)
-        async with client.open_stream("v1", 0) as stream:
-            assert stream.stream_id == "s1"
-
-
 async def test_a_chunk_is_waited_for_while_the_server_makes_audio_for_others() -> None:
     push_s = 0.3
     async with client_of(fake := FakeTriton(silent_tokens=1), Token2WavDeadlines(push_s=push_s)) as client:

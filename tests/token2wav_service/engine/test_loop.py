@@ -12,6 +12,7 @@ import pytest
 from tests.token2wav_service.engine.factory import POISON, make_engine, make_prompt, tokens_of
 from tests.virtual_time import ManualClock
 from tests.workers import wait_until
+from token2wav_service.contract import ErrorCode
 from token2wav_service.engine.loop import FEW_RESULTS, MAX_PENDING_VOICES, REAP_INTERVAL_S, REST_AFTER_S, ServingLoop
 from token2wav_service.errors import (
     CapacityError,
@@ -20,7 +21,7 @@ from token2wav_service.errors import (
     StreamAbortedError,
     Token2WavError,
 )
-from token2wav_service.types import AudioChunk, StreamOptions, StreamStatus, StreamSummary, TokenChunk
+from token2wav_service.types import AudioChunk, StreamOptions, StreamStatus, StreamSummary, TokenChunk, VoiceFeatures
 
 WAIT_S = 30.0
 
@@ -32,8 +33,8 @@ class Listener:
         self.loop = loop
         self.results: queue.Queue[AudioChunk | Token2WavError] = queue.Queue()
         self.ends: queue.Queue[StreamSummary] = queue.Queue()
-        voice_id = voice_id or loop.register_voice(make_prompt()).result(WAIT_S).voice_id
-        self.stream_id = loop.open_stream(voice_id, StreamOptions(), self.ends.put)
+        self.voice_id = voice_id or loop.register_voice(make_prompt).result(WAIT_S).voice_id
+        self.stream_id = loop.open_stream(self.voice_id, StreamOptions(), self.ends.put)
 
     def push(self, index: int, count: int, last: bool) -> None:
         self.loop.push(TokenChunk(self.stream_id, index, tokens_of(count, index), last), self.results.put)
@@ -144,6 +145,72 @@ def test_abort_answers_every_waiting_chunk(loop: ServingLoop) -> None:
     assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
 
 
+class Making:
+    """A voice that is being made until `end`, and a listener who waits for it with a chunk."""
+
+    def __init__(self, loop: ServingLoop, fails_with: Exception | None = None) -> None:
+        self.end, heard = threading.Event(), queue.SimpleQueue[str]()
+        prepare = loop.engine.runner.prepare_voice
+
+        def held_up(features: VoiceFeatures) -> Any:
+            assert self.end.wait(WAIT_S)
+            if fails_with is not None:
+                raise fails_with
+            return prepare(features)
+
+        loop.engine.runner.prepare_voice = held_up  # type: ignore[method-assign]
+        self.made = loop.register_voice(make_prompt, on_heard=lambda voice_id, *_: heard.put(voice_id))
+        self.listener = Listener(loop, heard.get(timeout=WAIT_S))
+        self.listener.push(0, 18, False)
+
+
+def test_a_chunk_waits_for_its_streams_voice_and_that_is_not_the_engines_time(
+    loop: ServingLoop, clock: ManualClock
+) -> None:
+    making = Making(loop)
+    loop.engine.check_integrity()
+    assert (loop.stats().open_streams, loop.stats().state_bytes) == (1, 0)
+    clock.seconds += 10.0
+    making.end.set()
+    audio = making.listener.results.get(timeout=WAIT_S)
+    assert isinstance(audio, AudioChunk) and audio.timing is not None and audio.timing.queue_s == 0.0
+    making.listener.push(1, 18, True)
+    assert making.listener.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
+    loop.engine.check_integrity()
+
+
+@pytest.mark.parametrize("error", [CapacityError("no room for it"), RuntimeError("no room for it")])
+def test_a_stream_whose_voice_cant_be_made_ends_with_its_first_chunk(loop: ServingLoop, error: Exception) -> None:
+    making = Making(loop, error)
+    early = Listener(loop, making.listener.voice_id)
+    making.end.set()
+    making.listener.ends.get(timeout=WAIT_S)
+    early.push(0, 18, False)
+    for listener in (making.listener, early):
+        failed = listener.results.get(timeout=WAIT_S)
+        assert isinstance(failed, Token2WavError) and "no room for it" in str(failed)
+        assert failed.code is getattr(error, "code", ErrorCode.INTERNAL)
+    assert early.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_stream_that_waits_for_its_voice_can_be_aborted_and_holds_nothing(loop: ServingLoop, stops: bool) -> None:
+    making = Making(loop)
+    if stops:
+        stopper = threading.Thread(target=loop.stop)
+        stopper.start()
+    else:
+        loop.abort(making.listener.stream_id)
+    assert isinstance(making.listener.results.get(timeout=WAIT_S), Token2WavError)
+    assert making.listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
+    making.end.set()
+    making.made.result(WAIT_S)
+    if stops:
+        stopper.join(WAIT_S)
+    loop.engine.check_integrity()
+    assert loop.engine.voices.cache.stats().pinned_voices == loop.stats().open_streams == 0
+
+
 def test_a_failed_chunk_answers_those_behind_it(loop: ServingLoop) -> None:
     listener = Listener(loop)
     blocker = threading.Event()
@@ -175,7 +242,7 @@ def test_the_engine_rests_once_after_its_work_and_not_while_a_stream_is_open(clo
         clock.seconds += 2 * REST_AFTER_S
         assert rests.get(timeout=WAIT_S) == clock.seconds
         clock.seconds += 2 * REST_AFTER_S
-        Listener(loop, loop.register_voice(make_prompt()).result(WAIT_S).voice_id)
+        Listener(loop, loop.register_voice(make_prompt).result(WAIT_S).voice_id)
         assert rests.empty()
     finally:
         loop.stop()
@@ -259,7 +326,7 @@ def test_a_gpu_that_is_lost_in_the_making_of_a_voice_is_fatal() -> None:
 
     loop.engine.voices._extractor.extract = extract  # type: ignore[method-assign, assignment]
     with pytest.raises(EngineStoppedError, match="illegal memory access"):
-        loop.register_voice(make_prompt()).result(WAIT_S)
+        loop.register_voice(make_prompt).result(WAIT_S)
     assert "illegal memory access" in str(failures.get(timeout=WAIT_S))
     assert loop.status().is_draining
     loop.stop()
@@ -272,17 +339,17 @@ def test_voices_that_nobody_wants_are_not_made_and_too_many_are_refused(loop: Se
         begun.set()
         return go_on.wait(WAIT_S)
 
-    first = loop.register_voice(make_prompt(0), is_wanted)
+    first = loop.register_voice(lambda: make_prompt(0), is_wanted)
     assert begun.wait(WAIT_S)
-    unwanted = [loop.register_voice(make_prompt(seed), lambda: False) for seed in range(1, MAX_PENDING_VOICES)]
+    unwanted = [loop.register_voice(make_prompt, lambda: False) for _ in range(1, MAX_PENDING_VOICES)]
     with pytest.raises(CapacityError, match="retry later"):
-        loop.register_voice(make_prompt(MAX_PENDING_VOICES))
+        loop.register_voice(lambda: make_prompt(MAX_PENDING_VOICES))
     go_on.set()
     first.result(WAIT_S)
     for future in unwanted:
         with pytest.raises(StreamAbortedError):
             future.result(WAIT_S)
-    loop.register_voice(make_prompt(MAX_PENDING_VOICES)).result(WAIT_S)
+    loop.register_voice(lambda: make_prompt(MAX_PENDING_VOICES)).result(WAIT_S)
     assert loop.stats().voices == 2
 
 
@@ -298,7 +365,7 @@ def test_stop_ends_streams_and_refuses_later_calls() -> None:
     with pytest.raises(EngineStoppedError, match="shutting down"):
         listener.push(0, 18, False)
     with pytest.raises(EngineStoppedError):
-        loop.register_voice(make_prompt())
+        loop.register_voice(make_prompt)
 
 
 def test_a_callback_that_raises_harms_nobody(loop: ServingLoop) -> None:
@@ -315,5 +382,5 @@ def test_a_callback_that_raises_harms_nobody(loop: ServingLoop) -> None:
 def test_a_bad_prompt_fails_its_future_only(loop: ServingLoop) -> None:
     silent = make_prompt()
     with pytest.raises(InvalidPromptError):
-        loop.register_voice(type(silent)(silent.samples * 0)).result(WAIT_S)
+        loop.register_voice(lambda: type(silent)(silent.samples * 0)).result(WAIT_S)
     assert loop.stats().voices == 0

@@ -70,10 +70,8 @@ class StreamClient:
         return self.opened()
 
     def opened(self) -> Any:
-        """Wait for the answer to an open, which says first that its voice is still being made."""
-        while "stream_id" not in (answer := self.next()).tensors:
-            assert "voice_id" in answer.tensors, answer
-        return text(answer.tensors["stream_id"][0].decode())
+        """Wait for the answer to an open."""
+        return text(self.next().tensors["stream_id"][0].decode())
 
     def push(self, stream_id: Any, index: int, first: int, is_last: bool = False) -> None:
         self.send(

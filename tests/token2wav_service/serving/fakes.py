@@ -240,7 +240,7 @@ class FakeEngineLoop:
 
     def register_voice(
         self,
-        prompt: VoicePrompt,
+        load: Callable[[], VoicePrompt],
         is_wanted: Callable[[], bool] = lambda: True,
         on_heard: OnHeard = lambda *told: None,
     ) -> Future[VoiceFeatures]:
@@ -249,8 +249,12 @@ class FakeEngineLoop:
         if self.hold_voices:
             self._held.append(future)
             return future
-        if not np.any(prompt.samples):
-            future.set_exception(InvalidPromptError("the prompt is silent: send speech"))
+        try:
+            prompt = load()
+            if not np.any(prompt.samples):
+                raise InvalidPromptError("the prompt is silent: send speech")
+        except InvalidPromptError as err:
+            future.set_exception(err)
             return future
         features = VoiceFeatures(
             f"voice-{len(prompt.samples)}",
@@ -260,9 +264,6 @@ class FakeEngineLoop:
         )
         future.set_result(self._keep(features))
         return future
-
-    def voice_under_way(self, voice_id: str) -> None:
-        return None
 
     def export_voice(self, voice_id: str) -> Future[bytes]:
         future: Future[bytes] = Future()

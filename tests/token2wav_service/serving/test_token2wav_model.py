@@ -101,7 +101,7 @@ def test_register_voice_does_not_block_other_requests(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("is_made", [True, False])
-def test_a_voice_is_told_by_its_tokens_and_what_opens_in_it_waits_until_it_is_ready(is_made: bool) -> None:
+def test_a_voice_is_told_by_its_tokens_and_what_a_stream_speaks_in_it_waits_until_it_is_ready(is_made: bool) -> None:
     go_on, harness = threading.Event(), Harness(ServingLoop(make_engine()))
     prepare = harness.engine.engine.runner.prepare_voice
 
@@ -115,16 +115,21 @@ def test_a_voice_is_told_by_its_tokens_and_what_opens_in_it_waits_until_it_is_re
     told = harness.ask("register_voice", reference_wav=make_prompt().samples).sender.sent[0].named()
     lease = harness.send("open", voice_id=told["voice_id"])
     file = harness.send("export_voice", voice_id=told["voice_id"])
+    (opened,) = lease.sender.sent
+    push = harness.send("push", **harness.push_tensors(opened.named()["stream_id"], is_last=True))
     assert len(told["prompt_speech_tokens"]) and not file.sender.sent
-    assert [set(response.named()) for response in lease.sender.sent] == [{"voice_id"}]
+    assert harness.engine.stats().open_streams == 1 and not push.sender.sent
 
     go_on.set()
-    assert file.sender.done.wait(WAIT_S)
-    harness.model.finalize()
+    assert file.sender.done.wait(WAIT_S) and lease.sender.done.wait(WAIT_S) and push.sender.done.wait(WAIT_S)
+    assert ("voice_file" in file.sender.sent[0].named()) == is_made
     if is_made:
-        assert "stream_id" in lease.sender.sent[1].named() and "voice_file" in file.sender.sent[0].named()
+        assert len(push.sender.sent[0].named()["waveform"])
     else:
-        assert lease.sender.error().startswith("RESOURCE_EXHAUSTED: no room")
+        assert push.sender.error().startswith("RESOURCE_EXHAUSTED: no room")
+    harness.engine.engine.check_integrity()
+    assert harness.engine.stats().open_streams == 0
+    harness.model.finalize()
 
 
 def test_an_exported_voice_is_imported_without_its_audio(harness: Harness) -> None:
@@ -209,35 +214,30 @@ def test_where_room_is_short_the_audio_goes_before_its_final_flag() -> None:
     assert "could not be sent" in request.sender.error()
 
 
-def test_a_cancelled_registration_is_neither_decoded_nor_made(harness: Harness) -> None:
-    decoding, go_on = threading.Event(), threading.Event()
-    decoded = []
+def test_a_cancelled_registration_is_neither_decoded_nor_made() -> None:
+    decoding, go_on, decoded = threading.Event(), threading.Event(), []
+    harness = Harness(ServingLoop(make_engine()))
 
     def decode(data: bytes) -> FloatArray:
-        decoding.set()
         decoded.append(data)
+        decoding.set()
         assert go_on.wait(WAIT_S)
-        return np.ones(len(data), np.float32)
+        return make_prompt().samples
 
     harness.model._decode_audio = decode
-    harness.engine.hold_voices = True
-    requests = [harness.send("register_voice", reference_audio=text(f"audio {n}")) for n in range(4)]
+    requests = [harness.send("register_voice", reference_audio=text(f"audio {n}")) for n in range(3)]
     assert decoding.wait(WAIT_S)
-    for request in requests[2:]:
-        request.sender.cancelled = True
+    requests[1].sender.cancelled = True
     go_on.set()
-    for request in requests[2:]:
+    for request in requests:
         assert request.sender.done.wait(WAIT_S)
-        assert request.sender.error().startswith("CANCELLED: ")
-    assert sorted(decoded) == [b"audio 0", b"audio 1"]
-    made = harness.send("register_voice", reference_wav=np.ones(8, np.float32))
-    assert harness.engine.wanted[-1]()
-    made.sender.cancelled = True
-    assert not harness.engine.wanted[-1]()
+    assert requests[1].sender.error().startswith("CANCELLED: ")
+    assert decoded == [b"audio 0", b"audio 2"] and len(requests[2].sender.sent[0].named()["prompt_speech_tokens"])
+    harness.model.finalize()
 
 
-def test_more_prompts_than_can_wait_are_refused(harness: Harness) -> None:
-    go_on = threading.Event()
+def test_more_prompts_than_can_wait_are_refused() -> None:
+    go_on, harness = threading.Event(), Harness(ServingLoop(make_engine()))
     harness.model._decode_audio = lambda data: np.full(len(data), go_on.wait(WAIT_S), np.float32)
     requests = [harness.send("register_voice", reference_audio=text("x")) for _ in range(40)]
     refused = [request for request in requests if request.sender.finals]
@@ -246,6 +246,7 @@ def test_more_prompts_than_can_wait_are_refused(harness: Harness) -> None:
     assert refused[0].sender.error().startswith("RESOURCE_EXHAUSTED: ")
     for request in requests:
         assert request.sender.done.wait(WAIT_S)
+    harness.model.finalize()
 
 
 def test_abort_ends_the_stream_and_may_be_repeated(harness: Harness) -> None:
