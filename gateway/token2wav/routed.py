@@ -54,8 +54,20 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
             voice = await replica.client.register_voice(audio)
             # NOTE: a file of an earlier model must not stay.
             self.voice_file_cache.drop(voice.voice_id)
-            replica.keep_file(voice.voice_id)
+            self.voice_file_cache.fetch(voice.voice_id, lambda: export(replica, voice.voice_id))
             return voice
+
+        async def export(maker: Token2WavReplica, voice_id: str) -> bytes:
+            """Fetch the voice's file; if its maker is lost before the voice is ready, another replica makes it."""
+            try:
+                return await maker.client.export_voice(voice_id)
+            except errors.GatewayError as error:
+                if not is_replica_fault(error):
+                    raise
+            return await self._unslotted_call(make_again)
+
+        async def make_again(replica: Token2WavReplica) -> bytes:
+            return await replica.client.export_voice((await replica.client.register_voice(audio)).voice_id)
 
         return await self._unslotted_call(register)
 

@@ -367,6 +367,19 @@ async def test_a_stream_elsewhere_waits_for_the_file_of_a_voice_that_was_registe
         assert [len(replica.imported) for replica in replicas if replica is not knows] == [1]
 
 
+async def test_a_stream_whose_replica_is_lost_while_it_makes_the_voice_goes_on_where_that_is_made_again() -> None:
+    maker, other = _replicas("a", "b", export_s=0.05)
+    maker.answers, other.is_draining = 0, True
+    async with routed(maker, other) as router:
+        voice = (await router.register_voice(b"anna")).voice_id
+        async with router.open_stream(voice, SEED) as stream:
+            pushes = [stream.push(chunk) for chunk in chunks(2)]
+            other.is_draining = False
+            maker.die()
+            assert np.array_equal(_joined([await push for push in pushes]), _expected(2))
+        assert maker.registered == other.registered == [b"anna"]
+
+
 async def test_streams_that_need_the_same_voice_import_it_once() -> None:
     replicas = _replicas("a", "b", slots=20)
     async with routed(*replicas) as router:
