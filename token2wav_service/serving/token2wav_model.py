@@ -164,13 +164,10 @@ class Token2WavModel:
                 "register_voice needs exactly one of reference_wav (FP32, 16 kHz mono) and reference_audio "
                 f"(an audio file's bytes): got {'both' if has_samples else 'neither'}"
             )
-        if has_samples:
-            samples = inputs.floats("reference_wav").copy()
-        else:
-            data = inputs.raw_bytes("reference_audio")
+        given = inputs.floats("reference_wav").copy() if has_samples else inputs.raw_bytes("reference_audio")
 
         def load() -> VoicePrompt:
-            return VoicePrompt(samples if has_samples else self._decode_audio(data))
+            return VoicePrompt(self._decode_audio(given) if isinstance(given, bytes) else given)
 
         is_wanted, tell = lambda: not responder.is_cancelled(), partial(_send_voice, responder)
         making = self._engine.register_voice(load, is_wanted, tell)
