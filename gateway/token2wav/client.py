@@ -19,7 +19,6 @@ from typing import Any
 
 import grpc
 import numpy as np
-import numpy.typing as npt
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc as stubs
 
@@ -102,25 +101,25 @@ class Token2WavClient:
             await self._retire()
             raise
         try:
-            return ServerStatus.from_json(text_of(_required(result, "status")))
+            return ServerStatus.from_json(text_of(result["status"]))
         except ValueError as error:
             raise errors.Token2WavProtocolError(f"token2wav at {self._url} sent a status of another form") from error
 
     async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
         """Have a voice prompt's features computed and cached; see `Token2Wav.register_voice`."""
         try:
-            return _voice_of(await self._ask(Operation.REGISTER_VOICE, _prompt_tensor(audio), "voice_id"))
+            return _voice_of(await self._ask(Operation.REGISTER_VOICE, _prompt_tensor(audio), "prompt_speech_tokens"))
         except errors.Token2WavRejectedError as error:
             raise errors.InvalidVoicePromptError(str(error), param="voice") from error
 
     async def export_voice(self, voice_id: str) -> bytes:
         """Fetch a voice's file; see `VoiceMaker.export_voice`."""
         result = await self._ask(Operation.EXPORT_VOICE, {"voice_id": voice_id.encode()}, "voice_file")
-        return bytes(_required(result, "voice_file").ravel()[0])
+        return bytes(result["voice_file"].ravel()[0])
 
     async def import_voice(self, voice_file: bytes) -> RegisteredVoice:
         """Register a voice from its file; see `VoiceMaker.import_voice`."""
-        return _voice_of(await self._ask(Operation.IMPORT_VOICE, {"voice_file": voice_file}, "voice_id"))
+        return _voice_of(await self._ask(Operation.IMPORT_VOICE, {"voice_file": voice_file}, "prompt_speech_tokens"))
 
     @asynccontextmanager
     async def open_stream(
@@ -185,9 +184,7 @@ class Token2WavClient:
         except errors.Token2WavDeadlineError:
             await self._retire()
             raise
-        return Token2WavCallStream(
-            call, text_of(_required(result, "stream_id")), self._deadlines.push_s, self._patience
-        )
+        return Token2WavCallStream(call, text_of(result["stream_id"]), self._deadlines.push_s, self._patience)
 
     def _connection(self) -> _Connection:
         if self._connected is None:
@@ -332,9 +329,9 @@ def _prompt_tensor(audio: bytes | FloatArray) -> dict[str, Any]:
 
 
 def _voice_of(result: Tensors) -> RegisteredVoice:
-    tokens = tuple(int(token) for token in _required(result, "prompt_speech_tokens").ravel())
+    tokens = tuple(int(token) for token in result["prompt_speech_tokens"].ravel())
     cut_s = result.get("silence_cut_s")  # that of an import is not told
-    return RegisteredVoice(text_of(_required(result, "voice_id")), tokens, 0.0 if cut_s is None else float(cut_s[0]))
+    return RegisteredVoice(text_of(result["voice_id"]), tokens, 0.0 if cut_s is None else float(cut_s[0]))
 
 
 def _chunk_tensors(stream_id: str, chunk: TokenChunk) -> dict[str, Any]:
@@ -344,10 +341,3 @@ def _chunk_tensors(stream_id: str, chunk: TokenChunk) -> dict[str, Any]:
         "token_ids": np.array(chunk.token_ids, np.int32),
         "is_last": np.array([chunk.is_last], np.bool_),
     }
-
-
-def _required(result: Tensors, name: str) -> npt.NDArray[Any]:
-    value = result.get(name)
-    if value is None:
-        raise errors.Token2WavProtocolError(f"token2wav's answer has no {name!r}; its version differs from ours")
-    return value
