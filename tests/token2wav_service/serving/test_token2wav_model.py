@@ -100,36 +100,65 @@ def test_register_voice_does_not_block_other_requests(harness: Harness) -> None:
     assert waiting.sender.error().startswith("UNAVAILABLE: ")
 
 
+class NewVoice:
+    """A voice that is told by its tokens and made until `go_on`, and a stream in it whose only chunk was pushed."""
+
+    def __init__(self, harness: Harness, is_made: bool = True) -> None:
+        self.go_on, runner = threading.Event(), harness.engine.engine.runner
+        prepare = runner.prepare_voice
+
+        def held_up(features: VoiceFeatures) -> Any:
+            assert self.go_on.wait(WAIT_S)
+            if not is_made:
+                raise CapacityError("no room for the voice")
+            return prepare(features)
+
+        runner.prepare_voice = held_up
+        self.told = harness.ask("register_voice", reference_wav=make_prompt().samples).sender.sent[0].named()
+        self.lease = harness.send("open", voice_id=self.told["voice_id"])
+        (opened,) = self.lease.sender.sent
+        self.push = harness.send("push", **harness.push_tensors(opened.named()["stream_id"], is_last=True))
+
+
 @pytest.mark.parametrize("is_made", [True, False])
 def test_a_voice_is_told_by_its_tokens_and_what_a_stream_speaks_in_it_waits_until_it_is_ready(is_made: bool) -> None:
-    go_on, harness = threading.Event(), Harness(ServingLoop(make_engine()))
-    prepare = harness.engine.engine.runner.prepare_voice
+    harness = Harness(ServingLoop(make_engine()))
+    voice = NewVoice(harness, is_made)
+    file = harness.send("export_voice", voice_id=voice.told["voice_id"])
+    assert len(voice.told["prompt_speech_tokens"]) and not file.sender.sent
+    assert harness.engine.stats().open_streams == 1 and not voice.push.sender.sent
 
-    def held_up(features: VoiceFeatures) -> Any:
-        assert go_on.wait(WAIT_S)
-        if not is_made:
-            raise CapacityError("no room for the voice")
-        return prepare(features)
-
-    harness.engine.engine.runner.prepare_voice = held_up
-    told = harness.ask("register_voice", reference_wav=make_prompt().samples).sender.sent[0].named()
-    lease = harness.send("open", voice_id=told["voice_id"])
-    file = harness.send("export_voice", voice_id=told["voice_id"])
-    (opened,) = lease.sender.sent
-    push = harness.send("push", **harness.push_tensors(opened.named()["stream_id"], is_last=True))
-    assert len(told["prompt_speech_tokens"]) and not file.sender.sent
-    assert harness.engine.stats().open_streams == 1 and not push.sender.sent
-
-    go_on.set()
-    assert file.sender.done.wait(WAIT_S) and lease.sender.done.wait(WAIT_S) and push.sender.done.wait(WAIT_S)
+    voice.go_on.set()
+    for request in (file, voice.lease, voice.push):
+        assert request.sender.done.wait(WAIT_S)
     assert ("voice_file" in file.sender.sent[0].named()) == is_made
     if is_made:
-        assert len(push.sender.sent[0].named()["waveform"])
+        assert len(voice.push.sender.sent[0].named()["waveform"])
     else:
-        assert push.sender.error().startswith("RESOURCE_EXHAUSTED: no room")
+        assert voice.push.sender.error().startswith("RESOURCE_EXHAUSTED: no room")
     harness.engine.engine.check_integrity()
     assert harness.engine.stats().open_streams == 0
     harness.model.finalize()
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_stream_that_waits_for_its_voice_ends_with_its_caller_or_its_server(leaves: bool) -> None:
+    harness = Harness(ServingLoop(make_engine()))
+    voice = NewVoice(harness)
+    if leaves:
+        voice.lease.sender.cancelled = True
+    else:
+        threading.Timer(0.1, voice.go_on.set).start()
+        harness.model.finalize()
+    for request in (voice.lease, voice.push):
+        assert request.sender.done.wait(WAIT_S) and request.sender.finals == 1
+    assert voice.push.sender.error().startswith("CANCELLED: " if leaves else "UNAVAILABLE: ")
+    assert harness.engine.stats().open_streams == 0
+    voice.go_on.set()
+    if leaves:
+        harness.model.finalize()
+    harness.engine.engine.check_integrity()
+    assert harness.engine.engine.voices.cache.stats().pinned_voices == 0
 
 
 def test_an_exported_voice_is_imported_without_its_audio(harness: Harness) -> None:
