@@ -235,6 +235,8 @@ def _too_long(seconds: float) -> InvalidPromptError:
 
 _ORIGINAL, _NEW = 2, 3
 """Ratio of the sample rates 16 kHz and 24 kHz, reduced."""
+_PERIODS = 32
+"""Of the ratio in one window: a window of one, 16 samples for 3, copies each sample eight times."""
 _LOWPASS_ZEROS = 6
 """Zero crossings of the sinc on each side."""
 _ROLLOFF = 0.99
@@ -253,8 +255,8 @@ def resample_16k_to_24k(audio_16k: FloatArray) -> FloatArray:
         [ceil(3 N / 2)] float32.
     """
     kernel, width = _sinc_kernel()
-    padded = np.pad(np.asarray(audio_16k, np.float32), (width, width + _ORIGINAL))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape[1])[::_ORIGINAL]
+    padded = np.pad(np.asarray(audio_16k, np.float32), (width, kernel.shape[1]))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape[1])[:: _ORIGINAL * _PERIODS]
     # NOTE: NumPy multiplies windows that share memory without BLAS, which takes three times as long.
     interleaved: FloatArray = (np.ascontiguousarray(windows) @ kernel.T).reshape(-1)
     return interleaved[: ceil(_NEW * len(audio_16k) / _ORIGINAL)]
@@ -268,11 +270,13 @@ def resample(samples: FloatArray, from_hz: int, to_hz: int) -> FloatArray:
 
 @lru_cache(maxsize=1)
 def _sinc_kernel() -> tuple[FloatArray, int]:
-    """Return [3, taps] float32 (one row per output phase) and the zeros to put in front."""
+    """Return [3 * _PERIODS, taps] float32 (one row for each output of a window) and the zeros to put in front."""
     cutoff = min(_ORIGINAL, _NEW) * _ROLLOFF
     width = ceil(_LOWPASS_ZEROS * _ORIGINAL / cutoff)
     taps = np.arange(-width, width + _ORIGINAL) / _ORIGINAL
     phases = np.arange(0, -_NEW, -1)[:, None] / _NEW
     t = np.clip((phases + taps[None, :]) * cutoff, -_LOWPASS_ZEROS, _LOWPASS_ZEROS)
     window = np.cos(t * np.pi / _LOWPASS_ZEROS / 2) ** 2
-    return (np.sinc(t) * window * cutoff / _ORIGINAL).astype(np.float32), width
+    phased = (np.sinc(t) * window * cutoff / _ORIGINAL).astype(np.float32)
+    ends = [(_ORIGINAL * period, _ORIGINAL * (_PERIODS - 1 - period)) for period in range(_PERIODS)]
+    return np.concatenate([np.pad(phased, ((0, 0), zeros)) for zeros in ends]), width

@@ -41,9 +41,10 @@ def flow_mel_24k(audio_24k: FloatArray, high_hz: float = FLOW_HIGH_HZ) -> FloatA
     edge = (FLOW_WINDOW_SAMPLES - FLOW_HOP_SAMPLES) // 2
     padded = np.pad(np.asarray(audio_24k, np.float32), edge, mode="reflect")
     frames = sliding_window_view(padded, FLOW_WINDOW_SAMPLES)[::FLOW_HOP_SAMPLES]
-    spectrum = fft.rfft(frames * periodic_hann(FLOW_WINDOW_SAMPLES))
+    bins = 1 + int(high_hz * FLOW_WINDOW_SAMPLES / SAMPLE_RATE_HZ)  # no filter reads those above
+    spectrum = fft.rfft(frames * periodic_hann(FLOW_WINDOW_SAMPLES))[:, :bins]
     magnitude = np.sqrt(spectrum.real**2 + spectrum.imag**2 + _MAGNITUDE_EPSILON)
-    log_mel: FloatArray = np.log(np.maximum(magnitude @ flow_mel_filters(high_hz).T, _LOG_FLOOR))
+    log_mel: FloatArray = np.log(np.maximum(magnitude @ flow_mel_filters(high_hz)[:, :bins].T, _LOG_FLOOR))
     return log_mel
 
 
