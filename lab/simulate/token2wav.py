@@ -162,11 +162,13 @@ class ModelledToken2Wav:
         loop.call_at(gateway.reserve(loop.time(), self._costs.gateway.chunk_s), deliver)
 
     def _knows(self, prompt: VoicePrompt) -> bool:
+        voice_id, cache = voice_id_of(prompt.samples), self.engine.voices.cache
         try:
-            with self.engine.voices.cache.pinned(voice_id_of(prompt.samples)):
-                return True
+            cache.acquire(voice_id)
         except engine_errors.VoiceNotCachedError:
             return False
+        cache.release(voice_id)
+        return True
 
     def _check_up(self) -> None:
         if not self.is_up:

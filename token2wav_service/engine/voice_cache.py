@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -116,15 +115,6 @@ class VoiceCache(Generic[V]):
             entry = self._entries.get(voice_id)
             assert entry is not None and entry.pins > 0, "release without acquire"
             entry.pins -= 1
-
-    @contextmanager
-    def pinned(self, voice_id: str) -> Iterator[V]:
-        """Hold a voice for the length of a `with` block."""
-        value = self.acquire(voice_id)
-        try:
-            yield value
-        finally:
-            self.release(voice_id)
 
     def stats(self) -> VoiceCacheStats:
         """Return the counters as they are now."""

@@ -100,8 +100,8 @@ class VoiceStore:
         Raises:
             VoiceNotFoundError: it is not cached.
         """
-        with self.cache.pinned(voice_id) as voice:
-            features = voice.features
+        features = self.cache.acquire(voice_id).features
+        self.cache.release(voice_id)
         tokens = features.prompt_tokens.astype(np.int32)
         return encode_voice_file(
             VoiceFile(self._model_version(), tokens, features.prompt_mel, features.speaker_embedding)

@@ -119,8 +119,7 @@ def test_a_voice_keeps_few_starts_and_counts_them(family: Family) -> None:
         speak(engine, tokens_of(30), [hop])
     used = engine.voices.cache.stats().used_bytes
     voice = engine.voices.register(make_prompt(1, 27))
-    with engine.voices.cache.pinned(voice.voice_id) as cached:
-        prompt = cached.state
+    prompt = engine.voices.cache.acquire(voice.voice_id).state
     assert len(prompt.starts) == MAX_STARTS
     assert sum(start.num_bytes for start in prompt.starts.values()) <= 1.5 * used
 
@@ -132,8 +131,7 @@ def test_speech_of_one_chunk_runs_no_prompt_again(family: Family) -> None:
     for tokens in (8, 9, 21):
         speak(engine, tokens_of(tokens), [])
     voice = engine.voices.register(make_prompt(1, 27))
-    with engine.voices.cache.pinned(voice.voice_id) as cached:
-        assert len(cached.state.starts) == 1
+    assert len(engine.voices.cache.acquire(voice.voice_id).state.starts) == 1
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ def cache_of(**sizes: int) -> VoiceCache[str]:
 
 def test_least_recently_used_voice_is_evicted_when_the_budget_is_spent() -> None:
     cache = cache_of(a=40, b=40)
-    with cache.pinned("a"):
-        pass
+    cache.acquire("a")
+    cache.release("a")
 
     cache.put("c", "C", 40)
 
@@ -37,9 +37,9 @@ def test_least_recently_used_voice_is_evicted_when_the_budget_is_spent() -> None
 def test_pinned_voice_is_not_evicted() -> None:
     cache = cache_of(a=40, b=40)
 
-    with cache.pinned("a") as value:
-        cache.put("c", "C", 40)
-        assert value == "A"
+    assert cache.acquire("a") == "A"
+    cache.put("c", "C", 40)
+    cache.release("a")
 
     assert cache.acquire("a") == "A"
     with pytest.raises(VoiceNotCachedError):
