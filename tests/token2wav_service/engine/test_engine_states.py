@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,11 @@ class TellingRunner:
 
     def __init__(self) -> None:
         self.open_states = 0
+        self.meanwhile: Callable[[str], None] = lambda voice_id: None
+        """Called while a voice is being made."""
 
     def prepare_voice(self, features: VoiceFeatures) -> BareVoice:
+        self.meanwhile(features.voice_id)
         return BareVoice()
 
     def open(self, voice: BareVoice) -> PlaceState:
@@ -117,6 +121,7 @@ class EngineStates(RuleBasedStateMachine):
         self.engine = Token2WavEngine(config, store, self.runner, self.clock)
         self.pushed: dict[str, Pushed] = {}
         self.begun: BegunStep | None = None
+        self.new_voices = 0
 
     @rule(target=streams, voice=st.integers(0, VOICES - 1), seed=st.integers(0, 5), priority=st.integers(1, 10))
     def open(self, voice: int, seed: int, priority: int) -> Any:
@@ -127,6 +132,35 @@ class EngineStates(RuleBasedStateMachine):
             return multiple()
         self.pushed[stream_id] = Pushed(seed)
         return stream_id
+
+    @rule(target=streams, seed=st.integers(0, 5), chunks=st.lists(fitting, max_size=2), is_made=st.booleans())
+    def open_in_a_voice_that_is_being_made(self, seed: int, chunks: list[list[int]], is_made: bool) -> Any:
+        opened: list[str] = []
+
+        def meanwhile(voice_id: str) -> None:
+            with suppress(CapacityError):
+                opened.append(self.engine.open_stream(voice_id, StreamOptions(seed=seed)))
+                self.pushed[opened[0]] = Pushed(seed)
+                for tokens in chunks:
+                    self._push(opened[0], tuple(tokens), False, 0)
+                self.counts_agree()
+            if not is_made:
+                raise RuntimeError("the voice can't be made")
+
+        self.new_voices += 1
+        self.runner.meanwhile = meanwhile
+        with suppress(CapacityError, RuntimeError):
+            self.engine.voices.register(make_prompt(VOICES + self.new_voices))
+        self.runner.meanwhile = lambda voice_id: None
+        self._begin()
+        return opened[0] if opened else multiple()
+
+    def _begin(self) -> None:
+        for stream_id, error in self.engine.begin_streams():
+            results, summary = self.engine.abort(stream_id, error)
+            assert summary is not None and results and all(result.outcome is error for result in results)
+            self.pushed[stream_id].is_ended = self.pushed[stream_id].is_aborted = True
+            self._take(results)
 
     @rule(stream_id=streams, tokens=fitting, is_last=st.booleans())
     def push(self, stream_id: str, tokens: list[int], is_last: bool) -> None:
@@ -163,6 +197,7 @@ class EngineStates(RuleBasedStateMachine):
         given = given or pushed.lookahead
         pushed.tokens += given if is_last else given[:-LOOKAHEAD]
         pushed.lookahead = given[-LOOKAHEAD:]
+        self._begin()
 
     @precondition(lambda self: self.begun is None and self.engine.ready_streams())
     @rule()
@@ -227,7 +262,8 @@ class EngineStates(RuleBasedStateMachine):
         assert set(self.engine.open_stream_ids()) == open_ids
         assert len(open_ids) <= MAX_STREAMS
         in_step = 0 if self.begun is None else len(self.begun.works)
-        assert len(open_ids) <= self.runner.open_states <= len(open_ids) + in_step
+        waiting = sum(stream.making is not None for stream in self.engine._streams.values())
+        assert len(open_ids) - waiting <= self.runner.open_states <= len(open_ids) - waiting + in_step
 
     @invariant()
     def everybody_hears_their_own(self) -> None:
