@@ -199,7 +199,7 @@ class PromptFeatureExtractor:
         self._tokenizer = OnnxSpeechTokenizer(model_dir / tokenizer_file, onnx_threads, device)
         self._mel_high_hz = mel_high_hz
         self._beside = ThreadPoolExecutor(2, thread_name_prefix="voice-features")
-        """Computes tokens and mel, beside the embedding. Its threads are as patient as the one that asks first."""
+        """Computes tokens and embedding, beside the mel. Its threads are as patient as the one that asks first."""
 
     def extract(self, prompt: VoicePrompt, on_tokens: OnTokens = lambda tokens: None) -> VoiceFeatures:
         """Compute a voice's features; tokens and mel are cut to the same time.
@@ -211,10 +211,10 @@ class PromptFeatureExtractor:
         samples = prompt.samples
         hearing = self._beside.submit(lambda: self.tokens(samples)[: len(samples) // SAMPLES_PER_TOKEN])
         hearing.add_done_callback(lambda done: None if done.exception() else on_tokens(done.result()))
-        mel = self._beside.submit(self._flow_mel, samples)
-        embedding, voice_id = self.speaker_embedding(samples), voice_id_of(samples)
+        embedding = self._beside.submit(self.speaker_embedding, samples)
+        mel, voice_id = self._flow_mel(samples), voice_id_of(samples)  # takes longest
         tokens = hearing.result()
-        return VoiceFeatures(voice_id, tokens, mel.result()[: FRAMES_PER_TOKEN * len(tokens)], embedding)
+        return VoiceFeatures(voice_id, tokens, mel[: FRAMES_PER_TOKEN * len(tokens)], embedding.result())
 
     def tokens(self, samples: FloatArray) -> IntArray:
         """Map [N] samples at 16 kHz, at most 30 s, to [T] speech tokens at 25 Hz."""
