@@ -28,6 +28,9 @@ from token2wav_service.contract import ServerStatus
 
 logger = logging.getLogger(__name__)
 
+FETCH_AFTER_S = 0.05
+"""Time for the first sound in a new voice, which the fetch of its file would delay."""
+
 
 class VoiceFileCache:
     """The files used last, under a bound of bytes; those of streams under way stay, also beyond it."""
@@ -67,6 +70,7 @@ class VoiceFileCache:
             return
 
         async def keep() -> None:
+            await asyncio.sleep(FETCH_AFTER_S)
             try:
                 self.put(voice_id, await export())
             except GatewayError as error:
