@@ -38,13 +38,12 @@ def _load_weight(at, d, D: tl.constexpr, BD: tl.constexpr):
 
 
 @triton.jit
-def _head_norm(x, weight, bias, d, D: tl.constexpr, BD: tl.constexpr):
+def _head_norm(x, weights, biases, d, D: tl.constexpr, BD: tl.constexpr):
     x = x.to(tl.float32)
     centred = x - (tl.sum(x, 1) / D)[:, None]
     if BD != D:
         centred = tl.where((d < D)[None, :], centred, 0.0)
     inverse = tl.rsqrt(tl.sum(centred * centred, 1) / D + 1e-5)
-    weights, biases = _load_weight(weight, d, D, BD), _load_weight(bias, d, D, BD)
     return centred * inverse[:, None] * weights[None, :] + biases[None, :]
 
 
@@ -141,15 +140,18 @@ def attend_kernel(
             first_tile, end_tile, before_ring, prompt_address, prompt_count, ring_address, window_count,
             KB, 2 * D * BYTES, LINES,
         )  # fmt: skip
+    d = tl.arange(0, BD)
+    if HAS_NORMS:
+        q_weights, q_biases = _load_weight(q_weight, d, D, BD), _load_weight(q_bias, d, D, BD)
+        k_weights, k_biases = _load_weight(k_weight, d, D, BD), _load_weight(k_bias, d, D, BD)
     await_earlier(OVERLAPS)
     query = query_block * QB + tl.arange(0, QB)
-    d = tl.arange(0, BD)
     first_row = (cfg * streams + stream) * frames
     row = first_row + query
     inside = query < frames
     q = _load_head(qkv + row[:, None] * (3 * H * D) + head * D + d[None, :], inside, d, D, BD)
     if HAS_NORMS:
-        q = _head_norm(q, q_weight, q_bias, d, D, BD).to(element)
+        q = _head_norm(q, q_weights, q_biases, d, D, BD).to(element)
     if HAS_POSITIONS:
         q = (q.to(tl.float32) + _load_weight(q_bias + head * D, d, D, BD)[None, :]).to(element)
     best = tl.full((QB,), float("-inf"), tl.float32)
@@ -168,7 +170,7 @@ def attend_kernel(
         k = _load_head(at, seen, d, D, BD)
         v = _load_head(at + H * D, seen, d, D, BD)
         if HAS_NORMS:
-            k = _head_norm(k, k_weight, k_bias, d, D, BD).to(element)
+            k = _head_norm(k, k_weights, k_biases, d, D, BD).to(element)
             kept = own_kv + stream * own_stream_stride + cfg * own_cfg_stride
             kept += (head * frames + key[:, None]) * 2 * D + d[None, :]
             # A vector, as in `_store_shifted`.

@@ -69,22 +69,22 @@ def residual_norm_kernel(
     PARTS: tl.constexpr, HAS_GATE: tl.constexpr, IS_SHIFTED: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    await_earlier(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK_C)
     valid = channel < C
+    # Constants come from memory, not from a cache: they are read while the kernel before still runs.
+    scales = 1 + tl.load(scale + channel, mask=valid, other=0.0)
+    shifts = tl.load(shift + channel, mask=valid, other=0.0)
+    gates = tl.load(gate + channel, mask=valid & HAS_GATE, other=1.0)
+    await_earlier(OVERLAPS)
     x = tl.load(hidden + row * C + channel, mask=valid, other=0.0)
     if PARTS > 0:
-        added = _sum_parts(branch + row * C, part_stride, channel, valid, PARTS)
-        if HAS_GATE:
-            added *= tl.load(gate + channel, mask=valid, other=0.0)
-        x += added
+        x += gates * _sum_parts(branch + row * C, part_stride, channel, valid, PARTS)
         tl.store(hidden + row * C + channel, x, mask=valid)
     mean = tl.sum(x, 0) / C
     centred = tl.where(valid, x - mean, 0.0)
     inverse = tl.rsqrt(tl.sum(centred * centred, 0) / C + eps)
-    y = centred * inverse * (1 + tl.load(scale + channel, mask=valid, other=0.0))
-    y += tl.load(shift + channel, mask=valid, other=0.0)
+    y = centred * inverse * scales + shifts
     _store_row(
         out, y, row, slots, lengths, tail, new_tail, tail_slot_stride, tail_cfg_stride, new_tail_slot_stride, frames,
         streams, channel, valid, C, IS_SHIFTED,
@@ -99,16 +99,17 @@ def norm_mish_kernel(
     PARTS: tl.constexpr, HAS_ADDED: tl.constexpr, IS_SHIFTED: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    await_earlier(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK_C)
     valid = channel < C
+    weights = tl.load(weight + channel, mask=valid, other=0.0)
+    biases = tl.load(bias + channel, mask=valid, other=0.0)
+    await_earlier(OVERLAPS)
     x = _sum_parts(x_ptr + row * C, part_stride, channel, valid, PARTS)
     mean = tl.sum(x, 0) / C
     centred = tl.where(valid, x - mean, 0.0)
     inverse = tl.rsqrt(tl.sum(centred * centred, 0) / C + 1e-5)
-    y = centred * inverse * tl.load(weight + channel, mask=valid, other=0.0)
-    y += tl.load(bias + channel, mask=valid, other=0.0)
+    y = centred * inverse * weights + biases
     # Mish: y tanh(softplus(y)), with tanh(log(1 + e)) = (e^2 + 2e) / (e^2 + 2e + 2); past 20 it is y itself.
     e = tl.exp(tl.minimum(y, 20.0))
     square = e * (e + 2)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from triton.runtime import driver
 
-from gpukit.overlap import IS_INTERPRETED, await_earlier, overlap_options, starts_early
+from gpukit.overlap import IS_INTERPRETED, await_earlier, overlap_options, prefetch_lines, starts_early
 from token2wav_service.runtime.kernels.attention_ops import Pieces
 
 FEW_ROWS = 256
@@ -188,16 +188,13 @@ def _rows(x, m, first, k, rows, K: tl.constexpr, SPAN: tl.constexpr, BK: tl.cons
 
 
 @triton.jit
-def _keep(total, bias, out, m, n, part, rows, N: tl.constexpr, HAS_GELU: tl.constexpr):
-    # The first part has the bias.
-    has_column = n < N
-    value = total + tl.load(bias + n, mask=has_column & (part + 0 * n == 0), other=0.0).to(tl.float32)[None, :]
+def _keep(value, out, m, n, part, rows, N: tl.constexpr, HAS_GELU: tl.constexpr):
     if HAS_GELU:
         # The tanh form: (1 + tanh(u)) / 2 is the sigmoid of 2u, which is 0 below -80.
         twice = 1.5957691216057308 * (value + 0.044715 * value * value * value)
         value *= tl.sigmoid(tl.maximum(twice, -80.0))
     at = out + (part.to(tl.int64) * rows + m)[:, None] * N + n[None, :]
-    tl.store(at, value.to(out.dtype.element_ty), mask=(m < rows)[:, None] & has_column[None, :])
+    tl.store(at, value.to(out.dtype.element_ty), mask=(m < rows)[:, None] & (n < N)[None, :])
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -212,10 +209,11 @@ def product_kernel(
     part = tl.program_id(2)
     k = tl.arange(0, BK)
     w = _weights(weight, n, part * SPAN, k, N, K, SPAN, BN, BK)
+    added = tl.load(bias + n, mask=(n < N) & (part + 0 * n == 0), other=0.0).to(tl.float32)  # the first part has it
     await_earlier(OVERLAPS)
     x_rows = _rows(x, m, part * SPAN, k, rows, K, SPAN, BK)
     total = tl.dot(x_rows, w, input_precision="ieee")
-    _keep(total, bias, out, m, n, part, rows, N, HAS_GELU)
+    _keep(total + added[None, :], out, m, n, part, rows, N, HAS_GELU)
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -231,6 +229,10 @@ def mixed_product_kernel(
     part = tl.program_id(2)
     d = tl.arange(0, BD)
     has_row = m < rows
+    added = tl.load(bias + n, mask=(n < N) & (part + 0 * n == 0), other=0.0).to(tl.float32)
+    if OVERLAPS:
+        for index in tl.static_range(HEADS):
+            prefetch_lines(weight + tl.minimum(n, N - 1).to(tl.int64) * (H * D) + (part * HEADS + index) * D)
     await_earlier(OVERLAPS)
     total = tl.zeros([BM, BN], tl.float32)
     for index in tl.static_range(HEADS):
@@ -248,4 +250,4 @@ def mixed_product_kernel(
             mixed += share[:, None] * mean.to(tl.float32)
         x_rows = (mixed / mass[:, None]).to(weight.dtype.element_ty)
         total = tl.dot(x_rows, w, total, input_precision="ieee")
-    _keep(total, bias, out, m, n, part, rows, N, False)
+    _keep(total + added[None, :], out, m, n, part, rows, N, False)
