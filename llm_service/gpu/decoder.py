@@ -12,16 +12,9 @@ from torch import Tensor
 
 from llm_service.embedded.steps import PAGE_TOKENS
 from llm_service.gpu import ops
-from llm_service.gpu.ops import MAX_PARTS, BeginInputs, CacheView, RotaryTables
+from llm_service.gpu.ops import MAX_PARTS, SPLIT_ROWS, BeginInputs, CacheView, RotaryTables
 from llm_service.gpu.slot_state import SlotState
 from llm_service.gpu.weights import LayerWeights, Weights
-
-
-@dataclass(frozen=True)
-class DecodeInputs:
-    """The slots that a decode step advances."""
-
-    slots: Tensor  # [R] int32
 
 
 @dataclass(frozen=True)
@@ -66,19 +59,21 @@ class SlotDecoder:
         self._inner = room(max_rows, shape.feed_forward)
         self._picked = room(max_draws, shape.hidden)
         self.logits = room(max_draws, weights.vocabulary.head_rows, dtype=torch.float32)
+        blocks = 1 - (-PAGE_TOKENS * state.sizes.pages_per_slot // ops.KEY_BLOCK)
+        self._blocks = room(SPLIT_ROWS, blocks, 3, shape.heads * size, dtype=torch.float32)
+        self._arrived = room(SPLIT_ROWS * groups, dtype=torch.int32)
         self._positions = room(max_rows, dtype=torch.int32)
 
-    def decode(self, inputs: DecodeInputs, out: Tensor) -> None:
+    def decode(self, slots: Tensor, out: Tensor) -> None:
         """Advance slots by a token each.
 
         Args:
-            inputs: slots [R].
+            slots: [R] int32.
             out: [R] int32 head rows drawn.
         """
-        rows = inputs.slots.shape[0]
-        positions = self._positions[:rows]
-        branch = self._layers(inputs.slots, None, positions)
-        self._draw(inputs.slots, None, positions, branch, out)
+        positions = self._positions[: slots.shape[0]]
+        normed = self._layers(slots, None, positions)
+        self._draw(normed, slots, None, positions, out)
 
     def prompt(self, inputs: PromptInputs, out: Tensor) -> None:
         """Run tokens of prompts into their slots and draw the first token of those that end.
@@ -88,49 +83,40 @@ class SlotDecoder:
             out: [P] int32 head rows drawn.
         """
         ops.begin_answers(inputs.begin, self.state)
-        branch = self._layers(inputs.slots, inputs.tokens, inputs.positions)
-        self._draw(inputs.drawn_slots, inputs.drawn_rows, inputs.positions, branch, out)
+        normed = self._layers(inputs.slots, inputs.tokens, inputs.positions)
+        picked = self._picked[: inputs.drawn_rows.shape[0]]
+        torch.index_select(normed, 0, inputs.drawn_rows, out=picked)
+        self._draw(picked, inputs.drawn_slots, inputs.drawn_rows, inputs.positions, out)
 
-    def _layers(self, slots: Tensor, tokens: Tensor | None, positions: Tensor) -> ops.Parts:
-        """Run all layers; return the last branch, which `_draw` adds."""
-        hidden = self._hidden[: slots.shape[0]]
-        state = self.state
-        ops.embed(slots, tokens, positions, state.last_token, state.next_position, self.weights.embedding, hidden)
+    def _layers(self, slots: Tensor, tokens: Tensor | None, positions: Tensor) -> Tensor:
+        """Run all layers; return their normed rows."""
+        rows, weights, state = slots.shape[0], self.weights, self.state
+        hidden, normed, inner = (buffer[:rows] for buffer in (self._hidden, self._normed, self._inner))
+        epsilon = weights.shape.norm_epsilon
+        ops.embed(slots, tokens, positions, state.last_token, state.next_position, weights.embedding, hidden)
         branch: ops.Parts | None = None
-        for index, layer in enumerate(self.weights.layers):
-            branch = self._layer(index, layer, branch, slots, positions, is_prompt=tokens is not None)
-        assert branch is not None
-        return branch
+        for index, layer in enumerate(weights.layers):
+            ops.add_norm(hidden, branch, layer.first_norm, epsilon, normed)
+            mixed = self._attend(index, layer, normed, slots, positions, is_prompt=tokens is not None)
+            branch = ops.product_parts(mixed, layer.output, self._branch)
+            ops.add_norm(hidden, branch, layer.second_norm, epsilon, normed)
+            ops.silu_product(normed, layer.gate_up, inner)
+            branch = ops.product_parts(inner, layer.down, self._branch)
+        ops.add_norm(hidden, branch, weights.norm, epsilon, normed)
+        return normed
 
-    def _layer(
-        self,
-        index: int,
-        layer: LayerWeights,
-        branch: ops.Parts | None,
-        slots: Tensor,
-        positions: Tensor,
-        is_prompt: bool,
-    ) -> ops.Parts:
-        rows = slots.shape[0]
-        hidden, normed, mixed, inner = (
-            buffer[:rows] for buffer in (self._hidden, self._normed, self._mixed, self._inner)
-        )
-        shape = self.weights.shape
-        cache = CacheView(self.cache[index], self.state.pages)
-        ops.add_norm(hidden, branch, layer.first_norm, shape.norm_epsilon, normed)
-        qkv = ops.product_parts(normed, layer.qkv, self._qkv)
+    def _attend(
+        self, index: int, layer: LayerWeights, normed: Tensor, slots: Tensor, positions: Tensor, is_prompt: bool
+    ) -> Tensor:
+        mixed = self._mixed[: slots.shape[0]]
+        cache = CacheView(self.cache[index], self.state.pages, self._blocks, self._arrived)
+        qkv = ops.product_parts(normed, layer.qkv, self._qkv, layer.qkv_bias)
         if is_prompt:
-            ops.write_cache(qkv, layer.qkv_bias, self._rotary, cache, slots, positions, shape.heads)
-        shared = (qkv, layer.qkv_bias, self._rotary, cache, slots, positions, mixed, shape.heads)
-        ops.attention(*shared, writes=not is_prompt)
-        attended = ops.product_parts(mixed, layer.output, self._branch)
-        ops.add_norm(hidden, attended, layer.second_norm, shape.norm_epsilon, normed)
-        ops.silu_product(normed, layer.gate_up, inner)
-        return ops.product_parts(inner, layer.down, self._branch)
+            ops.write_cache(qkv, self._rotary, cache, slots, positions, self.weights.shape.heads)
+        ops.attention(qkv, self._rotary, cache, slots, positions, mixed, writes=not is_prompt)
+        return mixed
 
-    def _draw(self, slots: Tensor, rows_of: Tensor | None, positions: Tensor, branch: ops.Parts, out: Tensor) -> None:
-        weights, draws = self.weights, slots.shape[0]
-        hidden, picked, scores = self._hidden[: positions.shape[0]], self._picked[:draws], self.logits[:draws]
-        ops.add_norm(hidden, branch, weights.norm, weights.shape.norm_epsilon, picked, rows_of)
-        ops.logits(picked, weights.head, weights.head_bias, scores)
+    def _draw(self, normed: Tensor, slots: Tensor, rows_of: Tensor | None, positions: Tensor, out: Tensor) -> None:
+        weights, scores = self.weights, self.logits[: slots.shape[0]]
+        ops.logits(normed, weights.head, weights.head_bias, scores)
         ops.sample(scores, slots, rows_of, positions, out, self.state, weights.vocabulary.first_id)

@@ -84,28 +84,24 @@ def embed_kernel(
 
 @triton.jit
 def add_norm_kernel(
-    hidden, parts, part_stride, weight, out, picked, epsilon,
-    PARTS: tl.constexpr, IS_PICKED: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    hidden, parts, part_stride, weight, out, epsilon,
+    PARTS: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    await_earlier(OVERLAPS)
-    target = tl.program_id(0)
-    row = target
-    if IS_PICKED:
-        row = tl.load(picked + target)
     channel = tl.arange(0, BLOCK_C)
     valid = channel < C
-    x = tl.load(hidden + row * C + channel, mask=valid, other=0.0)
+    # Constants come from memory, not from a cache: they are read while the kernel before still runs.
+    gain = tl.load(weight + channel, mask=valid, other=0.0)
+    await_earlier(OVERLAPS)
+    at = tl.program_id(0) * C + channel
+    x = tl.load(hidden + at, mask=valid, other=0.0)
     if PARTS > 0:
-        branch = tl.load(parts + row * C + channel, mask=valid, other=0.0)
+        branch = tl.load(parts + at, mask=valid, other=0.0)
         for part in tl.static_range(1, PARTS):
-            branch += tl.load(parts + part * part_stride + row * C + channel, mask=valid, other=0.0)
+            branch += tl.load(parts + part * part_stride + at, mask=valid, other=0.0)
         x += branch
-        if not IS_PICKED:
-            tl.store(hidden + row * C + channel, x, mask=valid)
+        tl.store(hidden + at, x, mask=valid)
     inverse = tl.rsqrt(tl.sum(x * x, 0) / C + epsilon)
-    y = x * inverse * tl.load(weight + channel, mask=valid, other=0.0)
-    tl.store(out + target * C + channel, y.to(out.dtype.element_ty), mask=valid)
+    tl.store(out + at, (x * inverse * gain).to(out.dtype.element_ty), mask=valid)
 
 
 @triton.jit
@@ -142,11 +138,13 @@ def product_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
     LINE: tl.constexpr, LINES: tl.constexpr, FETCHES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    # KIND 0: float32 parts of a sum; 1: SiLU(even columns) * odd columns; 2: float32 with a bias.
+    # KIND 0: float32 parts of a sum; 1: SiLU(even columns) * odd columns; 2: as 0, with a bias in the first part.
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     split = tl.program_id(2)
     SPAN: tl.constexpr = K // SPLITS
+    if KIND == 2:
+        first = tl.load(bias + n, mask=(n < N) & (split + 0 * n == 0), other=0.0)
     if OVERLAPS:
         gdc_launch_dependents()
         if FETCHES:
@@ -163,29 +161,29 @@ def product_kernel(
         tl.store(at, value.to(out.dtype.element_ty), mask=has_row & (column < N // 2)[None, :])
     else:
         if KIND == 2:
-            total += tl.load(bias + n, mask=n < N, other=0.0)[None, :]
+            total += first[None, :]
         at = out + split.to(tl.int64) * part_stride + line * N + n[None, :]
         tl.store(at, total, mask=has_row & (n < N)[None, :])
 
 
 @triton.jit
-def _summed(parts, part_stride, bias, column, valid, PARTS: tl.constexpr):
+def _summed(parts, part_stride, column, valid, PARTS: tl.constexpr):
     value = tl.load(parts + column, mask=valid, other=0.0)
     for part in tl.static_range(1, PARTS):
         value += tl.load(parts + part * part_stride + column, mask=valid, other=0.0)
-    return value + tl.load(bias + column, mask=valid, other=0.0)
+    return value
 
 
 @triton.jit
-def _turned(parts, part_stride, bias, column, turned_column, valid, cosine, sine, PARTS: tl.constexpr):
-    plain = _summed(parts, part_stride, bias, column, valid, PARTS)
-    other = _summed(parts, part_stride, bias, turned_column, valid, PARTS)
+def _turned(parts, part_stride, column, turned_column, valid, cosine, sine, PARTS: tl.constexpr):
+    plain = _summed(parts, part_stride, column, valid, PARTS)
+    other = _summed(parts, part_stride, turned_column, valid, PARTS)
     return plain * cosine + other * sine
 
 
 @triton.jit
 def _own_key_value(
-    parts, part_stride, bias, cosines, sines, position, group,
+    parts, part_stride, cosines, sines, position, group,
     PARTS: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     d = tl.arange(0, D)
@@ -194,8 +192,8 @@ def _own_key_value(
     sine = tl.load(sines + position * D + d)
     base = (HEADS + group) * D
     all_valid = d < D
-    k = _turned(parts, part_stride, bias, base + d, base + turned, all_valid, cosine, sine, PARTS)
-    v = _summed(parts, part_stride, bias, base + KV * D + d, all_valid, PARTS)
+    k = _turned(parts, part_stride, base + d, base + turned, all_valid, cosine, sine, PARTS)
+    v = _summed(parts, part_stride, base + KV * D + d, all_valid, PARTS)
     return k, v
 
 
@@ -208,7 +206,7 @@ def _cache_place(cache, pages, slot, position, group, page_stride, PAGES: tl.con
 
 @triton.jit
 def write_cache_kernel(
-    qkv, part_stride, bias, cosines, sines, cache, pages, slots, positions, page_stride,
+    qkv, part_stride, cosines, sines, cache, pages, slots, positions, page_stride,
     PARTS: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr,
     PAGES: tl.constexpr, PAGE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
@@ -218,7 +216,7 @@ def write_cache_kernel(
     slot = tl.load(slots + row)
     position = tl.load(positions + row)
     parts = qkv + row.to(tl.int64) * (HEADS + 2 * KV) * D
-    k, v = _own_key_value(parts, part_stride, bias, cosines, sines, position, group, PARTS, HEADS, KV, D)
+    k, v = _own_key_value(parts, part_stride, cosines, sines, position, group, PARTS, HEADS, KV, D)
     place = _cache_place(cache, pages, slot, position, group, page_stride, PAGES, PAGE, D)
     d = tl.arange(0, D)
     tl.store(place + d, k.to(cache.dtype.element_ty))
@@ -226,21 +224,51 @@ def write_cache_kernel(
 
 
 @triton.jit
+def _merged(best, total, mixed, block_best, block_total, block_mixed):
+    # The softmax of all keys so far and that of another block; one rounding each, however the kernel is compiled.
+    higher = tl.maximum(best, block_best)
+    fade, share = tl.exp2(best - higher), tl.exp2(block_best - higher)
+    return higher, tl.fma(total, fade, block_total * share), tl.fma(mixed, fade, block_mixed * share)
+
+
+@triton.jit
+def _keep_block(at, best, total, mixed, mask, STRIDE: tl.constexpr):
+    tl.store(at, tl.broadcast_to(best, mixed.shape), mask=mask)
+    tl.store(at + STRIDE, tl.broadcast_to(total, mixed.shape), mask=mask)
+    tl.store(at + 2 * STRIDE, mixed, mask=mask)
+
+
+@triton.jit
+def _kept_block(at, mask, STRIDE: tl.constexpr):
+    best, total = tl.load(at, mask=mask, other=0.0), tl.load(at + STRIDE, mask=mask, other=1.0)
+    return best, total, tl.load(at + 2 * STRIDE, mask=mask, other=0.0)
+
+
+@triton.jit
 def attention_kernel(
-    qkv, part_stride, bias, cosines, sines, cache, pages, slots, positions, page_stride, out, scale,
+    qkv, part_stride, cosines, sines, cache, pages, slots, positions, page_stride, blocks, arrived, out, scale,
     PARTS: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, BLOCK_G: tl.constexpr,
     PAGES: tl.constexpr, PAGE: tl.constexpr, KB: tl.constexpr, WRITES: tl.constexpr, STAGES: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    SPLITS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    await_earlier(OVERLAPS)
     row = tl.program_id(0)
     group = tl.program_id(1)
+    first = tl.program_id(2) * KB
     G: tl.constexpr = HEADS // KV
     slot = tl.load(slots + row)
+    if OVERLAPS:
+        gdc_launch_dependents()
+        # Earlier tokens' keys and values come from memory. The position may still be that of the step before.
+        for start in range(first, tl.load(positions + row), SPLITS * KB):
+            early = tl.minimum(start + tl.arange(0, KB), PAGES * PAGE - 1)
+            line = _cache_place(cache, pages, slot, early, group, page_stride, PAGES, PAGE, D)
+            prefetch_lines(line)
+            prefetch_lines(line + KV * PAGE * D)
+        gdc_wait()
     position = tl.load(positions + row)
     element = cache.dtype.element_ty
     parts = qkv + row.to(tl.int64) * (HEADS + 2 * KV) * D
-    k, v = _own_key_value(parts, part_stride, bias, cosines, sines, position, group, PARTS, HEADS, KV, D)
+    k, v = _own_key_value(parts, part_stride, cosines, sines, position, group, PARTS, HEADS, KV, D)
     k = k.to(element)
     v = v.to(element)
     d = tl.arange(0, D)
@@ -254,30 +282,44 @@ def attention_kernel(
     cosine = tl.load(cosines + position * D + d)[None, :]
     sine = tl.load(sines + position * D + d)[None, :]
     base = (group * G + head) * D
-    q = _turned(parts, part_stride, bias, base + d[None, :], base + turned, is_head, cosine, sine, PARTS)
+    q = _turned(parts, part_stride, base + d[None, :], base + turned, is_head, cosine, sine, PARTS)
     q = (q * scale).to(element)
-    best = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1)
-    weight = tl.full([BLOCK_G], 1.0, tl.float32)
+    # A product as that of the other keys, so that the order of its sum is no matter of layouts.
+    best = tl.max(tl.dot(q, tl.broadcast_to(k[:, None], [D, BLOCK_G]), input_precision="ieee"), 1)[:, None]
+    total = tl.full([BLOCK_G, 1], 1.0, tl.float32)
     mixed = tl.zeros([BLOCK_G, D], tl.float32) + v.to(tl.float32)[None, :]
-    held = cache + group * PAGE * D
-    for start in tl.range(0, position, KB, num_stages=STAGES):
+    kept = blocks + (row * KV + group) * (1 + tl.cdiv(PAGES * PAGE, KB)) * 3 * G * D + head * D + d[None, :]
+    if SPLITS > 1:
+        _keep_block(kept, best, total, mixed, is_head, G * D)
+    for start in tl.range(first, position, SPLITS * KB, num_stages=STAGES):
         key = start + tl.arange(0, KB)
         seen = key < position
-        page = tl.load(pages + slot * PAGES + key // PAGE, mask=seen, other=0).to(tl.int64)
-        at = held + page[:, None] * page_stride + (key % PAGE)[:, None] * D + d[None, :]
+        last = tl.minimum(key, position)
+        at = _cache_place(cache, pages, slot, last, group, page_stride, PAGES, PAGE, D)[:, None] + d[None, :]
         keys = tl.load(at, mask=seen[:, None], other=0.0)
         score = tl.dot(q, tl.trans(keys), input_precision="ieee")
         score = tl.where(seen[None, :], score, float("-inf"))
-        higher = tl.maximum(best, tl.max(score, 1))
-        fade = tl.exp2(best - higher)
-        share = tl.exp2(score - higher[:, None])
+        block_best = tl.max(score, 1)[:, None]
+        share = tl.exp2(score - block_best)
         values = tl.load(at + KV * PAGE * D, mask=seen[:, None], other=0.0)
-        mixed = mixed * fade[:, None] + tl.dot(share.to(element), values, input_precision="ieee")
-        weight = weight * fade + tl.sum(share, 1)
-        best = higher
-    result = mixed / weight[:, None]
+        block_mixed = tl.dot(share.to(element), values, input_precision="ieee")
+        block_total = tl.sum(share, 1)[:, None]
+        if SPLITS == 1:
+            best, total, mixed = _merged(best, total, mixed, block_best, block_total, block_mixed)
+        else:
+            _keep_block(kept + (1 + start // KB) * 3 * G * D, block_best, block_total, block_mixed, is_head, G * D)
+    if SPLITS > 1:
+        # The last program to arrive puts all blocks together, in the order in which one program would.
+        tl.debug_barrier()
+        is_last = tl.atomic_add(arrived + row * KV + group, 1) == SPLITS - 1
+        best, total, mixed = _kept_block(kept, is_head, G * D)
+        for start in tl.range(0, tl.where(is_last, position, 0), KB, loop_unroll_factor=4):
+            block_best, block_total, block_mixed = _kept_block(kept + (1 + start // KB) * 3 * G * D, is_head, G * D)
+            best, total, mixed = _merged(best, total, mixed, block_best, block_total, block_mixed)
+        is_head = is_head & (head < tl.where(is_last, G, 0))
+        tl.store(arrived + row * KV + group, 0, mask=is_last)
     target = out + row.to(tl.int64) * HEADS * D + (group * G + head) * D + d[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), mask=is_head)
+    tl.store(target, (mixed / total).to(out.dtype.element_ty), mask=is_head)
 
 
 @triton.jit
@@ -331,20 +373,23 @@ def sample_kernel(
             share = tl.exp(score - best)
             key = _ordered(score)
             k = tl.load(top_k + slot)
-            mass = tl.load(top_p + slot) * tl.sum(share, 0)
-            # Bit by bit from the top, the highest keys above which enough rows, and enough mass, are found.
-            by_count = tl.full([], -2147483648, tl.int32)
-            by_mass = tl.full([], -2147483648, tl.int32)
-            for bit in range(32):
-                step = (tl.full([], 1, tl.int32) << (31 - bit)).to(tl.int32)
-                trial = by_count ^ step
-                enough = tl.sum((key >= trial).to(tl.int32), 0) >= k
-                by_count = tl.where(enough, trial, by_count)
-                trial = by_mass ^ step
-                enough = tl.sum(tl.where(key >= trial, share, 0.0), 0) >= mass
-                by_mass = tl.where(enough, trial, by_mass)
-            lowest = tl.where(k > 0, by_count, -2147483648)
-            lowest = tl.maximum(lowest, tl.where(tl.load(top_p + slot) < 1.0, by_mass, -2147483648))
+            nucleus = tl.load(top_p + slot)
+            mass = tl.where(nucleus < 1.0, nucleus * tl.sum(share, 0), float("inf"))
+            # Bit by bit from the top: the highest key from which on enough rows, or enough mass, are found. It is known
+            # well enough when at most one row is between it and a key that is too high.
+            lowest = tl.full([], -2147483648, tl.int32)
+            most = tl.full([], BLOCK, tl.int32)
+            fewest = tl.full([], 0, tl.int32)
+            step = lowest
+            while (step != 0) & (most - fewest > 1):
+                trial = lowest ^ step
+                above = key >= trial
+                found = tl.sum(above.to(tl.int32), 0)
+                enough = ((k > 0) & (found >= k)) | (tl.sum(tl.where(above, share, 0.0), 0) >= mass)
+                lowest = tl.where(enough, trial, lowest)
+                most = tl.where(enough, found, most)
+                fewest = tl.where(enough, fewest, found)
+                step = (step >> 1) & 0x7FFFFFFF
             kept = (key >= lowest) & (share >= tl.load(min_p + slot))
             kept = tl.where(is_greedy, score == best, kept)
             key_seed = tl.load(seed + slot)

@@ -25,6 +25,9 @@ LOG2_E = 1.4426950408889634
 KEY_BLOCK = 128
 ATTENTION_STAGES = 2
 ATTENTION_WARPS = 4
+SPLIT_ROWS = 8
+"""Rows up to which blocks of keys have programs of their own, at most `MOST_SPLITS` a row; more rows fill a GPU."""
+MOST_SPLITS = 16
 LEAST_DOT = 16
 """Rows of the smallest product of a tensor core; the query heads of one key head are padded to it."""
 PARTS, SILU, BIASED = 0, 1, 2
@@ -134,9 +137,7 @@ def embed(
     )  # fmt: skip
 
 
-def add_norm(
-    hidden: Tensor, branch: Parts | None, weight: Tensor, epsilon: float, out: Tensor, picked: Tensor | None = None
-) -> None:
+def add_norm(hidden: Tensor, branch: Parts | None, weight: Tensor, epsilon: float, out: Tensor) -> None:
     """hidden += branch (in place), then out = hidden / rms(hidden) * weight.
 
     Args:
@@ -144,29 +145,28 @@ def add_norm(
         branch: [R, C] in parts; None at the first norm.
         weight: [C] float32.
         epsilon: added to the mean square.
-        out: [R, C], or [P, C] with `picked`.
-        picked: [P] int32, the rows wanted; the stream itself then stays as it is.
+        out: [R, C].
     """
     rows, channels = out.shape
     kernels.add_norm_kernel[(rows,)](
         hidden, hidden if branch is None else branch.tensor, 0 if branch is None else branch.stride, weight, out,
-        hidden if picked is None else picked, epsilon,
-        PARTS=0 if branch is None else branch.count, IS_PICKED=picked is not None,
+        epsilon, PARTS=0 if branch is None else branch.count,
         C=channels, BLOCK_C=triton.next_power_of_2(channels), num_warps=4, **overlap(rows),
     )  # fmt: skip
 
 
-def product_parts(a: Tensor, weight: Tensor, room: Tensor) -> Parts:
-    """Return a @ weight.T in parts.
+def product_parts(a: Tensor, weight: Tensor, room: Tensor, bias: Tensor | None = None) -> Parts:
+    """Return a @ weight.T + bias in parts.
 
     Args:
         a: [R, K].
         weight: [N, K].
         room: flat float32 of at least MAX_PARTS * R * N.
+        bias: [N] float32; None adds nothing.
     """
     rows, columns = a.shape[0], weight.shape[0]
     splits = parts_of(a.shape[1])
-    _product(a, weight, None, room, PARTS, splits, _tile(a, weight))
+    _product(a, weight, bias, room, PARTS if bias is None else BIASED, splits, _tile(a, weight))
     return Parts(room, splits, rows * columns)
 
 
@@ -215,35 +215,24 @@ class CacheView:
 
     tensor: Tensor  # [pages, 2, G, page tokens, D], a view of all layers' cache
     pages: Tensor  # [slots, most pages of a slot] int32
-
-    @property
-    def page_stride(self) -> int:
-        """Elements from a page to the next."""
-        return self.tensor.stride(0)
+    blocks: Tensor  # [SPLIT_ROWS, 1 + blocks of KEY_BLOCK, 3, H D] float32: what few rows make of own and other keys
+    arrived: Tensor  # [SPLIT_ROWS G] int32, 0 between kernels: programs that are done with their blocks
 
 
 def write_cache(
-    qkv: Parts, bias: Tensor, rotary: RotaryTables, cache: CacheView, slots: Tensor, positions: Tensor, heads: int
+    qkv: Parts, rotary: RotaryTables, cache: CacheView, slots: Tensor, positions: Tensor, heads: int
 ) -> None:
     """Write the keys and values of prompt rows, so that rows of the same launch can attend to them."""
     _, _, groups, page_tokens, size = cache.tensor.shape
     kernels.write_cache_kernel[(slots.shape[0], groups)](
-        qkv.tensor, qkv.stride, bias, rotary.cosines, rotary.sines, cache.tensor, cache.pages, slots, positions,
-        cache.page_stride, PARTS=qkv.count, HEADS=heads, KV=groups, D=size,
+        qkv.tensor, qkv.stride, rotary.cosines, rotary.sines, cache.tensor, cache.pages, slots, positions,
+        cache.tensor.stride(0), PARTS=qkv.count, HEADS=heads, KV=groups, D=size,
         PAGES=cache.pages.shape[1], PAGE=page_tokens, num_warps=2, **overlap(slots.shape[0]),
     )  # fmt: skip
 
 
 def attention(
-    qkv: Parts,
-    bias: Tensor,
-    rotary: RotaryTables,
-    cache: CacheView,
-    slots: Tensor,
-    positions: Tensor,
-    out: Tensor,
-    heads: int,
-    writes: bool,
+    qkv: Parts, rotary: RotaryTables, cache: CacheView, slots: Tensor, positions: Tensor, out: Tensor, writes: bool
 ) -> None:
     """Attend from each row to itself and to all earlier positions of its slot.
 
@@ -251,22 +240,23 @@ def attention(
     an answer's, so that a token's values don't depend on which of both it was.
 
     Args:
-        qkv: [R, (H + 2G) D] in parts, without bias.
-        bias: [(H + 2G) D] float32.
+        qkv: [R, (H + 2G) D] in parts.
         rotary: tables.
         cache: of this layer.
         slots: [R] int32.
         positions: [R] int32.
         out: [R, H D].
-        heads: H.
         writes: put the rows' own keys and values into the cache; False when `write_cache` has.
     """
     _, _, groups, page_tokens, size = cache.tensor.shape
-    kernels.attention_kernel[(slots.shape[0], groups)](
-        qkv.tensor, qkv.stride, bias, rotary.cosines, rotary.sines, cache.tensor, cache.pages, slots, positions,
-        cache.page_stride, out, size**-0.5 * LOG2_E, PARTS=qkv.count, HEADS=heads, KV=groups, D=size,
-        BLOCK_G=max(LEAST_DOT, triton.next_power_of_2(heads // groups)), PAGES=cache.pages.shape[1], PAGE=page_tokens,
-        KB=KEY_BLOCK, WRITES=writes, STAGES=ATTENTION_STAGES, num_warps=ATTENTION_WARPS, **overlap(slots.shape[0]),
+    rows, heads = slots.shape[0], out.shape[1] // size
+    splits = min(MOST_SPLITS, triton.cdiv(cache.pages.shape[1] * page_tokens, KEY_BLOCK)) if rows <= SPLIT_ROWS else 1
+    kernels.attention_kernel[(rows, groups, splits)](
+        qkv.tensor, qkv.stride, rotary.cosines, rotary.sines, cache.tensor, cache.pages, slots, positions,
+        cache.tensor.stride(0), cache.blocks, cache.arrived, out, size**-0.5 * LOG2_E, PARTS=qkv.count,
+        HEADS=heads, KV=groups, D=size, BLOCK_G=max(LEAST_DOT, triton.next_power_of_2(heads // groups)),
+        PAGES=cache.pages.shape[1], PAGE=page_tokens, KB=KEY_BLOCK, WRITES=writes, STAGES=ATTENTION_STAGES,
+        SPLITS=splits, num_warps=ATTENTION_WARPS, **overlap(rows),
     )  # fmt: skip
 
 

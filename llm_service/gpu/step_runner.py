@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gpukit.graphs import capture, compiling_side_by_side, graph_memory, own_stream, warm_up
 from llm_service.embedded.steps import AnswerStart, Ints, PromptPiece, RunnerLimits
-from llm_service.gpu.decoder import DecodeInputs, PromptInputs, SlotDecoder
+from llm_service.gpu.decoder import PromptInputs, SlotDecoder
 from llm_service.gpu.ops import BeginInputs
 from llm_service.gpu.slot_state import NUMBERS, start_words
 
@@ -226,8 +226,7 @@ class StepRunner:
         slots = _Mirror((rows,), torch.int32, self._device)
         slots.device.fill_(self._spare)
         tokens = _Mirror((rows,), torch.int32, self._device)
-        inputs = DecodeInputs(slots.device)
-        return _DecodeBucket(slots, tokens, lambda: self._decoder.decode(inputs, tokens.device))
+        return _DecodeBucket(slots, tokens, lambda: self._decoder.decode(slots.device, tokens.device))
 
     def _prompt_bucket(self, rows: int) -> _PromptBucket:
         draws = self.sizes.draws_of(rows)

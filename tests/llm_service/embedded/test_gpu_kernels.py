@@ -53,22 +53,15 @@ def test_the_norm_adds_the_parts_of_a_branch_in_place() -> None:
     assert close(out, functional.rms_norm(expected, (HIDDEN,), weight, 1e-6))
 
 
-def test_picked_rows_are_normed_and_the_stream_stays() -> None:
-    hidden, weight, branch = torch.randn(5, HIDDEN), torch.randn(HIDDEN), torch.randn(5, HIDDEN)
-    before, out = hidden.clone(), torch.full((2, HIDDEN), torch.nan)
-    ops.add_norm(hidden, Parts(branch.flatten(), 1, 5 * HIDDEN), weight, 1e-6, out, ints(4, 1))
-    assert close(out, functional.rms_norm((hidden + branch)[[4, 1]], (HIDDEN,), weight, 1e-6))
-    assert torch.equal(hidden, before)
-
-
 @pytest.mark.parametrize(("channels", "parts"), [(48, 1), (896, 2), (4864, 4)])
 def test_products_are_made_in_parts_by_the_shape_of_the_weight_alone(channels: int, parts: int) -> None:
     assert parts_of(channels) == parts
     a, weight, room = torch.randn(3, channels), torch.randn(20, channels), torch.full((MAX_PARTS * 60,), torch.nan)
-    made = ops.product_parts(a, weight, room)
-    assert made.count == parts
-    total = room[: parts * 60].view(parts, 3, 20).sum(0)
-    assert torch.allclose(total, a @ weight.T, rtol=1e-4, atol=1e-3)
+    for bias in (None, torch.randn(20)):
+        made = ops.product_parts(a, weight, room, bias)
+        assert made.count == parts
+        total = room[: parts * 60].view(parts, 3, 20).sum(0)
+        assert torch.allclose(total, functional.linear(a, weight, bias), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("tile", [Tile(16, 16, 32, 4, 1), Tile(64, 32, 16, 4, 1)], ids=str)
@@ -99,14 +92,19 @@ def make_cache() -> tuple[Tensor, Tensor]:
 ROTARY = RotaryTables.make(Qwen2Shape(HEADS * SIZE, 1, 1, HEADS, GROUPS, 256), 256, CPU)
 
 
+def make_view(cache: Tensor, pages: Tensor) -> CacheView:
+    arrived = torch.zeros(ops.SPLIT_ROWS * GROUPS, dtype=torch.int32)
+    return CacheView(cache, pages, torch.full((ops.SPLIT_ROWS, 3, 3, HEADS * SIZE), torch.nan), arrived)
+
+
 @pytest.mark.parametrize("parts", [1, 2])
-def test_attention_reads_pages_and_writes_its_own_key(parts: int) -> None:
+def test_attention_reads_pages_and_writes_its_own_key(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     slots, positions = ints(1, 0, SPARE, 2), ints(150, 63, 0, 64)
-    qkv, bias = torch.randn(parts, 4, QKV), torch.randn(QKV)
+    qkv = torch.randn(parts, 4, QKV)
     (cache, pages), out = make_cache(), torch.full((4, HEADS * SIZE), torch.nan)
-    before, view = cache.clone(), CacheView(cache, pages)
-    ops.attention(Parts(qkv.flatten(), parts, 4 * QKV), bias, ROTARY, view, slots, positions, out, HEADS, True)
-    heads = (qkv.sum(0) + bias).view(4, -1, SIZE)
+    before, view = cache.clone(), make_view(cache, pages)
+    ops.attention(Parts(qkv.flatten(), parts, 4 * QKV), ROTARY, view, slots, positions, out, True)
+    heads = qkv.sum(0).view(4, -1, SIZE)
     for row, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
         turned = heads[row] * ROTARY.cosines[position] + heads[row].roll(SIZE // 2, -1) * ROTARY.sines[position]
         page, place = int(pages[slot, position // PAGE_TOKENS]), position % PAGE_TOKENS
@@ -117,6 +115,11 @@ def test_attention_reads_pages_and_writes_its_own_key(parts: int) -> None:
         expected = functional.scaled_dot_product_attention(turned[:HEADS, None], keys, values)
         assert close(out[row], expected.flatten())
     assert close(cache, before)
+    assert not view.arrived.any()
+    whole = torch.full((4, HEADS * SIZE), torch.nan)
+    monkeypatch.setattr(ops, "SPLIT_ROWS", 0)
+    ops.attention(Parts(qkv.flatten(), parts, 4 * QKV), ROTARY, view, slots, positions, whole, True)
+    assert torch.equal(whole, out)
 
 
 def make_start(slot: int, **settings: Any) -> AnswerStart:
