@@ -58,7 +58,7 @@ class Tile:
 
 # Rows up to which a line holds; tiles for a plain weight, one of many columns, one of many channels.
 _TILES = (
-    (16, Tile(16, 32, 64, 4, 5), Tile(16, 16, 128, 2, 5), Tile(64, 16, 128, 4, 4)),
+    (16, Tile(16, 16, 64, 2, 7), Tile(16, 32, 128, 4, 7), Tile(64, 16, 128, 4, 4)),
     (64, Tile(64, 32, 64, 4, 5), Tile(64, 32, 64, 4, 5), Tile(64, 16, 128, 4, 4)),
     (256, Tile(64, 64, 64, 4, 5), Tile(64, 128, 64, 4, 3), Tile(64, 64, 64, 4, 5)),
     (512, Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 3), Tile(128, 64, 64, 4, 4)),
