@@ -29,14 +29,12 @@ from benchmarks.lib.llm_gpu import greedy, lean, load  # noqa: E402
 from benchmarks.lib.llm_gpu.model import options, random_weights  # noqa: E402
 from benchmarks.lib.llm_gpu.steps import StepBench  # noqa: E402
 from cosydit.bench.report import describe_environment  # noqa: E402
-from llm_service.embedded.answer import EventPacking  # noqa: E402
 from llm_service.gpu.build import DECODE_ROWS, DRAWS, PROMPT_ROWS, engine_of  # noqa: E402
 from llm_service.gpu.step_runner import RunnerSizes  # noqa: E402
 from servicekit.clock import SystemClock  # noqa: E402
 
 FIDELITY_STEPS = 10_000
 SAMPLES = 400
-ONE_BY_ONE = EventPacking(least_share=0.0)
 KEPT_UP_SHARE = 0.999
 """Share of a capacity run's streams that must keep up, so that one stutter of the machine does not decide."""
 
@@ -152,7 +150,7 @@ def _load(args: argparse.Namespace) -> dict[str, Any]:
     del engine
     gc.collect()
     torch.cuda.empty_cache()
-    engine = engine_of(weights, options(256, ONE_BY_ONE), clock)
+    engine = engine_of(weights, options(256, wait_share=0.0), clock)
     found["engine_burst_tenth_ms"] = [load.burst_ms(engine, 64, 10) for _ in range(4)]
     print("burst in the engine, p95", [float(np.percentile(run, 95)) for run in found["engine_burst_tenth_ms"]])
     found["stalls"] = load.stalls(engine, 32.0, args.seconds)

@@ -27,7 +27,7 @@ from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, ser
 from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
-from llm_service.embedded.answer import EventPacking
+from llm_service.embedded.answer import output_wait_s
 from llm_service.vocab import COSYVOICE2
 from servicekit.process import exempt_startup_objects
 from token2wav_service.contract import (
@@ -91,8 +91,8 @@ EVENT_S = 0.012
 """Seconds between two events: 3 ms a token, as measured at 10 callers of one H200."""
 STEP_S = 0.01
 """Seconds from a window to its audio."""
-TOKEN_STEP_S, PACKING = 0.0015, EventPacking()
-"""Seconds of a step at 100 answers, and how tokens are packed behind a head start."""
+TOKEN_STEP_S = 0.0015
+"""Seconds of a step at 100 answers."""
 PROMPT_TOKENS = 125
 _VOICE = VoiceFile(
     "paced",
@@ -166,6 +166,8 @@ class _Drawn:
     began_s: float
     count: int = 0
     sent: int = 0
+    wait_until_s: float = 0.0
+    """Time at which those that are not sent go out."""
 
 
 async def _take(requests: AsyncIterator[Any], drawn: dict[int, _Drawn]) -> None:
@@ -179,16 +181,16 @@ async def _take(requests: AsyncIterator[Any], drawn: dict[int, _Drawn]) -> None:
 
 def _part(number: int, drawn: dict[int, _Drawn], tokens: int) -> Any | None:
     """Draw one token of an answer, unless it is ahead of its pace; return what goes out by now."""
-    answer = drawn[number]
-    if 0.0 < answer.tokens_per_s * (time.monotonic() - answer.began_s) < answer.count - answer.head_start:
+    answer, now_s = drawn[number], time.monotonic()
+    if 0.0 < answer.tokens_per_s * (now_s - answer.began_s) < answer.count - answer.head_start:
         return None
     answer.count += 1
     is_last = answer.count >= tokens
     if is_last:
         del drawn[number]
-    is_due = PACKING.is_due(answer.sent, answer.count - answer.sent)
-    if not (is_last or (is_due and answer.count >= answer.head_start)):
+    if not is_last and (answer.count < answer.head_start or now_s < answer.wait_until_s):
         return None
+    answer.wait_until_s = now_s + output_wait_s(answer.count, now_s - answer.began_s)
     ids, answer.sent = range(answer.sent, answer.count), answer.count
     reason = messages.FINISH_REASON_STOP if is_last else messages.FINISH_REASON_UNSPECIFIED
     response = messages.GenerateResponse(speech_ids=ids, finish_reason=reason)

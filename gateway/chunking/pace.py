@@ -43,6 +43,8 @@ _OWN_CHUNKS = 3
 _RATE_PRIOR_TOKENS = 4.0
 """Weight of other streams' token rate against the tokens of this one."""
 _RATE_WINDOW_S = 1.0
+_GROWTH = 2
+"""Most times larger than the one before that a message of the LLM is: it waits longer, the further it is ahead."""
 _RATE_LEARNT_TOKENS = 32
 """Tokens after which a stream's rate is told to the others: early, before a slow caller can hold the LLM back."""
 _RATE_LEARNT_SHARE = 0.2
@@ -84,7 +86,7 @@ class Pace:
     token_rate_hz: float = PRIOR_TOKEN_RATE_HZ
     """Speech tokens that the LLM makes in a second."""
     burst_tokens: int = 1
-    """Most tokens that the LLM sent in one message lately."""
+    """Most tokens that the LLM's next message may have."""
     cost: ChunkCost = PRIOR_COST
     """Cautious estimate of a chunk's cost."""
     free_in_s: float = 0.0
@@ -290,7 +292,7 @@ class PaceMeter:
             return
         self._tokens += count
         if self._first is not None:  # a head start comes in one message, however small the others will be
-            self._burst = max(messages)
+            self._burst = _GROWTH * max(messages)
         self._arrivals.append((now_s, self._tokens))
         while len(self._arrivals) > 2 and self._arrivals[0][0] < now_s - _RATE_WINDOW_S:
             self._arrivals.popleft()

@@ -38,7 +38,7 @@ from lab.simulate.costs import CostModel
 from lab.simulate.servers import Token2WavLink, Token2WavServer
 from lab.simulate.single_gpu import SPEECH_TOKENS, VOICES, WARM_UP_BURST, PipelineDoor, voice_of
 from lab.simulate.token2wav import ModelledToken2Wav
-from llm_service.embedded.answer import EventPacking
+from llm_service.embedded.answer import output_wait_s
 from tests.virtual_time import ManualClock, run_virtually
 from token2wav_service.contract import TOKEN_RATE_HZ
 
@@ -88,9 +88,9 @@ class PacedLLM:
         loop = asyncio.get_running_loop()
         begun_s, sent = loop.time() + FIRST_TOKEN_S, 0
         head = max(utterance.head_start_tokens, 1)
-        token_s, packing = 1.0 / (DEFAULT_PACE * TOKEN_RATE_HZ), EventPacking()
+        token_s = 1.0 / (DEFAULT_PACE * TOKEN_RATE_HZ)
         while sent < SPEECH_TOKENS:
-            later = min(math.ceil(packing.least_share * sent), round(packing.longest_wait_s / token_s))
+            later = math.ceil(output_wait_s(sent, loop.time() - begun_s) / token_s)
             tokens = min(max(later, 1) if sent else head, SPEECH_TOKENS - sent)
             sent += tokens
             paced_s = head * TOKEN_STEP_S + (sent - head) * token_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from enum import Enum, auto
 
 import numpy as np
@@ -14,27 +13,26 @@ from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.steps import BANNED, CLOSING, SEEN, AnswerStart
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest
 from llm_service.errors import InvalidGenerationError
-from llm_service.vocab import SpeechVocabulary
+from llm_service.vocab import SPEECH_TOKENS_PER_SECOND, SpeechVocabulary
 
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class EventPacking:
-    """How many tokens one output carries: fewer and larger events cost less CPU.
+WAIT_SHARE = 1 / 8
+"""Share of a listener's lead for which tokens wait, to go out as one output: fewer, larger outputs cost less CPU."""
+_SOUNDLESS_TOKENS = 7
+"""Tokens at the end of which there is no sound yet: token2wav's look-ahead, and what its vocoder holds back."""
 
-    A head start, which its caller needs whole, is one output; what is heard next is waited for less than what comes
-    later, when the listener has more.
+
+def output_wait_s(tokens: int, since_first_s: float, share: float = WAIT_SHARE) -> float:
+    """Return for how many seconds tokens may wait behind an output; 0 or less: not at all.
+
+    Args:
+        tokens: of the answer, that output included.
+        since_first_s: seconds since the first of them.
+        share: see `WAIT_SHARE`; 0: none waits.
     """
-
-    least_share: float = 1 / 3
-    """Fewest tokens of an output, in those before it; 0: tokens come one by one."""
-    most_tokens: int = 16
-    longest_wait_s: float = 0.05
-
-    def is_due(self, sent: int, pending: int) -> bool:
-        """Tell whether the tokens that wait are an output behind those that were sent."""
-        return pending >= min(self.least_share * sent, self.most_tokens)
+    return share * ((tokens - _SOUNDLESS_TOKENS) / SPEECH_TOKENS_PER_SECOND - since_first_s)
 
 
 class Next(Enum):

@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from llm_service.embedded.answer import EventPacking
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.model import DecodeRow
 from llm_service.embedded.sampling import RepetitionGuard, TokenSampler
@@ -23,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 Logits = npt.NDArray[np.float32]
 
-_ONE_BY_ONE = EventPacking(least_share=0.0)
 _AS_FAST_AS_CAN_BE = SchedulePolicy(
     free_rows=1 << 31, piece_tokens=1 << 31, burst_piece_tokens=1 << 31, keeps_pace=False
 )
@@ -49,7 +47,7 @@ def eager_engine(
 ) -> SpeechLMEngine:
     """Make an engine on a model whose cache holds `limits`; prompts of a step have `max_step_tokens` together."""
     runner = EagerRunner(model, limits.slots, vocabulary, max_step_tokens)
-    return SpeechLMEngine(runner, limits, guard, clock, vocabulary, policy=_AS_FAST_AS_CAN_BE, packing=_ONE_BY_ONE)
+    return SpeechLMEngine(runner, limits, guard, clock, vocabulary, policy=_AS_FAST_AS_CAN_BE, wait_share=0.0)
 
 
 @dataclass(frozen=True)

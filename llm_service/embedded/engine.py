@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 import numpy as np
 from prometheus_client import Histogram
 
-from llm_service.embedded.answer import Answer, EventPacking, Next
+from llm_service.embedded.answer import WAIT_SHARE, Answer, Next, output_wait_s
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.schedule import (
     SchedulePolicy,
@@ -105,7 +105,7 @@ class SpeechLMEngine:
         vocabulary: SpeechVocabulary = COSYVOICE2,
         pages: int | None = None,
         policy: SchedulePolicy | None = None,
-        packing: EventPacking | None = None,
+        wait_share: float = WAIT_SHARE,
     ) -> None:
         """Take a warm runner.
 
@@ -117,11 +117,11 @@ class SpeechLMEngine:
             vocabulary: the checkpoint's numbering.
             pages: of the cache; None: as many as all slots can use.
             policy: of scheduling.
-            packing: of outputs.
+            wait_share: see there; 0: tokens come one by one.
         """
         self._runner, self._vocabulary, self._clock, self._guard = runner, vocabulary, clock, guard
         self._limits = limits
-        self._policy, self._packing = policy or SchedulePolicy(), packing or EventPacking()
+        self._policy, self._wait_share = policy or SchedulePolicy(), wait_share
         self._slots = FreeNumbers(range(limits.slots))
         # Page 0 belongs to the padding rows of a step.
         pages = limits.slots * pages_for(limits.max_sequence_tokens) if pages is None else pages
@@ -348,7 +348,6 @@ class SpeechLMEngine:
         rows = flying.step.tokens()
         now_s = self._clock.now()
         outputs: list[GenerationOutput] = []
-        packing = self._packing
         count = 0
         for answer, row in zip(flying.answers, rows, strict=True):
             if answer.is_over:
@@ -363,10 +362,9 @@ class SpeechLMEngine:
                 self._paces.first_token_s[answer.slot] = now_s
             if generated >= answer.request.params.max_tokens:
                 outputs.append(self._finish(answer, answer.flush(FinishReason.LENGTH)))
-            elif generated >= answer.request.head_start_tokens and (
-                packing.is_due(generated - len(answer.pending), len(answer.pending)) or now_s >= answer.flush_s
-            ):
-                answer.flush_s = now_s + packing.longest_wait_s
+            elif generated >= answer.request.head_start_tokens and now_s >= answer.flush_s:
+                since_first_s = now_s - float(self._paces.first_token_s[answer.slot])
+                answer.flush_s = now_s + output_wait_s(generated, since_first_s, self._wait_share)
                 outputs.append(answer.flush())
         self._counters.generated_tokens += count
         return outputs

@@ -6,13 +6,13 @@ The only file here that looks at devices and memory.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from gpukit.overlap import IS_INTERPRETED
-from llm_service.embedded.answer import EventPacking
+from llm_service.embedded.answer import WAIT_SHARE
 from llm_service.embedded.decoder import free_memory_bytes
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.sampling import RepetitionGuard
@@ -46,7 +46,7 @@ class GpuEngineOptions:
     max_sequence_tokens: int
     memory_share: float  # of what is free once the weights are there
     guard: RepetitionGuard
-    packing: EventPacking = field(default_factory=EventPacking)
+    wait_share: float = WAIT_SHARE  # 0: tokens come one by one
 
 
 def build_gpu_engine(model_dir: Path, options: GpuEngineOptions, clock: Clock) -> SpeechLMEngine:
@@ -81,7 +81,7 @@ def engine_of(weights: Weights, options: GpuEngineOptions, clock: Clock) -> Spee
         runner.warm_up()
     limits = EngineLimits(options.slots, positions)
     shared = (limits, options.guard, clock, weights.vocabulary, pages)
-    return SpeechLMEngine(runner, *shared, packing=options.packing)
+    return SpeechLMEngine(runner, *shared, wait_share=options.wait_share)
 
 
 def _up_to(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:

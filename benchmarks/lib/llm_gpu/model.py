@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from llm_service.checkpoint import LOGIT_STD, OFFICIAL_LLM
-from llm_service.embedded.answer import EventPacking
+from llm_service.embedded.answer import WAIT_SHARE
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.gpu.build import GpuEngineOptions
 from llm_service.gpu.ops import RotaryTables
@@ -55,7 +55,7 @@ def random_weights(device: torch.device, dtype: torch.dtype, seed: int) -> Weigh
     )
 
 
-def options(slots: int, packing: EventPacking | None = None) -> GpuEngineOptions:
+def options(slots: int, wait_share: float = WAIT_SHARE) -> GpuEngineOptions:
     """Return the options under which everything here runs: the service's own, apart from the slots."""
     return GpuEngineOptions(
         device=torch.device("cuda"),
@@ -64,7 +64,7 @@ def options(slots: int, packing: EventPacking | None = None) -> GpuEngineOptions
         max_sequence_tokens=CONTEXT_TOKENS,
         memory_share=0.4,
         guard=RepetitionGuard(),
-        packing=packing or EventPacking(),
+        wait_share=wait_share,
     )
 
 

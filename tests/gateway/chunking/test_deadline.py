@@ -393,7 +393,7 @@ def test_the_meter_knows_the_llms_rate_and_tells_the_next_stream() -> None:
         clock.seconds = step * 0.04
         meter.received([4, 4])
     assert meter.read().token_rate_hz == pytest.approx(200, rel=0.1)
-    assert meter.read().burst_tokens == 4
+    assert meter.read().burst_tokens == 8, "the next message may be twice as large"
     assert PaceMeter(book, clock).read().token_rate_hz == pytest.approx(200)
 
 

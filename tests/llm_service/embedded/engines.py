@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from llm_service.embedded.answer import EventPacking
 from llm_service.embedded.eager import EagerRunner, Logits, SlotModel
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
@@ -21,7 +20,6 @@ from llm_service.vocab import COSYVOICE2, SpeechVocabulary
 from tests.virtual_time import ManualClock
 
 LIMITS = EngineLimits(slots=4, max_sequence_tokens=300)
-SINGLE = EventPacking(least_share=0.0)
 NO_GUARD = RepetitionGuard(0)
 _FIELDS = ("priority", "continued_tokens", "tokens_per_s", "head_start_tokens", "interleaved")
 
@@ -38,14 +36,14 @@ def make_engine(
     if isinstance(model, SpeechLanguageModel):
         model.allocate_cache(limits.slots, limits.max_sequence_tokens, rows_per_forward=3)
     runner = EagerRunner(model, limits.slots, vocabulary, max_step_tokens)
-    given = {"packing": SINGLE, **options}
+    given = {"wait_share": 0.0, **options}
     return SpeechLMEngine(runner, limits, guard or RepetitionGuard(), clock or ManualClock(), vocabulary, **given)
 
 
 def engine_on_kernels(weights: Weights) -> SpeechLMEngine:
     """Make an engine whose kernels run in the Triton language's interpreter; it has one slot."""
     device, dtype = torch.device("cpu"), torch.float32
-    options = GpuEngineOptions(device, dtype, 1, LIMITS.max_sequence_tokens, 0.5, RepetitionGuard(), packing=SINGLE)
+    options = GpuEngineOptions(device, dtype, 1, LIMITS.max_sequence_tokens, 0.5, RepetitionGuard(), wait_share=0.0)
     return engine_of(weights, options, ManualClock())
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_service.embedded.answer import EventPacking
+from llm_service.embedded.answer import WAIT_SHARE
 from llm_service.embedded.eager import Logits
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.interleaving import InterleavedPrompt
@@ -91,13 +91,25 @@ def test_admission_is_by_memory(model: SpeechLanguageModel) -> None:
     assert set(run_all(engine)) == {"0", "1", "2"}
 
 
-def test_outputs_are_packed_and_a_head_start_is_one(model: SpeechLanguageModel) -> None:
-    engine = make_engine(model, packing=EventPacking(most_tokens=8, longest_wait_s=1e9))
-    engine.add_request(make_request("a", ignore_eos=True))
-    outputs = run_all(engine)["a"]
-    assert [len(output.token_ids) for output in outputs] == [1, 1, 1, 1, 2, 2, 3, 4, 5, 7, 3]
-    engine.add_request(make_request("b", ignore_eos=True, head_start_tokens=12))
-    assert [len(output.token_ids) for output in run_all(engine)["b"]] == [12, 4, 6, 8]
+@pytest.mark.parametrize(
+    ("step_s", "head_start", "sizes"),
+    [
+        pytest.param(0.0051, 8, [8, 1, 1, 2, 4, 7, 13, 24], id="eight times as fast as speech"),
+        pytest.param(0.0051, 0, [*10 * [1], 2, 4, 7, 13, 24], id="without a head start"),
+        pytest.param(0.0301, 8, [8, *42 * [1], *5 * [2]], id="hardly faster than speech"),
+    ],
+)
+def test_tokens_wait_for_a_share_of_the_lead_and_a_head_start_is_one(
+    model: SpeechLanguageModel, step_s: float, head_start: int, sizes: list[int]
+) -> None:
+    clock = ManualClock()
+    engine = make_engine(model, clock=clock, wait_share=WAIT_SHARE)
+    engine.add_request(make_request("a", ignore_eos=True, max_tokens=60, head_start_tokens=head_start))
+    outputs = []
+    while engine.idle_s() == 0:
+        outputs += engine.step()
+        clock.seconds += step_s
+    assert [len(output.token_ids) for output in outputs] == sizes
 
 
 def test_a_paced_answer_rests_between_its_tokens_and_is_the_same(model: SpeechLanguageModel) -> None:

@@ -14,7 +14,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
-from llm_service.embedded.answer import EventPacking
 from llm_service.embedded.engine import EngineLimits
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.model import SpeechLanguageModel
@@ -29,8 +28,7 @@ GREEDY = messages.Sampling(top_p=1.0, repetition_penalty=1.1)
 
 
 def make_loop(model: SpeechLanguageModel, slots: int = 2) -> EngineLoop:
-    packing = EventPacking(most_tokens=8, longest_wait_s=1e9)
-    engine = make_engine(model, EngineLimits(slots, 600), packing=packing)
+    engine = make_engine(model, EngineLimits(slots, 600))
     loop = EngineLoop(engine, 1, SystemClock())
     loop.start()
     return loop
