@@ -120,28 +120,58 @@ class Patience:
 
 
 class PatientTimer:
-    """Calls something once a limit has passed and nothing gives more time."""
+    """Calls something once a wait has passed its limit and nothing gives more time; one wait may follow another.
 
-    def __init__(self, limit_s: float, more_s: Callable[[], float], on_end: Callable[[], None]) -> None:
-        """Begin.
+    The event loop's timer outlives a wait that has ended, so that the next one, which ends later, needs none.
+    """
+
+    def __init__(self) -> None:
+        self._wait: tuple[float, Callable[[], float], Callable[[], None]] | None = None
+        """When the wait under way ends, and what to ask and to call then."""
+        self._handle: asyncio.TimerHandle | None = None
+
+    def begin(self, limit_s: float, more_s: Callable[[], float], on_end: Callable[[], None]) -> None:
+        """Begin a wait; the one before has ended.
 
         Args:
             limit_s: seconds until `more_s` is asked first.
             more_s: returns the seconds to wait on; 0 for none.
+            on_end: is called when there are none.
         """
-        self._more_s = more_s
-        self._on_end = on_end
-        self._handle = asyncio.get_running_loop().call_later(limit_s, self._pass)
+        ends_s = asyncio.get_running_loop().time() + limit_s
+        self._wait = ends_s, more_s, on_end
+        if self._handle is None or self._handle.when() > ends_s:
+            self._arm(ends_s)
 
-    def _pass(self) -> None:
-        if (extra_s := self._more_s()) > 0:
-            self._handle = asyncio.get_running_loop().call_later(extra_s, self._pass)
-        else:
-            self._on_end()
+    def end(self) -> None:
+        """End the wait: what was waited for has come."""
+        self._wait = None
 
     def cancel(self) -> None:
         """Call nothing any more."""
-        self._handle.cancel()
+        self._wait = None
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _arm(self, at_s: float) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = asyncio.get_running_loop().call_at(at_s, self._pass)
+
+    def _pass(self) -> None:
+        self._handle = None
+        if self._wait is None:
+            return
+        ends_s, more_s, on_end = self._wait
+        now_s = asyncio.get_running_loop().time()
+        if ends_s > now_s:  # of a wait that began later
+            self._arm(ends_s)
+        elif (extra_s := more_s()) > 0:
+            self._wait = now_s + extra_s, more_s, on_end
+            self._arm(now_s + extra_s)
+        else:
+            self._wait = None
+            on_end()
 
 
 @asynccontextmanager
@@ -154,7 +184,8 @@ async def patient_timeout(limit_s: float, more_s: Callable[[], float]) -> AsyncI
         asyncio.TimeoutError: the limit has passed and `more_s` gave no more.
     """
     async with timeout(limit_s if sys.version_info < (3, 11) else None) as limit:
-        timer = PatientTimer(limit_s, more_s, partial(expire, limit))
+        timer = PatientTimer()
+        timer.begin(limit_s, more_s, partial(expire, limit))
         try:
             yield
         finally:

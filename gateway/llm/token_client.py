@@ -124,18 +124,20 @@ class TokenStreamClient:
         asked = self._request(utterance, sampling, seed)
         least = max(asked.head_start_tokens, 1)  # the first chunk needs all of these, and nobody needs fewer
         ends_at = self._clock.now() + self._deadlines.total_s
-        answer = self._begin(asked)
+        answer, timer = self._begin(asked), PatientTimer()
         limit_s = self._deadlines.first_token_s
         feeding = None if utterance.coming_text is None else asyncio.ensure_future(self._feed(utterance, answer))
         try:
             while True:
                 is_waiting = feeding is not None and not feeding.done()  # for text, maybe
-                news = await self._next(answer, least, self._deadlines.total_s if is_waiting else limit_s, ends_at)
+                longest_s = min(self._deadlines.total_s if is_waiting else limit_s, ends_at - self._clock.now())
+                news = await self._next(answer, timer, least, max(longest_s, 0.0))
                 yield news
                 if news.finish_reason is not None:
                     return
                 least, limit_s = 1, self._deadlines.between_tokens_s
         finally:
+            timer.cancel()
             answer.connection.cancel(answer)
             if feeding is not None:
                 await stop(feeding)
@@ -183,8 +185,8 @@ class TokenStreamClient:
         asked.head_start_tokens = max(utterance.head_start_tokens - len(utterance.spoken_tokens), 0)
         return asked
 
-    async def _next(self, answer: TokenAnswer, least: int, limit_s: float, ends_at: float) -> SpeechTokenDelta:
-        limit_s, received = max(0.0, min(limit_s, ends_at - self._clock.now())), answer.connection.received
+    async def _next(self, answer: TokenAnswer, timer: PatientTimer, least: int, limit_s: float) -> SpeechTokenDelta:
+        received = answer.connection.received
 
         def expire() -> None:
             got = f"LLM at {self._address}: nothing came within {limit_s:.1f} s"
@@ -192,13 +194,13 @@ class TokenStreamClient:
             if answer.connection is self._connection and answer.connection.received == received:
                 self._disconnect()  # nobody gets anything over it: the next answer comes over a new one
 
-        timer = PatientTimer(limit_s, self._patience.begin(limit_s), expire)
+        timer.begin(limit_s, self._patience.begin(limit_s), expire)
         try:
             news = await answer.read(least)
         except AnswerFailedError as error:
             raise self._failure(error, answer.has_begun) from error
         finally:
-            timer.cancel()
+            timer.end()
         self._patience.progressed()
         return news
 

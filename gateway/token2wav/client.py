@@ -55,7 +55,8 @@ class Token2WavDeadlines:
     open_s: float = 10.0
     """Seconds from asking for a stream to its id."""
     push_s: float = 60.0
-    """Seconds from pushing a chunk to its audio; a first one may wait for its voice."""
+    """Seconds from pushing a chunk, or from the audio of the one before it, to its audio; a first one may wait for its
+    voice."""
     close_s: float = 2.0
     """Seconds from the last audio to the stream's summary; then the call is cancelled."""
     ready_s: float = 3.0
@@ -239,7 +240,10 @@ class Token2WavCallStream:
         """The server's own name of the stream."""
         self._push_deadline_s = push_deadline_s
         self._patience = patience
-        self._waiting: dict[str, _Push] = {}
+        self._waiting: dict[str, tuple[TokenChunk, asyncio.Future[AudioChunk]]] = {}
+        """Chunks on their way, oldest first, and the futures of their audio."""
+        self._timer = PatientTimer()
+        """Ends the wait for the oldest."""
         self._failure: errors.GatewayError | None = None
         self._reader = asyncio.create_task(self._read(), name=f"token2wav-{stream_id}")
 
@@ -248,11 +252,19 @@ class Token2WavCallStream:
         future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
         if self._failure is not None:
             return failed(future, self._failure)
-        request_id, limit_s = f"push-{chunk.index}", self._push_deadline_s
-        timer = PatientTimer(limit_s, self._patience.begin(limit_s), partial(self._expire, chunk.index))
-        self._waiting[request_id] = _Push(chunk, future, timer)
+        request_id, is_oldest = f"push-{chunk.index}", not self._waiting
+        self._waiting[request_id] = chunk, future
+        if is_oldest:
+            self._await_oldest()
         self._call.send(Operation.PUSH, request_id, _chunk_tensors(self.stream_id, chunk))
         return future
+
+    def _await_oldest(self) -> None:
+        if not self._waiting:
+            return self._timer.end()
+        chunk, _ = next(iter(self._waiting.values()))
+        limit_s = self._push_deadline_s
+        self._timer.begin(limit_s, self._patience.begin(limit_s), partial(self._expire, chunk.index))
 
     async def finish(self, deadline_s: float) -> None:
         """Say that no more will come and wait for the summary, but not for long."""
@@ -285,9 +297,10 @@ class Token2WavCallStream:
         finite = self._finite(samples)
         if (push := self._waiting.pop(request_id, None)) is not None:
             self._patience.progressed()
-            push.timer.cancel()
-            if not push.future.done():
-                push.future.set_result(AudioChunk(push.chunk.index, finite, push.chunk.is_last))
+            self._await_oldest()
+            chunk, future = push
+            if not future.done():
+                future.set_result(AudioChunk(chunk.index, finite, chunk.is_last))
 
     def _finite(self, samples: Any) -> FloatArray:
         wave: FloatArray = np.ascontiguousarray(samples, dtype=np.float32).ravel()
@@ -307,19 +320,10 @@ class Token2WavCallStream:
     def _fail(self, error: errors.GatewayError) -> None:
         if self._failure is None:
             self._failure = error
+        self._timer.cancel()
         waiting, self._waiting = self._waiting, {}
-        for push in waiting.values():
-            push.timer.cancel()
-            failed(push.future, self._failure)
-
-
-@dataclass(frozen=True)
-class _Push:
-    """One chunk on its way, the future of its audio, and the timer that ends the wait."""
-
-    chunk: TokenChunk
-    future: asyncio.Future[AudioChunk]
-    timer: PatientTimer
+        for _, future in waiting.values():
+            failed(future, self._failure)
 
 
 def _prompt_tensor(audio: bytes | FloatArray) -> dict[str, Any]:
