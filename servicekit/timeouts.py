@@ -125,10 +125,8 @@ class PatientTimer:
     The event loop's timer outlives a wait that has ended, so that the next one, which ends later, needs none.
     """
 
-    def __init__(self) -> None:
-        self._wait: tuple[float, Callable[[], float], Callable[[], None]] | None = None
-        """When the wait under way ends, and what to ask and to call then."""
-        self._handle: asyncio.TimerHandle | None = None
+    _wait: tuple[float, Callable[[], float], Callable[[], None]] | None = None
+    _handle: asyncio.TimerHandle | None = None
 
     def begin(self, limit_s: float, more_s: Callable[[], float], on_end: Callable[[], None]) -> None:
         """Begin a wait; the one before has ended.
@@ -138,10 +136,12 @@ class PatientTimer:
             more_s: returns the seconds to wait on; 0 for none.
             on_end: is called when there are none.
         """
-        ends_s = asyncio.get_running_loop().time() + limit_s
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + limit_s
+        if self._handle is not None and self._handle.when() > ends_s:
+            self.cancel()
         self._wait = ends_s, more_s, on_end
-        if self._handle is None or self._handle.when() > ends_s:
-            self._arm(ends_s)
+        self._handle = self._handle or loop.call_at(ends_s, self._pass)
 
     def end(self) -> None:
         """End the wait: what was waited for has come."""
@@ -152,25 +152,17 @@ class PatientTimer:
         self._wait = None
         if self._handle is not None:
             self._handle.cancel()
-
-    def _arm(self, at_s: float) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        self._handle = asyncio.get_running_loop().call_at(at_s, self._pass)
+            self._handle = None
 
     def _pass(self) -> None:
         self._handle = None
         if self._wait is None:
             return
         ends_s, more_s, on_end = self._wait
-        now_s = asyncio.get_running_loop().time()
-        if ends_s > now_s:  # of a wait that began later
-            self._arm(ends_s)
-        elif (extra_s := more_s()) > 0:
-            self._wait = now_s + extra_s, more_s, on_end
-            self._arm(now_s + extra_s)
+        left_s = ends_s - asyncio.get_running_loop().time()  # of a wait that began later
+        if (extra_s := left_s if left_s > 0 else more_s()) > 0:
+            self.begin(extra_s, more_s, on_end)
         else:
-            self._wait = None
             on_end()
 
 

@@ -43,8 +43,6 @@ _OWN_CHUNKS = 3
 _RATE_PRIOR_TOKENS = 4.0
 """Weight of other streams' token rate against the tokens of this one."""
 _RATE_WINDOW_S = 1.0
-_GROWTH = 2
-"""Most times larger than the one before that a message of the LLM is: it waits longer, the further it is ahead."""
 _RATE_LEARNT_TOKENS = 32
 """Tokens after which a stream's rate is told to the others: early, before a slow caller can hold the LLM back."""
 _RATE_LEARNT_SHARE = 0.2
@@ -292,7 +290,7 @@ class PaceMeter:
             return
         self._tokens += count
         if self._first is not None:  # a head start comes in one message, however small the others will be
-            self._burst = _GROWTH * max(messages)
+            self._burst = 2 * max(messages)  # they grow with the listener's lead
         self._arrivals.append((now_s, self._tokens))
         while len(self._arrivals) > 2 and self._arrivals[0][0] < now_s - _RATE_WINDOW_S:
             self._arrivals.popleft()

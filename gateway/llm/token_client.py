@@ -199,8 +199,7 @@ class TokenStreamClient:
             news = await answer.read(least)
         except AnswerFailedError as error:
             raise self._failure(error, answer.has_begun) from error
-        finally:
-            timer.end()
+        timer.end()
         self._patience.progressed()
         return news
 

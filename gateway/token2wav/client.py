@@ -241,9 +241,8 @@ class Token2WavCallStream:
         self._push_deadline_s = push_deadline_s
         self._patience = patience
         self._waiting: dict[str, tuple[TokenChunk, asyncio.Future[AudioChunk]]] = {}
-        """Chunks on their way, oldest first, and the futures of their audio."""
+        """Chunks on their way, oldest first, with the futures of their audio; the timer is that of the oldest."""
         self._timer = PatientTimer()
-        """Ends the wait for the oldest."""
         self._failure: errors.GatewayError | None = None
         self._reader = asyncio.create_task(self._read(), name=f"token2wav-{stream_id}")
 
@@ -260,11 +259,10 @@ class Token2WavCallStream:
         return future
 
     def _await_oldest(self) -> None:
-        if not self._waiting:
-            return self._timer.end()
-        chunk, _ = next(iter(self._waiting.values()))
         limit_s = self._push_deadline_s
-        self._timer.begin(limit_s, self._patience.begin(limit_s), partial(self._expire, chunk.index))
+        for chunk, _ in self._waiting.values():
+            return self._timer.begin(limit_s, self._patience.begin(limit_s), partial(self._expire, chunk.index))
+        self._timer.end()
 
     async def finish(self, deadline_s: float) -> None:
         """Say that no more will come and wait for the summary, but not for long."""
