@@ -55,6 +55,7 @@ from lab.simulate.written import compare as compare_written
 
 RESULTS = Path("benchmarks/results")
 MODEL = RESULTS / "cost_model_h200.json"
+ADMISSION_MODEL = RESULTS / "cost_model_h200_first_load.json"
 FIT_CLOSED, FIT_OPEN = (1, 16, 32, 64), (12.0, 20.0, 32.0)
 FIT_OPEN_S, FIT_OPEN_TAIL_S = 30.0, 3.0
 """Seconds of an open loop's arrivals that are simulated, and the last ones of them that are left out."""
@@ -69,7 +70,7 @@ ARRANGEMENTS = (
 FLEET_PLOT = "fleet.webp"
 LISTENERS = (500, 550, 600, 650, 700, 750, 800)
 LISTEN_S = 12.0
-ADMISSION_RATES, ADMISSION_S = (20.0, 32.0, 48.0, 64.0, 100.0, 200.0), 20.0
+ADMISSION_RATES, ADMISSION_S = (20.0, 32.0, 64.0, 80.0, 100.0, 200.0), 15.0
 EXIT_USAGE = 2
 
 
@@ -403,7 +404,7 @@ def _add_curves(commands: Any) -> None:
 
 def _add_admission(commands: Any) -> None:
     parser = commands.add_parser("admission", help="simulate whom one GPU host refuses, below its capacity and beyond")
-    parser.add_argument("--model", type=Path, default=MODEL, help="cost model (default %(default)s)")
+    parser.add_argument("--model", type=Path, default=ADMISSION_MODEL, help="cost model (default %(default)s)")
     parser.add_argument("--rates", type=float, nargs="+", default=ADMISSION_RATES, help="requests a second to try")
     parser.add_argument("--seconds", type=float, default=ADMISSION_S, help="of arrivals (default %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")

@@ -1,53 +1,47 @@
 """Who is refused on one GPU host, in virtual time: the real admission of several gateway processes, modelled services.
 
-    callers ─► gateway processes ─┬─► our own LLM: its pace, whatever the load
-                                  └─► token2wav: the real engine with its limit, steps as long as a GPU's
+    callers ─► gateway processes ─┬─► our own LLM:  the real engines with their limits; steps as long as on a GPU
+                                  └─► token2wav     that both share
 
-Each rate is a run of its own on a fresh host, warmed up as `benchmarks.end_to_end` does it. Requests come at random
-moments, then as many a second as the GPU serves with ease: who is refused then shows how the limit recovers.
+Each rate is the first load of a fresh host. Requests come at random moments, then as many a second as the GPU serves
+with ease: who is refused then shows how the limit recovers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from random import Random
 
-from benchmarks.lib.sweep import jobs_of, open_run, warm_up_bursts, warm_up_jobs
+from benchmarks.lib.sweep import jobs_of, open_run
 from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, PreparedRequest
 from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.metrics import percentile, playback_underrun
 from cosydit.bench.types import RequestRecord
 from gateway.chunking.policies import ChunkSettings
-from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import OverloadedError
 from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
-from gateway.llm.token_client import DEFAULT_PACE
 from gateway.routing.discovery import Places
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
-from gateway.routing.replica import LoadReport, RoutingSettings
+from gateway.routing.replica import RoutingSettings
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry
-from lab.simulate.compute import OwnGPU, SerialProcess
+from lab.simulate.compute import SerialProcess, SharedGPU
 from lab.simulate.costs import CostModel
+from lab.simulate.own_llm import OwnLLM, OwnLLMLink
 from lab.simulate.servers import Token2WavLink, Token2WavServer
-from lab.simulate.single_gpu import SPEECH_TOKENS, VOICES, WARM_UP_BURST, PipelineDoor, voice_of
+from lab.simulate.single_gpu import SPEECH_TOKENS, VOICES, PipelineDoor, voice_of
 from lab.simulate.token2wav import ModelledToken2Wav
-from llm_service.embedded.answer import output_wait_s
 from tests.virtual_time import ManualClock, run_virtually
-from token2wav_service.contract import TOKEN_RATE_HZ
 
 PROCESSES, SLOTS = 4, 1000
 """Gateway processes of `cosydit serve` on a host with 16 cores, and streams of token2wav on an H200."""
 EASY_PER_S, EASY_S, RECOVERY_S = 20.0, 10.0, 4.0
 """Requests a second after each run, for so many seconds; those after the first few of them count as recovered."""
-FIRST_TOKEN_S, TOKEN_STEP_S = 0.004, 0.0015
-"""Our own LLM: seconds to the first token, and of a step."""
 _SETTLE_S = 3.0
 _DIGITS = 4
 
@@ -73,39 +67,6 @@ class Heard:
     refused_recovered: int
 
 
-class PacedLLM:
-    """Our own LLM engine as one gateway process sees it: each answer comes at its own pace."""
-
-    continues_exactly = True
-
-    def __init__(self, gateway: SerialProcess, message_s: float) -> None:
-        """Keep the gateway's process, and what a message costs it."""
-        self._gateway = gateway
-        self._message_s = message_s
-
-    async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
-        """See `SpeechLM.generate`."""
-        loop = asyncio.get_running_loop()
-        begun_s, sent = loop.time() + FIRST_TOKEN_S, 0
-        head = max(utterance.head_start_tokens, 1)
-        token_s = 1.0 / (DEFAULT_PACE * TOKEN_RATE_HZ)
-        while sent < SPEECH_TOKENS:
-            later = math.ceil(output_wait_s(sent, loop.time() - begun_s) / token_s)
-            tokens = min(max(later, 1) if sent else head, SPEECH_TOKENS - sent)
-            sent += tokens
-            paced_s = head * TOKEN_STEP_S + (sent - head) * token_s
-            await asyncio.sleep(max(0.0, begun_s + max(sent * TOKEN_STEP_S, paced_s) - loop.time()))
-            await self._gateway.use(self._message_s)
-            yield SpeechTokenDelta(tuple(range(sent - tokens, sent)), "length" if sent == SPEECH_TOKENS else None)
-
-    async def probe(self) -> LoadReport:
-        """See `SpeechLMClient.probe`."""
-        return LoadReport()
-
-    async def close(self) -> None:
-        """Nothing is held."""
-
-
 class _Process:
     """One gateway process."""
 
@@ -114,10 +75,11 @@ class _Process:
         costs: CostModel,
         settings: RoutingSettings,
         server: Token2WavServer,
+        llm_server: OwnLLM,
         clock: ManualClock,
     ) -> None:
         process = SerialProcess()
-        llm = PacedLLM(process, costs.gateway.message_s)
+        llm = OwnLLMLink(llm_server, process, costs.gateway.message_s, SPEECH_TOKENS)
         self.llm = RoutedSpeechLM(
             Fleet(LLM, settings, clock, Random(0)),
             Places(("grpc://l",)),
@@ -150,12 +112,15 @@ class _Host:
 
     def __init__(self, costs: CostModel, clock: ManualClock) -> None:
         settings = RoutingSettings()
-        self.server = Token2WavServer("127.0.0.1:8001", lambda: ModelledToken2Wav(costs, OwnGPU(), clock, SLOTS))
-        self._processes = [_Process(costs, settings, self.server, clock) for _ in range(PROCESSES)]
+        gpu = SharedGPU(costs.slowdowns)
+        self.llm = OwnLLM(gpu, clock)
+        self.server = Token2WavServer("127.0.0.1:8001", lambda: ModelledToken2Wav(costs, gpu, clock, SLOTS))
+        self._processes = [_Process(costs, settings, self.server, self.llm, clock) for _ in range(PROCESSES)]
         self._draw = Random(0)
         self.most_streams = 0
 
     async def start(self) -> None:
+        self.llm.start()
         self.server.up()
         for process in self._processes:
             process.start()
@@ -191,9 +156,6 @@ def simulate_admission(costs: CostModel, requests_per_s: float, seconds: float) 
 async def _run(costs: CostModel, requests_per_s: float, seconds: float, clock: ManualClock) -> Heard:
     host = _Host(costs, clock)
     await host.start()
-    for jobs in warm_up_jobs(warm_up_bursts(WARM_UP_BURST), VOICES):
-        await _load(host, jobs, LoadPlan(len(jobs), len(jobs)), clock)
-    host.most_streams = 0
     plan, easy = open_run(requests_per_s, seconds, VOICES), open_run(EASY_PER_S, EASY_S, VOICES)
     loud = asyncio.create_task(_load(host, jobs_of(plan), plan.load, clock))
     await asyncio.sleep(seconds)
