@@ -1,16 +1,17 @@
 """Says how many streams a service may have open at once, from how much time to spare it serves them with. Pure.
 
-Additive increase, multiplicative decrease: the limit grows while nearly every piece of work is done in good time, and
-faster the longer that lasts. It shrinks when pieces are done with hardly any time left, which is before a listener has
-nothing to play. While more streams are open than the limit allows, none is admitted, and it does not shrink further.
+Additive increase, multiplicative decrease: the limit grows while most pieces of work are done early, and shrinks when
+many are done with hardly any time left, which is before a listener has nothing to play. While more streams are open
+than the limit allows, none is admitted, and it does not shrink further.
+
+A stream's later pieces cost more than its first ones, and come seconds after them. So the limit follows at once what is
+made only as far as `COLD_STREAMS` new streams a second need; above, it is so slow that pieces tell what streams cost.
 
 A piece of work is a chunk of audio, or some tokens. Its *room* is the time from its order until its listener has
 nothing left; its *slack* is what was left of that time when it was done.
 """
 
 from __future__ import annotations
-
-import math
 
 from servicekit.clock import Clock
 
@@ -27,24 +28,24 @@ exceed it."""
 FIRST_ROOM_S = 1.0
 """Room of a stream's first piece: nobody listens yet, but somebody waits."""
 TIGHT_S, TIGHT_SHARE = 0.15, 0.25
-"""A piece is tight if it was done with less slack than either: so many seconds, such a share of its room. One done with
-less than twice that is no sign of room for more streams."""
+"""A piece is tight if it was done with less slack than either: so many seconds, such a share of its room."""
 _WINDOW_S, _WINDOW_PIECES = 0.5, 16
 """Least length of a window, and fewest pieces in it, after which the limit may change."""
-_FEW = 0.05
-"""Share of the pieces of a window that says nothing: a piece may be late for many reasons."""
+_FEW, _SOME, _MANY = 0.05, 0.1, 1 / 3
+"""Shares of a window's pieces. With more than some tight ones the limit falls: while streams begin, up to a tenth is.
+It grows until many take over half of their room, as half of them do where all streams are open that can be served; and
+it may grow fastest while few do."""
 _USED_SHARE = 0.9
-"""A service that makes so many seconds of speech a second can serve as many streams. The limit falls to this share of
-them after a window with tight pieces, and grows to it at once when none was tight for long."""
-_LEAST_CUT, _MOST_CUT = 0.02, 0.5
-"""Shares by which the limit falls: at least, and at most, which is if all pieces are tight."""
+"""A service that makes so many seconds of speech a second can serve as many streams, or as many as are open if it is
+ahead of their listeners. The limit falls to this share of them at the lowest, and grows at once to this share of what
+is made while it is below what was proven. It grows further only if this share of it is open."""
 _IN_USE = 0.6
 """Share of the limit from which on the open streams put it to the test. With fewer, some pieces are tight because many
 streams have begun at once, and what was made is what was asked for."""
-_GROWTH, _FASTEST_GROWTH, _LEAST_GROWTH = 0.005, 0.05, 0.1
-"""Growth in a window, as a share: soon after a cut, and at most; and the least number of streams."""
-_PROVEN_WINDOWS, _CALM_WINDOWS = 20, 60
-"""Calm windows after which the limit grows at once to what was made, and after which it grows faster and faster."""
+_GROWTH, _FASTEST_GROWTH, _LEAST_GROWTH = 0.01, 0.1, 0.1
+"""Growth in a window, as a share: for a while after a fall, and at most; and the least number of streams."""
+_CALM_WINDOWS = 60
+"""Windows after a fall until the limit may grow fastest."""
 _FIRST_LASTED_S, _NEWEST_SHARE = 5.0, 0.1
 """Seconds that a stream is taken to last before one has ended, and weight of the newest in the mean."""
 
@@ -63,9 +64,12 @@ class StreamLimit:
         self._is_fixed = is_fixed
         self._clock = clock
         self._limit = float(most if is_fixed else min(COLD_STREAMS, most))
-        self._calm_windows = _CALM_WINDOWS + math.ceil(_FASTEST_GROWTH / _GROWTH)
-        self._made_s_per_s = 0.0
-        """Seconds of speech made in a second, of about the last two windows."""
+        self._windows = _CALM_WINDOWS
+        """Windows since the limit fell."""
+        self._mean_slack_s = FIRST_ROOM_S
+        """Of the newest window; while it rises, a fall has shown its effect."""
+        self._proven = COLD_STREAMS * _FIRST_LASTED_S
+        """Limit up to which it follows what is made: `COLD_STREAMS` new streams a second need it, or it fell to it."""
         self._lasted_s = _FIRST_LASTED_S
         self._begin_window()
 
@@ -95,7 +99,8 @@ class StreamLimit:
             return
         tight_s = min(TIGHT_S, TIGHT_SHARE * room_s)
         self._pieces += 1
-        self._uneasy += slack_s < 2 * tight_s
+        self._slow += slack_s < room_s / 2
+        self._slack_s += slack_s
         self._tight += slack_s < tight_s
         self._made_s += made_s
         window_s = self._clock.now() - self._began_s
@@ -105,31 +110,28 @@ class StreamLimit:
 
     def _begin_window(self) -> None:
         self._began_s = self._clock.now()
-        self._pieces = self._uneasy = self._tight = 0
-        self._made_s = 0.0
+        self._pieces = self._slow = self._tight = 0
+        self._made_s = self._slack_s = 0.0
 
     def _judge(self, made_s_per_s: float, open_streams: int) -> None:
         """Change the limit by the pieces of the window that ends now."""
-        self._made_s_per_s = (self._made_s_per_s + made_s_per_s) / 2
-        few, proven = _FEW * self._pieces, _USED_SHARE * made_s_per_s
-        is_used = open_streams >= _IN_USE * self._limit
-        if self._tight > few:
-            if open_streams <= self._limit:
-                kept = self._limit * (1.0 - max(_MOST_CUT * (self._tight / self._pieces) ** 2, _LEAST_CUT))
-                if is_used and proven < self._limit * (1.0 - _LEAST_CUT):
-                    kept = max(proven, self._limit * (1.0 - _MOST_CUT))
-                self._limit = max(kept, float(min(LEAST_STREAMS, self._most)))
-            if is_used:
-                self._calm_windows = 0
-        elif self._uneasy <= few:
-            self._calm_windows += 1
-            grown = self._limit
-            if open_streams >= self._limit / 2:
-                share = min(_FASTEST_GROWTH, _GROWTH * max(1, self._calm_windows - _CALM_WINDOWS))
-                grown += max(_LEAST_GROWTH, share * self._limit)
-            if self._calm_windows > _PROVEN_WINDOWS:
-                grown = max(grown, _USED_SHARE * self._made_s_per_s)
-            self._limit = min(float(self._most), grown)
+        tight, slack_s = self._tight / self._pieces, self._slack_s / self._pieces
+        is_better, self._mean_slack_s = slack_s > self._mean_slack_s, slack_s
+        self._windows += 1
+        if tight > _SOME:
+            if open_streams <= self._limit and not is_better:
+                fallen = self._limit - tight**2 * (self._limit - open_streams / 2)
+                served = _USED_SHARE * min(made_s_per_s, open_streams)
+                self._limit = max(fallen, served, float(min(LEAST_STREAMS, self._most)))
+                if open_streams >= _IN_USE * self._limit:
+                    self._windows = 0
+                    self._proven = min(self._proven, self._limit)
+        elif self._slow <= _MANY * self._pieces:
+            is_fast = self._windows > _CALM_WINDOWS and self._slow <= _FEW * self._pieces
+            growth = max(_LEAST_GROWTH, (_FASTEST_GROWTH if is_fast else _GROWTH) * self._limit)
+            grown = self._limit + (growth if open_streams >= _USED_SHARE * self.streams else 0.0)
+            grown = max(grown, min(_USED_SHARE * made_s_per_s, self._proven))
+            self._limit = min(grown, float(self._most))
 
 
 def reserved_streams(slots: int) -> int:

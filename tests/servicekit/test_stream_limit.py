@@ -97,3 +97,26 @@ def test_streams_that_begin_at_once_on_a_service_with_room_take_none_of_it() -> 
         host.clock.seconds += 0.01
         host.limit.note_piece(slack_s, ROOM_S, 2.0, room // 3)
     assert host.limit.streams >= 0.95 * room
+
+
+def test_a_service_that_is_ahead_of_its_listeners_is_not_taken_to_serve_as_many_more_as_it_makes_seconds() -> None:
+    """It makes a lot for streams that end early, and what they cost comes later: at 400 open ones it had 700 made."""
+    limit = _judged_after([(ROOM_S, 700.0, 400)] * 4)
+    assert 300 <= limit.streams <= 450
+
+
+def test_a_limit_far_above_the_open_streams_falls_below_them_when_all_are_late() -> None:
+    before, after = [(ROOM_S, 9000.0, 2000)] * 20, [(-0.1, 570.0, 420)]
+    assert _judged_after(before).streams > 600
+    assert _judged_after(before + after).streams < 420
+
+
+def _judged_after(windows: list[tuple[float, float, int]]) -> StreamLimit:
+    """Return a limit after half-second windows of slack in seconds, seconds made in a second, and open streams."""
+    clock = ManualClock()
+    limit = StreamLimit(1000, clock)
+    for slack_s, made_s_per_s, open_streams in windows:
+        for _ in range(20):
+            clock.seconds += 0.0251
+            limit.note_piece(slack_s, ROOM_S, made_s_per_s * 0.0251, open_streams)
+    return limit
