@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
@@ -59,7 +59,7 @@ def build_app(
     open_host: HostFactory,
     metrics: CollectorRegistry | None = None,
     on_warm: Callable[[], None] = lambda: None,
-) -> FastAPI:
+) -> Starlette:
     """Make the HTTP application; the host lives as long as the application runs.
 
     Args:
@@ -69,7 +69,7 @@ def build_app(
     """
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with open_host() as host:
             app.state.host = host
             async with running_meanwhile(host.readiness.warm_up(on_warm)):
@@ -78,7 +78,7 @@ def build_app(
     async def show(request: Request) -> Response:
         return JSONResponse(content, headers={"cache-control": "no-cache"})
 
-    app = FastAPI(title="cosydit gateway", lifespan=lifespan, openapi_url=None)
+    app = Starlette(lifespan=lifespan)
     shape_errors(app)
     app.router.routes.extend([*_probes(), *DIALECT_ROUTES, *web_page.routes()])
     if metrics is not None:
