@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -38,6 +40,9 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(self, owner: Connections, **parts: Any) -> None:
         super().__init__(**parts)
+        # NOTE: uvicorn logs an answer before it sends it; its first bytes go first.
+        log: Any = self.access_logger.info
+        self.access_logger = cast(Any, SimpleNamespace(info=partial(self.loop.call_soon, log)))
         self._limits = owner.limits
         self._owner = owner
         self._awaited = _Awaited.NOTHING

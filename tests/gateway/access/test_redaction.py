@@ -11,7 +11,10 @@ import pytest
 import uvicorn
 import websockets
 from starlette.applications import Starlette
+from uvicorn.server import ServerState
 
+from gateway.access.connections import Connections
+from gateway.access.http_connection import BoundedProtocol
 from gateway.access.http_middleware import guarded
 from gateway.access.keys import MAX_WORD_CHARACTERS, new_key, redact
 from gateway.access.settings import AccessSettings, http_rules, open_access, uvicorn_options
@@ -81,6 +84,14 @@ async def test_no_key_of_a_query_is_logged_and_no_refusal_is_an_error(log: Log) 
     assert text.count("401") >= 3 and "/v1/models?..." in text and "/v1/audio/speech/stream?..." in text
     assert KEY not in text and "a" * (MAX_WORD_CHARACTERS + 1) not in text
     assert [record.getMessage() for record in ours if record.levelno >= logging.WARNING] == []
+
+
+async def test_an_answer_is_sent_before_it_is_logged(log: Log) -> None:
+    parts = {"config": uvicorn.Config(Starlette(), log_config=None), "server_state": ServerState(), "app_state": {}}
+    BoundedProtocol(Connections(), **parts).access_logger.info("200 for %s", "somebody")
+    assert log.text == ""
+    await asyncio.sleep(0)
+    assert log.text == "200 for somebody"
 
 
 def test_a_key_of_ours_is_logged_by_nobody(log: Log) -> None:
