@@ -146,14 +146,15 @@ class Token2WavModel:
         note_end()
 
     def _dispatch(self, inputs: RequestInputs, responder: Responder) -> None:
-        if responder.is_cancelled():
-            raise StreamAbortedError("the request was cancelled before it was served")
         name = inputs.text("operation")
         try:
             operation = Operation(name)
         except ValueError as err:
             known = ", ".join(each.value for each in Operation)
             raise InvalidRequestError(f"unknown operation {name!r}: expected one of {known}") from err
+        # NOTE: the answer is a round trip to the server; a push whose caller left goes with its stream.
+        if operation is not Operation.PUSH and responder.is_cancelled():
+            raise StreamAbortedError("the request was cancelled before it was served")
         self._operations[operation](inputs, responder)
 
     def _register_voice(self, inputs: RequestInputs, responder: Responder) -> None:

@@ -294,6 +294,15 @@ def test_a_request_cancelled_before_it_is_served_changes_nothing(harness: Harnes
     assert harness.engine.streams == {}
 
 
+def test_a_push_waits_for_no_answer_of_the_server(harness: Harness) -> None:
+    _, stream_id = harness.open()
+    push = FakeRequest({"operation": text("push"), **harness.push_tensors(stream_id)})
+    push.sender.is_cancelled = pytest.fail  # type: ignore[assignment, method-assign]
+    harness.model.execute([push])
+    assert push.sender.done.wait(WAIT_S)
+    assert "waveform" in push.sender.sent[0].named()
+
+
 def test_finalize_ends_open_leases(harness: Harness) -> None:
     lease, _ = harness.open()
     harness.model.finalize()
