@@ -154,7 +154,8 @@ class Answer:
         """Return what its steps must know from here on."""
         params, head_rows = self.request.params, self._vocabulary.head_rows
         flags = np.zeros(head_rows, np.int8)
-        flags[self._rows_of(self.request.prompt_ids)] = SEEN
+        rows = np.array(self.request.prompt_ids) - self._vocabulary.first_id
+        flags[rows[(rows >= 0) & (rows < head_rows)]] = SEEN
         flags[list(self.closing_rows)] |= CLOSING
         if params.ignore_eos:
             flags[self._end_rows] |= BANNED

@@ -180,7 +180,8 @@ class SpeechLMEngine:
                 f"max_tokens is {request.params.max_tokens}, but after a prompt of {tokens} tokens there is "
                 f"room for {max(room, 0)}; lower it or shorten the prompt"
             )
-        self._answer(request)
+        if request.interleaved is not None:
+            self._answer(request)  # checks the layout
         if not 0 <= request.continued_tokens < tokens:
             raise InvalidGenerationError(
                 f"continued_tokens is {request.continued_tokens}; expected 0..{tokens - 1}, tokens at the prompt's end"
