@@ -120,7 +120,8 @@ class SegmentedLM:
     def _spoken(self, text: str) -> list[str]:
         stream = self._front_end.open(self._options, WHOLE_TEXT)
         segments = [stream.prepare(segment) for segment in [*stream.push(text), *stream.flush()]]
-        foreign = sorted({segment.foreign for segment in segments if segment.foreign is not None})
+        languages = {self._front_end.foreign(each.source, self._options) for each in segments if each.is_speakable}
+        foreign = sorted(filter(None, languages))
         if foreign:
             logger.warning("a row's text: %s", language_warning(foreign))
         return [segment.text for segment in segments if segment.is_speakable]

@@ -145,7 +145,6 @@ def joined(one: SpokenSegment, other: SpokenSegment) -> SpokenSegment:
         source=source,
         text=one.text + other.text,
         alignment=Alignment((*one.alignment.spans, *other.alignment.spans)),
-        foreign=one.foreign or other.foreign,
     )
 
 

@@ -47,7 +47,7 @@ from gateway.speech.request import (
     check_request,
 )
 from gateway.speech.speech_job import Push, SpeechJob
-from gateway.text import WHOLE_TEXT, SpokenSegment, TextFrontEnd, TextStream, plain_front_end
+from gateway.text import WHOLE_TEXT, Segment, SpokenSegment, TextFrontEnd, TextStream, plain_front_end
 from gateway.text.ssml import check_ssml
 from gateway.voices.registry import ReadyVoice, VoiceRegistry
 from llm_service.aligner import Aligner
@@ -213,12 +213,17 @@ class Speaker:
         """Refuse a text before any of it is spoken; others get their turn in between."""
         stream = self.front_end.open(request.text_options, WHOLE_TEXT)
         for segment in [*stream.push(request.text), *stream.flush()]:
-            foreign = self.front_end.foreign(segment.text, request.text_options)
-            if foreign is not None:
-                expected = ", ".join(self.front_end.languages or ())
-                got = f"the text is in {foreign!r}, which the checkpoint does not declare"
-                raise UndeclaredLanguageError(f"{got}; it speaks {expected}", param="input")
+            self._foreign(segment, request)
             await asyncio.sleep(0)
+
+    def _foreign(self, segment: Segment, request: SpeechRequest) -> str | None:
+        """Return the language of a segment that the checkpoint does not declare; refuse it where it is an error."""
+        foreign = self.front_end.foreign(segment, request.text_options)
+        if foreign is not None and self.settings.refuses_foreign:
+            expected = ", ".join(self.front_end.languages or ())
+            got = f"the text is in {foreign!r}, which the checkpoint does not declare"
+            raise UndeclaredLanguageError(f"{got}; it speaks {expected}", param="input")
+        return foreign
 
     @asynccontextmanager
     async def _producing(self, job: SpeechJob, segments: Segments) -> AsyncIterator[Ahead[Push]]:
@@ -244,6 +249,7 @@ class Speaker:
                 self._opened(job, voice) as stream,
                 running_ahead(self._pushes(job, tokens, stream, first_tokens), self.settings.pushes_ahead) as pushes,
             ):
+                job.note_language(self._foreign(first.source, request))  # it takes its time: the LLM is at work
                 yield pushes
 
     async def _next_segment(self, job: SpeechJob, segments: Segments) -> SpokenSegment | None:
@@ -256,9 +262,8 @@ class Speaker:
             if job.refusal is not None:
                 return None
             if segment.is_speakable:
-                if self.settings.refuses_foreign and segment.foreign is not None:
-                    got = f"the checkpoint does not declare the language {segment.foreign!r}"
-                    raise UndeclaredLanguageError(got, param="input")
+                if self.settings.refuses_foreign or job.result.spans:
+                    job.note_language(self._foreign(segment.source, job.request))
                 return segment
             job.result.note_pause(segment.source.pause_s)
         return None

@@ -138,8 +138,6 @@ class SpeechJob:
 
     def begin_segment(self, segment: SpokenSegment) -> tuple[Utterance, int]:
         """Return the LLM's next segment and its seed."""
-        if segment.foreign is not None:
-            self._note_language(segment.foreign)
         spans = self.result.spans
         spans.append(_span_behind(spans, segment, self.result.silence_samples))
         if self._aligner is not None:
@@ -158,15 +156,14 @@ class SpeechJob:
 
     def go_on_with(self, joined: SpokenSegment) -> None:
         """Note the segment's text as it has grown so far."""
-        if joined.foreign is not None:
-            self._note_language(joined.foreign)
         span = self.result.spans[-1]
         span.segment = joined
         if span.letter_times is not None:
             span.letter_times.set_text(joined.text)
 
-    def _note_language(self, foreign: str) -> None:
-        if foreign in self.result.foreign:
+    def note_language(self, foreign: str | None) -> None:
+        """Note a language that the checkpoint does not declare, if there is one."""
+        if foreign is None or foreign in self.result.foreign:
             return
         self.result.foreign.append(foreign)
         ids = {"request_id": self.result.request_id}

@@ -57,8 +57,6 @@ class SpokenSegment:
     """The segment's language, a primary subtag of BCP 47; None if unknown."""
     is_speakable: bool
     """Whether the segment has anything to say; skip it if not (the LLM would make something up)."""
-    foreign: str | None = None
-    """The segment's language if the checkpoint does not declare it: a primary subtag of BCP 47."""
     instruction: str = ""
     """Instruction to the LLM on how to speak the segment; empty: none."""
 
@@ -212,11 +210,10 @@ class TextFrontEnd:
             lexicons: what they replace is normalised like any other text.
             goes_on: the segment is given no end.
         """
-        bare = segment.text if segment.bare is None else segment.bare.text
         language = options.primary_language
         if segment.manner is not None:
             language = segment.manner.language or language
-        language = language or self._guessed(bare, earlier_language)
+        language = language or self._guessed(segment.plain_text, earlier_language)
         spoken = segment.bare or unchanged(segment.text)
         if lexicons:
             spoken = _after(spoken, self._with_aliases(spoken.text, lexicons), "pronunciation")
@@ -230,20 +227,19 @@ class TextFrontEnd:
             is_whole = segment.is_last or self._segment_letters is not None
             spoken = _after(spoken, ended(spoken.text, language, is_last=is_whole), "end of the segment")
         is_speakable = self._tags.is_speakable(spoken.text)
-        foreign = self.foreign(bare, options) if is_speakable else None
         instruction = self._instruction(segment, options, language) if self._styles.is_declared else ""
-        yield SpokenSegment(segment, spoken.text, spoken.alignment, language, is_speakable, foreign, instruction)
+        yield SpokenSegment(segment, spoken.text, spoken.alignment, language, is_speakable, instruction)
 
     @property
     def languages(self) -> tuple[str, ...] | None:
         """The checkpoint's languages, primary subtags of BCP 47; None: nobody knows them."""
         return None if self._declared is None else self._declared.languages
 
-    def foreign(self, text: str, options: TextOptions) -> str | None:
-        """Return the language of a text that the checkpoint does not declare; see `DeclaredLanguages.foreign`."""
+    def foreign(self, segment: Segment, options: TextOptions) -> str | None:
+        """Return the language of a segment that the checkpoint does not declare; see `DeclaredLanguages.foreign`."""
         if self._declared is None:
             return None
-        return self._declared.foreign(self._tags.removed(text), options.primary_language)
+        return self._declared.foreign(self._tags.removed(segment.plain_text), options.primary_language)
 
     def _guessed(self, text: str, earlier_language: str | None) -> str | None:
         bare = self._tags.removed(text)

@@ -105,6 +105,11 @@ class Segment:
     """Position in `text` where the tag of `pause` begins."""
 
     @property
+    def plain_text(self) -> str:
+        """The segment without markup."""
+        return self.text if self.bare is None else self.bare.text
+
+    @property
     def pause_s(self) -> float:
         """Seconds of silence behind it."""
         return self.pause or 0.0

@@ -14,7 +14,8 @@ from gateway.chunking.policies import DeadlineChunks, FixedChunks
 from gateway.core import AudioChunk, SessionHold, SpeechTokenDelta
 from gateway.speech.request import SpeechRequest, SpeechResult, decode_text
 from gateway.speech.speaker import PipelineSettings, Speaker
-from gateway.text import SpokenSegment
+from gateway.text import SpokenSegment, TextFrontEnd
+from gateway.text.normalization.language import DeclaredLanguages
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import (
     PROMPT_TOKENS,
@@ -70,6 +71,21 @@ async def test_the_llm_speaks_while_token2wav_leases_the_stream(voices: list[Nam
     llm, token2wav = FakeLLM(speech_deltas(60)), SlowToOpen()
     assert await speak(make_pipeline(llm, token2wav, voices), SpeechRequest("Hello there."))
     assert_all_is_freed(llm, token2wav)
+
+
+async def test_a_text_is_judged_foreign_while_the_llm_speaks_it(voices: list[NamedVoice]) -> None:
+    asked_before: list[int] = []
+
+    def guess(text: str) -> str:
+        asked_before.append(len(llm.utterances))
+        return "fr"
+
+    llm, result = FakeLLM(speech_deltas(60)), SpeechResult()
+    front_end = TextFrontEnd({}, lambda text: None, declared=DeclaredLanguages(["en"], guess))
+    pipeline = make_pipeline(llm, FakeToken2Wav(), voices, front_end=front_end)
+    await speak(pipeline, SpeechRequest("Une fois, il y a longtemps. " * 12), result)
+    assert asked_before == [1, *range(1, len(llm.utterances))]
+    assert result.foreign == ["fr"]
 
 
 async def test_a_segment_cut_short_is_reported_and_not_gone_on_from(voices: list[NamedVoice]) -> None:
