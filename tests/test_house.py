@@ -71,10 +71,10 @@ def test_a_test_without_a_mark_starts_no_python_process() -> None:
 
 
 BOUNDS = {
-    "wheel_lines": 65_900,
+    "wheel_lines": 65_950,
     "wheel_files": 413,
     "benchmarks_lines": 4_860,
-    "test_lines": 45_325,
+    "test_lines": 45_540,
     "doc_words": 49_900,
     "serve_settings": 64,
     "routing_lines": 960,

@@ -58,11 +58,11 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
             return voice
 
         async def export(maker: Token2WavReplica, voice_id: str) -> bytes:
-            """Fetch the voice's file; if its maker is lost before the voice is ready, another replica makes it."""
+            """Fetch the voice's file; if its maker is lost or has lost it meanwhile, any replica makes it."""
             try:
                 return await maker.client.export_voice(voice_id)
             except errors.GatewayError as error:
-                if not is_replica_fault(error):
+                if not (is_replica_fault(error) or isinstance(error, errors.VoiceEvictedError)):
                     raise
             return await self._unslotted_call(make_again)
 

@@ -380,6 +380,15 @@ async def test_a_stream_whose_replica_is_lost_while_it_makes_the_voice_goes_on_w
         assert maker.registered == other.registered == [b"anna"]
 
 
+async def test_a_voice_that_its_maker_has_lost_before_its_file_was_fetched_is_made_again() -> None:
+    (replica,) = _replicas("a")
+    async with routed(replica) as router:
+        voice = (await router.register_voice(b"anna")).voice_id
+        replica.voices.clear()  # it has started again
+        await _speak_once(router, voice)
+        assert replica.registered == [b"anna", b"anna"]
+
+
 async def test_streams_that_need_the_same_voice_import_it_once() -> None:
     replicas = _replicas("a", "b", slots=20)
     async with routed(*replicas) as router:
