@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         names = asyncio.run(_voices(args.url))
         plans = _plans(args, names)
-        finished = asyncio.run(_sweep(args, plans))
+        finished = asyncio.run(_sweep(args, plans, names[: args.voices]))
     except (BenchmarkError, OSError, httpx.HTTPError) as error:
         print(f"end_to_end: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -74,12 +74,12 @@ def table(runs: Sequence[FinishedRun], voices: int) -> str:
     return heading + aligned_table(rows) + "".join(late)
 
 
-async def _sweep(args: argparse.Namespace, plans: Sequence[RunPlan]) -> list[FinishedRun]:
+async def _sweep(args: argparse.Namespace, plans: Sequence[RunPlan], known: Sequence[str]) -> list[FinishedRun]:
     sweep = Sweep(args.url, args.out, args.timeout_s)
     begun_s, finished = time.monotonic(), []
     todo = [plan for plan in plans if not sweep.has(plan)]
     if todo and not args.no_warm_up:
-        failures = await sweep.warm_up(warm_up_bursts(args.warm_up_burst), list(plans[0].voices))
+        failures = await sweep.warm_up(warm_up_bursts(args.warm_up_burst), known)
         if failures:
             raise BenchmarkError(f"{len(failures)} requests of the warm-up failed, the first with {failures[0]}")
     if todo:
