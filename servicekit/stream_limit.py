@@ -46,7 +46,7 @@ _GROWTH, _FASTEST_GROWTH, _LEAST_GROWTH = 0.01, 0.1, 0.1
 """Growth in a window, as a share: for a while after a fall, and at most; and the least number of streams."""
 _CALM_WINDOWS = 60
 """Windows after a fall until the limit may grow fastest."""
-_FIRST_LASTED_S, _NEWEST_SHARE = 5.0, 0.1
+_FIRST_LASTED_S, _NEWEST_SHARE = 6.0, 0.1
 """Seconds that a stream is taken to last before one has ended, and weight of the newest in the mean."""
 
 

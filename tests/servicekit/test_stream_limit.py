@@ -102,7 +102,7 @@ def test_streams_that_begin_at_once_on_a_service_with_room_take_none_of_it() -> 
 def test_a_service_that_is_ahead_of_its_listeners_is_not_taken_to_serve_as_many_more_as_it_makes_seconds() -> None:
     """It makes a lot for streams that end early, and what they cost comes later: at 400 open ones it had 700 made."""
     limit = _judged_after([(ROOM_S, 700.0, 400)] * 4)
-    assert 300 <= limit.streams <= 450
+    assert 300 <= limit.streams <= 500
 
 
 def test_a_limit_far_above_the_open_streams_falls_below_them_when_all_are_late() -> None:
