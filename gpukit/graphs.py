@@ -6,6 +6,7 @@ caller then runs its launches at once.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -13,6 +14,10 @@ from typing import Any, Literal
 
 import torch
 
+UNINTERRUPTED_S = 1.0
+"""Seconds that a thread keeps the interpreter while kernels compile side by side. Up to Triton 3.6 all launchers are
+modules of one name, and one that is loaded again changes the one loaded last: a thread that was interrupted between its
+module and that module's function would get another kernel's."""
 LOAD_S = 0.03
 """Seconds that a launch waits for its kernel: longer than one takes that was compiled before and lies on the disk."""
 
@@ -64,10 +69,13 @@ def compiling_side_by_side() -> Iterator[None]:
             return True
 
         earlier, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, leave_out
+        interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(UNINTERRUPTED_S)
         try:
             yield
             wait(compiling.values())
         finally:
+            sys.setswitchinterval(interval_s)
             knobs.runtime.jit_cache_hook = earlier
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import torch
 from triton import knobs
 
 from gpukit import overlap
-from gpukit.graphs import compiling_side_by_side
+from gpukit.graphs import UNINTERRUPTED_S, compiling_side_by_side
 
 
 class _Kernel:
@@ -36,14 +37,15 @@ def test_kernels_that_launches_lack_compile_in_threads_once_and_the_launches_are
 ) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    good, bad = _Kernel(), _Kernel(fails=True)
+    good, bad, interval_s = _Kernel(), _Kernel(fails=True), sys.getswitchinterval()
     with compiling_side_by_side():
+        assert sys.getswitchinterval() == UNINTERRUPTED_S
         for kernel, key in ((good, "a"), (good, "b"), (good, "a"), (bad, "a")):
             fn, given = SimpleNamespace(jit_function=kernel), {"specialization_data": key}
             assert knobs.runtime.jit_cache_hook(fn=fn, key=key, compile=given, is_manual_warmup=False)
     assert sorted(good.asked) == ["a", "b"] and good.loads == 2
     assert bad.asked == ["a"] and bad.loads == 0
-    assert knobs.runtime.jit_cache_hook is None
+    assert knobs.runtime.jit_cache_hook is None and sys.getswitchinterval() == interval_s
 
 
 @pytest.fixture(autouse=True)
