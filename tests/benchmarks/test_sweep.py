@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import end_to_end
 from benchmarks.end_to_end import table
 from benchmarks.figures import APART, FAMILY_RUNS, TOGETHER, end_to_end_figures, figures_without_mps, main, plan_points
 from benchmarks.lib.points import measured_json
 from benchmarks.lib.sweep import (
     FinishedRun,
+    RunPlan,
     Sweep,
     SweepLoad,
     audible_run,
@@ -88,6 +90,27 @@ async def test_a_sweep_keeps_only_what_comes_behind_the_warm_up(
     done = await Sweep("http://127.0.0.1", tmp_path, 1.0).run(audible_run(1, 2.0, ["a"]))
     assert [each.utt for each in done.result.records] == ["audible-001-10", "audible-001-11"]
     assert len(read_run(tmp_path / "audible-001.json.xz").result.records) == 2
+
+
+def test_voices_never_seen_are_not_seen_by_the_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warmed = set[str]()
+
+    async def voices(url: str) -> list[str]:
+        return ["a", "b", "c"]
+
+    async def warm_up(sweep: Sweep, bursts: list[int], names: list[str]) -> list[str]:
+        warmed.update(names)
+        return []
+
+    async def run(sweep: Sweep, plan: RunPlan) -> FinishedRun:
+        return finished(plan.name, [0.1])
+
+    monkeypatch.setattr(end_to_end, "_voices", voices)
+    monkeypatch.setattr(Sweep, "warm_up", warm_up)
+    monkeypatch.setattr(Sweep, "run", run)
+    options = ["--closed", "--open", "--voices", "2", "--unseen", "1", "--commit", "0" * 40]
+    assert end_to_end.main(["--out", str(tmp_path), *options]) == 0
+    assert warmed == {"a", "b"}
 
 
 def test_a_warm_up_is_left_out_and_time_begins_behind_it() -> None:
