@@ -45,7 +45,8 @@ def test_kernels_that_launches_lack_compile_in_threads_once_and_the_launches_are
             assert knobs.runtime.jit_cache_hook(fn=fn, key=key, compile=given, is_manual_warmup=False)
     assert sorted(good.asked) == ["a", "b"] and good.loads == 2
     assert bad.asked == ["a"] and bad.loads == 0
-    assert knobs.runtime.jit_cache_hook is None and sys.getswitchinterval() == interval_s
+    assert knobs.runtime.jit_cache_hook is None
+    assert sys.getswitchinterval() == pytest.approx(interval_s, abs=2e-6)  # Python keeps whole microseconds
 
 
 @pytest.fixture(autouse=True)
