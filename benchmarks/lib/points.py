@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from benchmarks.lib.sweep import FinishedRun
 
 LISTENERS_A_GATEWAY = 250
 """Listeners for each gateway process, few enough that its own queue is not what is measured."""
+PILED_UP = 2.0
+"""Requests pile up if those of a run's later half wait more than so many times as long (median) as the earlier ones."""
 _MS = 1000.0
 
 
@@ -52,8 +55,16 @@ def measured_points(runs: Iterable[FinishedRun]) -> list[CapacityPoint]:
         offered = run.load["requests_per_s"] * summary["audio_s"] / good
         dry = summary["underruns"][0]["requests"] / good
         p50_ms, p95_ms = (_MS * summary["ttfa_s"][point] for point in ("p50", "p95"))
-        points.append(CapacityPoint(offered, p50_ms, p95_ms, dry, 1.0, summary["failures"] == 0))
+        is_held = summary["failures"] == 0 and not _piles_up(run)
+        points.append(CapacityPoint(offered, p50_ms, p95_ms, dry, 1.0, is_held))
     return sorted(points, key=lambda point: point.listeners)
+
+
+def _piles_up(run: FinishedRun) -> bool:
+    records = sorted(run.result.records, key=lambda record: record.sent_s)
+    waits_s = [record.ttfa_s for record in records if record.ttfa_s is not None]
+    half = len(waits_s) // 2
+    return half > 0 and median(waits_s[half:]) > PILED_UP * median(waits_s[:half])
 
 
 def unit_json(gpus: GPUs, points: Sequence[CapacityPoint], source: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import end_to_end
 from benchmarks.end_to_end import table
 from benchmarks.figures import APART, FAMILY_RUNS, TOGETHER, end_to_end_figures, figures_without_mps, main, plan_points
-from benchmarks.lib.points import measured_json
+from benchmarks.lib.points import measured_json, measured_points
 from benchmarks.lib.sweep import (
     FinishedRun,
     RunPlan,
@@ -111,6 +111,14 @@ def test_voices_never_seen_are_not_seen_by_the_warm_up(tmp_path: Path, monkeypat
     options = ["--closed", "--open", "--voices", "2", "--unseen", "1", "--commit", "0" * 40]
     assert end_to_end.main(["--out", str(tmp_path), *options]) == 0
     assert warmed == {"a", "b"}
+
+
+@pytest.mark.parametrize(("later_s", "is_held"), [(0.15, True), (0.25, False)])
+def test_a_load_whose_requests_wait_longer_and_longer_is_not_held(later_s: float, is_held: bool) -> None:
+    run = finished("poisson-016", [0.1] * 10 + [later_s] * 10)
+    run.load["requests_per_s"] = 16.0
+    (point,) = measured_points([run])
+    assert point.is_held is is_held
 
 
 def test_a_warm_up_is_left_out_and_time_begins_behind_it() -> None:
