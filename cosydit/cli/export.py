@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -100,15 +101,24 @@ def _check(directory: ExportDirectory, tasks: Sequence[ExportTask]) -> int:
 def _replay(args: argparse.Namespace) -> int:
     """Print every output's error; return 0, or 1 if one is out of tolerance."""
     from token2wav_service.replay.run import replay_directory
-    from token2wav_service.replay.vectors import count_by_folder, format_rows
 
     rows = replay_directory(args.directory)
     _replay_schedules(args.directory / "schedules.json", rows)
     failed = [row for row in rows if not row.passed]
-    print(format_rows(failed if args.failed_only else rows))
-    print(count_by_folder(rows))
+    _print_rows(failed if args.failed_only else rows)
+    for folder, members in itertools.groupby(rows, lambda row: row.output.partition("/")[0]):
+        passed = [row.passed for row in members]
+        print(f"{folder}: {sum(passed)} of {len(passed)} within tolerance")
     print(f"{len(rows)} outputs, {len(failed)} out of tolerance")
     return 1 if failed else 0
+
+
+def _print_rows(rows: Sequence[Row]) -> None:
+    width = max((len(row.output) for row in rows), default=6)
+    print(f"{'output':{width}}  {'measure':12}{'error':>12}{'tolerance':>12}")
+    for row in rows:
+        verdict = "" if row.passed else "  FAILED"
+        print(f"{row.output:{width}}  {row.measure:12}{row.error:12.3g}{row.tolerance:12.3g}{verdict}")
 
 
 def _replay_schedules(path: Path, rows: list[Row]) -> None:

@@ -49,24 +49,6 @@ class Row:
     passed: bool
 
 
-def format_rows(rows: Sequence[Row]) -> str:
-    """Return the rows as a table, a line each."""
-    width = max((len(row.output) for row in rows), default=6)
-    lines = [f"{'output':{width}}  {'measure':12}{'error':>12}{'tolerance':>12}"]
-    for row in rows:
-        verdict = "" if row.passed else "  FAILED"
-        lines.append(f"{row.output:{width}}  {row.measure:12}{row.error:12.3g}{row.tolerance:12.3g}{verdict}")
-    return "\n".join(lines)
-
-
-def count_by_folder(rows: Sequence[Row]) -> str:
-    """Return how many outputs of each golden folder are within their tolerance, a line a folder."""
-    folders: dict[str, list[bool]] = {}
-    for row in rows:
-        folders.setdefault(row.output.split("/")[0], []).append(row.passed)
-    return "\n".join(f"{name}: {sum(passed)} of {len(passed)} within tolerance" for name, passed in folders.items())
-
-
 def snr_db(got: Tensor, expected: Tensor) -> float:
     """Return 10 log10(|expected|^2 / |got - expected|^2); infinite when equal."""
     wanted = expected.cpu().double()
