@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,12 +27,18 @@ Module = TypeVar("Module", bound=nn.Module)
 FLOW_TOLERANCE = 1e-4
 """Largest absolute error of mel, hidden frames and caches, fp32 on a CPU."""
 F0_TOLERANCE_HZ = 2e-3
-SOURCE_TOLERANCE = 1e-3
 DECODE_TOLERANCE = 1e-4
 """Largest absolute error of the waveform from given mel and source."""
 INJECTED_TOLERANCE = 1e-3
 """Largest absolute error of the streamed waveform with the source injected."""
-FEATURE_TOLERANCE = 1e-3
+_TOLERANCES = {
+    "f0": F0_TOLERANCE_HZ,
+    "uv": 0.0,
+    "speech_window": 1e-12,
+    **dict.fromkeys(("sine_no_noise", "source"), 1e-3),
+    **dict.fromkeys(("wav", "speech"), INJECTED_TOLERANCE),
+}
+"""Largest absolute error of outputs by the last part of their names; FLOW_TOLERANCE of all others."""
 WAVE_SNR_DB = 45.0
 """Least ratio of the waveform end to end: the vocoder amplifies phase errors, so max abs says little."""
 
@@ -52,8 +58,7 @@ class Row:
 def snr_db(got: Tensor, expected: Tensor) -> float:
     """Return 10 log10(|expected|^2 / |got - expected|^2); infinite when equal."""
     wanted = expected.cpu().double()
-    noise = (got.cpu().double() - wanted).pow(2).sum().item()
-    signal = wanted.pow(2).sum().item()
+    noise, signal = (each.pow(2).sum().item() for each in (got.cpu().double() - wanted, wanted))
     if noise == 0:
         return math.inf
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
@@ -65,11 +70,8 @@ class VectorFolder:
 
     path: Path
     rows: list[Row] = field(default_factory=list)
-
-    @property
-    def kind(self) -> str:
-        """The name behind the ordering letter, if there is one: `dit` of `a_dit`."""
-        return re.sub("^[a-z]_", "", self.path.name)
+    device: str = "cpu"
+    """Device that modules are loaded to."""
 
     def beside(self, kind: str) -> VectorFolder:
         """Return the folder of another kind in the same directory.
@@ -78,7 +80,7 @@ class VectorFolder:
             CheckpointError: it is missing.
         """
         for path in self.path.parent.glob(f"[a-z]_{kind}"):
-            return VectorFolder(path, self.rows)
+            return replace(self, path=path)
         raise CheckpointError(f"there is no golden folder *_{kind} beside {self.path}, which needs it")
 
     def tensors(self, name: str) -> Tensors:
@@ -101,7 +103,7 @@ class VectorFolder:
 
     def load(self, module: Module, name: str = "weights.safetensors") -> Module:
         """Fill a module with the folder's weights."""
-        return load_weights(module, self.tensors(name), self.path)
+        return load_weights(module, self.tensors(name), self.path).to(self.device)
 
     def case(self, name: str) -> GoldenCase:
         """Read the vectors of one file, named without its suffix."""
@@ -113,20 +115,13 @@ class VectorFolder:
         yield from map(self.case, sorted(names))
 
 
-@dataclass(frozen=True)
-class GoldenCase:
+class GoldenCase(dict[str, Tensor]):
     """Inputs and expected outputs by name; each comparison of an output that they hold adds a row."""
 
-    tensors: Tensors
-    label: str
-    """Beginning of the rows' names: `folder/file`, and the call."""
-    rows: list[Row]
-
-    def __getitem__(self, key: str) -> Tensor:
-        return self.tensors[key]
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.tensors
+    def __init__(self, tensors: Tensors, label: str, rows: list[Row]) -> None:
+        """Take the tensors, the beginning of the rows' names (`folder/file`, and the call) and where the rows go."""
+        super().__init__(tensors)
+        self.label, self.rows = label, rows
 
     @property
     def name(self) -> str:
@@ -135,18 +130,20 @@ class GoldenCase:
 
     def take(self, *keys: str) -> list[Tensor]:
         """Return tensors by name."""
-        return [self.tensors[key] for key in keys]
+        return [self[key] for key in keys]
 
-    def close(self, key: str, got: Tensor, tolerance: float = FLOW_TOLERANCE, note: str = "") -> None:
+    def close(self, key: str, got: Tensor, note: str = "", tolerance: float | None = None) -> None:
         """Compare an output by its largest absolute error; another shape fails."""
+        if tolerance is None:
+            tolerance = _TOLERANCES.get(key.rpartition(".")[2], FLOW_TOLERANCE)
         if (expected := self._expected(key, got, note)) is not None:
             error = (got.cpu().double() - expected.double()).abs().max().item() if expected.numel() else 0.0
             self._add(key + note, "max abs", error, tolerance, error <= tolerance)
 
-    def close_all(self, got: Mapping[str, Tensor], tolerance: float = FLOW_TOLERANCE) -> None:
+    def close_all(self, got: Mapping[str, Tensor]) -> None:
         """Compare every output that is held; in some only the first batch item and the first channels are."""
-        for key, expected in self.tensors.items():
-            self.close(key, got[key][tuple(map(slice, expected.shape[:2]))], tolerance)
+        for key, expected in self.items():
+            self.close(key, got[key][tuple(map(slice, expected.shape[:2]))])
 
     def snr(self, key: str, got: Tensor, note: str = "") -> None:
         """Compare an output by its signal-to-noise ratio; another shape fails."""
@@ -161,12 +158,12 @@ class GoldenCase:
 
     def equal_lengths(self, key: str, lengths: Tensor) -> None:
         """Compare rows' lengths [B] with those of a mask [B, 1, T], or with given ones [B]."""
-        if (held := self.tensors.get(key)) is not None:
+        if (held := self.get(key)) is not None:
             self.equal(key, lengths.tolist(), (held.sum((1, 2)) if held.dim() > 1 else held).tolist())
 
     def part(self, prefix: str, label: str) -> GoldenCase:
         """Return what stands under a prefix of the names."""
-        held = {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
+        held = {key.removeprefix(prefix): value for key, value in self.items() if key.startswith(prefix)}
         return GoldenCase(held, f"{self.label}{label}", self.rows)
 
     def calls(self) -> list[GoldenCase]:
@@ -175,12 +172,12 @@ class GoldenCase:
 
     def numbers(self, prefix: str) -> list[int]:
         """Return N, ascending, of every group of names that begins with a prefix and `N.`, such as n4. and n10."""
-        found = (re.match(rf"{re.escape(prefix)}(\d+)\.", key) for key in self.tensors)
+        found = (re.match(rf"{re.escape(prefix)}(\d+)\.", key) for key in self)
         return sorted({int(match[1]) for match in found if match})
 
     def _expected(self, key: str, got: Tensor, note: str) -> Tensor | None:
         """Return what an output must be, None if it is not held or has another shape; axes of 1 do not count."""
-        expected = self.tensors.get(key)
+        expected = self.get(key)
         if expected is None or got.squeeze().shape == expected.squeeze().shape:
             return None if expected is None else expected.reshape(got.shape)
         shapes = f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}"

@@ -23,7 +23,7 @@ from tests.token2wav_service.streaming.family_factory import (
 )
 from tests.token2wav_service.streaming.flow_factory import random_tokens
 from token2wav_service.checkpoint.family import Family
-from token2wav_service.replay.block_flow_cases import showing_all
+from token2wav_service.replay.flow_cases import showing_all
 from token2wav_service.replay.vectors import FLOW_TOLERANCE, INJECTED_TOLERANCE
 
 PINNED = json.loads((ASSETS / "family_numerics.json").read_text("utf-8"))

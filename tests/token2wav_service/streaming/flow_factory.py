@@ -16,8 +16,8 @@ from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_state import FlowState, FlowVoice
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.vocoder.hift import HiFT
-from token2wav_service.replay.stream_cases import load_hift_vectors
 from token2wav_service.replay.vectors import VectorFolder
+from token2wav_service.replay.vocoder_cases import load_hift_vectors
 
 VOCAB = 100
 SEED = 7
