@@ -21,7 +21,6 @@ from servicekit.logs import PlainError
 from servicekit.settings import argument, number
 
 PASSED, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
-NO_GPU = "cpu"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -95,7 +94,7 @@ def _begin(plan: Plan, commit: str | None) -> CheckpointCertificate:
     except CheckpointFileError:
         weights = None
     settings = {**plan.settings, "load_s": plan.load_s, "load_streams": plan.load_streams, "device": plan.device}
-    gpu = ", ".join(dict.fromkeys(names)) or NO_GPU
+    gpu = ", ".join(dict.fromkeys(names)) or CPU
     return CheckpointCertificate(
         gpu, environment["git_commit"], weights or plan.checkpoint_dir.name, settings, environment
     )

@@ -141,14 +141,10 @@ def _started(context: CheckContext) -> Iterator[LocalStack]:
 def _timed(name: str, options: StackOptions) -> tuple[float, float, FloatArray]:
     """Return seconds to the first audio, seconds to the last, and the samples [N]."""
     began = time.perf_counter()
-    heard: list[tuple[float, bytes]] = []
-
-    def hear(pcm: bytes) -> None:
-        if pcm:
-            heard.append((time.perf_counter() - began, pcm))
-
-    DOORS[name](options, hear)
+    told: list[tuple[float, bytes]] = []
+    DOORS[name](options, lambda pcm: told.append((time.perf_counter() - began, pcm)))
     total_s = time.perf_counter() - began
+    heard = [(at_s, pcm) for at_s, pcm in told if pcm]
     if not heard:
         raise CheckFailedError("the answer ended without any audio; see the services' logs")
     return heard[0][0], total_s, _samples_of([pcm for _, pcm in heard])

@@ -96,9 +96,8 @@ class Server:
 def server_at(url: str, backend: LLMBackend, tokenizer_dir: Path) -> Server:
     """Return a server that is ready, with how to ask it."""
     encoder = load_text_encoder(tokenizer_dir)
-    return Server(
-        url, LLMWire(encoder, backend), encoder.vocabulary, str(read_json(f"{url}/v1/models")["data"][0]["id"])
-    )
+    model = str(read_json(f"{url}/v1/models")["data"][0]["id"])
+    return Server(url, LLMWire(encoder, backend), encoder.vocabulary, model)
 
 
 def server(context: CheckContext, backend: str) -> Server:

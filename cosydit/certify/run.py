@@ -35,7 +35,7 @@ STOP_TIMEOUT_S = 60.0
 """Seconds in which the process of the checks must stop its services."""
 TIMEOUT_S = 3600.0
 """Seconds that a check may take."""
-_GPU, _SPEED, _PARTS = "quick-start-gpu.md", "performance.md", "checkpoints.md"
+_SPEED, _PARTS = "performance.md", "checkpoints.md"
 _TABLE: dict[str, dict[str, str]] = {
     "host": dict.fromkeys(PROBES, "troubleshooting.md"),
     "checkpoint": {"sums": _PARTS, "parts": _PARTS},

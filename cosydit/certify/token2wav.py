@@ -6,7 +6,7 @@ The engine here is the service's own, without Triton around it.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,16 +20,12 @@ from servicekit.clock import SystemClock
 from token2wav_service.build import build_engine
 from token2wav_service.checkpoint.family import open_features
 from token2wav_service.config import Token2WavConfig
-from token2wav_service.contract import (
-    MAX_PROMPT_SECONDS,
-    PROMPT_SAMPLE_RATE_HZ,
-)
+from token2wav_service.contract import MAX_PROMPT_SECONDS, PROMPT_SAMPLE_RATE_HZ
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.mel import flow_mel_24k
 from token2wav_service.offline import OfflineUtterance, synthesize_all
 from token2wav_service.replay.run import replay_directory
-from token2wav_service.replay.vectors import Row
 from token2wav_service.runtime.slots.step_shapes import TOKEN_BUCKETS
 from token2wav_service.types import StreamOptions, VoicePrompt
 
@@ -44,27 +40,25 @@ LEAST_EQUAL_TOKENS = 0.95
 
 
 def check_golden(context: CheckContext, found: Findings) -> None:
-    """Golden vectors of the original, through the modules on the device, in float32: `cosydit replay`."""
+    """Golden vectors of the original, through the modules in float32: `cosydit replay`; on a GPU its mels and waves."""
     if not GOLDEN.is_dir():
         raise NotRunError("the golden vectors lie in the repository's tests/assets/golden")
-    rows = _replayed_on_gpu(context) if context.plan.is_gpu else replay_directory(GOLDEN)
-    largest = GPU_TOLERANCE if context.plan.is_gpu else 0.0
+    is_gpu = context.plan.is_gpu
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        rows = replay_directory(GOLDEN, context.plan.device)
+    if is_gpu:
+        rows = [row for row in rows if row.output.endswith((".mel", ".wav (source injected)"))]
+    largest = GPU_TOLERANCE if is_gpu else 0.0
     failed = [f"{row.output} {row.error:.3g}" for row in rows if not row.passed and not row.error <= largest]
     found.tell("outputs compared", len(rows), least=1)
     if failed:
         raise CheckFailedError(f"{len(failed)} of {len(rows)} golden outputs differ: {', '.join(failed)[:500]}")
 
 
-def _replayed_on_gpu(context: CheckContext) -> list[Row]:
-    """Return the mels and waves of the streams, computed without TF32."""
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        rows = replay_directory(GOLDEN, context.plan.device)
-    return [row for row in rows if row.output.endswith((".mel", ".wav (source injected)"))]
-
-
 def check_reference(context: CheckContext, found: Findings) -> None:
     """Two voices in one batch sound in the served form as each in float32 on the CPU."""
-    engine, tokens = _engine(context), _tokens(context)
+    engine = context.shared("token2wav", lambda: _opened(_config(context)))
+    tokens = _tokens(context)
     prompts = {f"{seconds:g} s": _prompt(context, seconds) for seconds in PROMPT_SECONDS}
     found.notes.append(f"served: {engine.config.device}, {engine.config.dtype}, runner {engine.config.runner.value}")
     served = _speak(engine, tokens, *prompts.values())
@@ -97,10 +91,6 @@ def _config(context: CheckContext, **fields: str) -> Token2WavConfig:
     return Token2WavConfig.from_mapping({"model_dir": str(directory), **settings})
 
 
-def _engine(context: CheckContext) -> Token2WavEngine:
-    return context.shared("token2wav", lambda: _opened(_config(context)))
-
-
 @contextmanager
 def _opened(config: Token2WavConfig) -> Iterator[Token2WavEngine]:
     engine = build_engine(config, SystemClock())
@@ -123,12 +113,10 @@ def _tokens(context: CheckContext) -> tuple[int, ...]:
     return tuple(int(token) for token in np.resize(heard, SPOKEN_TOKENS))
 
 
-def _speak(engine: Token2WavEngine, tokens: Sequence[int], *prompts: VoicePrompt) -> list[FloatArray]:
+def _speak(engine: Token2WavEngine, tokens: tuple[int, ...], *prompts: VoicePrompt) -> list[FloatArray]:
     """Return the tokens' audio in each voice, all in one batch."""
-    utterances = [
-        OfflineUtterance(str(number), tuple(tokens), prompt, StreamOptions(seed=1))
-        for number, prompt in enumerate(prompts)
-    ]
+    options = StreamOptions(seed=1)
+    utterances = [OfflineUtterance(str(at), tokens, prompt, options) for at, prompt in enumerate(prompts)]
     spoken = {speech.name: speech.outcome for speech in synthesize_all(engine, utterances, CHUNK_TOKENS)}
     if failed := [each for each in spoken.values() if not isinstance(each, np.ndarray)]:
         raise failed[0]
