@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,7 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
     flow, vocoder, policy = models.flow, models.vocoder, config.synthesis
     kind = choose_runner(config)
     if isinstance(flow, Flow) and isinstance(vocoder, HiFT) and kind is RunnerKind.PACKED:
-        return ModelRunner(PackedFlow(flow, policy), StreamVocoder(ColumnHiFT(vocoder), policy))
+        return ModelRunner(PackedFlow(flow, policy), StreamVocoder(ColumnHiFT(vocoder), policy), _chunks_at_once())
     if kind is RunnerKind.PACKED and config.runner is not RunnerKind.AUTO:
         raise CheckpointError(
             f"{config.model_dir} is of family {models.config.family.value}, which runner `{config.runner.value}` does "
@@ -120,8 +121,14 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
         )
     if kind in (RunnerKind.TORCH, RunnerKind.PACKED):
         plain: Any = CausalStreamVocoder if isinstance(vocoder, CausalHiFT) else StreamVocoder
-        return ModelRunner(StreamFlow(flow, policy), plain(vocoder, policy))
+        chunks = _chunks_at_once() if torch.device(config.device).type == "cpu" else 1
+        return ModelRunner(StreamFlow(flow, policy), plain(vocoder, policy), chunks)
     return _build_slots(config, models, shapes)
+
+
+def _chunks_at_once() -> int:
+    """Return how many chunks are computed side by side: the LLM, which has the other half of the cores, often waits."""
+    return min(2 * torch.get_num_threads(), len(os.sched_getaffinity(0)))
 
 
 def _build_slots(config: Token2WavConfig, models: LoadedModels, shapes: StepShapes | None) -> SlotRunner:

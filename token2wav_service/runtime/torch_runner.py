@@ -1,12 +1,15 @@
 """Runs batches through the plain modules of any family, on any device: tokens to mel in one forward, mel to audio.
 
-States are values: a batch returns new ones and leaves the old ones unchanged.
+States are values: a batch returns new ones and leaves the old ones unchanged. On CPU cores several chunks run side by
+side, each in one thread: threads that share each operation wait for one another, and the more so beside an LLM.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,9 +42,18 @@ class TorchState:
 class ModelRunner:
     """Holds the models; holds no stream."""
 
-    def __init__(self, flow: StreamFlow | PackedFlow, vocoder: StreamVocoder | CausalStreamVocoder) -> None:
+    def __init__(
+        self, flow: StreamFlow | PackedFlow, vocoder: StreamVocoder | CausalStreamVocoder, at_once: int = 1
+    ) -> None:
+        """Hold the models.
+
+        Args:
+            at_once: how many chunks of a batch are computed side by side, each by a thread of its own.
+        """
         self.flow = flow
         self.vocoder = vocoder
+        self._at_once = at_once
+        self._pool = ThreadPoolExecutor(at_once, "token2wav-chunks", initializer=partial(torch.set_num_threads, 1))
         self.facts = ModelFacts(flow.vocab_size, flow.lookahead, flow.stride, flow.hop_multiple)
 
     @torch.inference_mode()
@@ -65,9 +77,25 @@ class ModelRunner:
         """A step takes them all."""
         return ready
 
-    @torch.inference_mode()
     def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
         """Run every chunk; the works' states are unchanged, also when this raises."""
+        threads = torch.get_num_threads()
+        if self._at_once == 1 or len(works) <= max(1, threads // 2):
+            return self._run(works)
+        by_length = sorted(range(len(works)), key=lambda index: len(works[index].token_ids))
+        shares = [share for first in range(self._at_once) if (share := by_length[first :: self._at_once])]
+        parts = [self._pool.submit(self._run, [works[index] for index in share]) for share in shares]
+        wait(parts)  # NOTE: all of them, before a failure lets their states be run again
+        torch.set_num_threads(threads)  # NOTE: the pool's threads have set it for threads to come, too
+        made = {
+            index: outcome
+            for share, part in zip(shares, parts, strict=True)
+            for index, outcome in zip(share, part.result(), strict=True)
+        }
+        return [made[index] for index in range(len(works))]
+
+    @torch.inference_mode()
+    def _run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
         rows = [
             FlowInput(self._flow_state(w), torch.tensor(w.token_ids), w.state.voice.speaker, w.seed, w.is_last)
             for w in works
