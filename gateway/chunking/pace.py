@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from servicekit.clock import Clock
 from token2wav_service.contract import LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
@@ -132,26 +132,44 @@ class _FadingSums:
         return ChunkCost(mean_cost_s - slope * mean_tokens, slope)
 
 
+@dataclass
+class _Learnt:
+    """The newest chunks and token rates."""
+
+    sums: _FadingSums = field(default_factory=_FadingSums)
+    cost: ChunkCost = PRIOR_COST
+    spread: float = 0.0
+    cost_s: float = float("-inf")
+    """When the latest cost was learnt."""
+    token_rate_hz: float = PRIOR_TOKEN_RATE_HZ
+    rate_s: float = float("-inf")
+    """When the latest token rate was learnt."""
+
+    @property
+    def half_life_s(self) -> float:
+        mean_s = self.sums.cost_s / self.sums.weight if self.sums.weight else 0.0
+        return max(_HALF_LIFE_S, _HALF_LIFE_CHUNKS * mean_s)
+
+
 class PaceBook:
-    """What all streams of a process have measured: the prior of the next one."""
+    """What all streams of a process have measured: the prior of the next one.
+
+    A stream alone and streams beside others are told apart: of a crowd that has gone nothing is left for a single one.
+    """
 
     def __init__(self) -> None:
         """Begin with the constants' prior; the first chunk measured replaces it."""
         self.hop_multiple = 1
         """As the stream that was opened last had it."""
+        self.requests = 0
+        """Requests that have begun and not ended."""
         self.soundless = 0
         """Streams that were opened and whose listeners have heard nothing yet."""
-        self._cost = PRIOR_COST
-        self._token_rate_hz = PRIOR_TOKEN_RATE_HZ
-        self._sums = _FadingSums()
-        self._spread = 0.0
-        self._cost_learnt_s = float("-inf")
-        """When the latest cost was learnt."""
-        self._rate_learnt_s = float("-inf")
-        """When the latest token rate was learnt."""
+        self._alone = _Learnt()
+        self._beside: _Learnt | None = None
         self._urgent = _FadingSums()
         self._urgent_s = float("-inf")
-        self._choice: tuple[int, float, tuple[Hashable, bool, int]] = (0, float("-inf"), (None, False, 0))
+        self._choice: tuple[int, float, tuple[Hashable, ...]] = (0, float("-inf"), ())
         """Tokens of the latest first chunk, when they were chosen, and for what; see `first_chunk`."""
         self._crowds: dict[int, _FadingSums] = {}
         """Urgent chunks by the number of soundless streams when they were pushed: its length in bits, from 2 on."""
@@ -159,29 +177,38 @@ class PaceBook:
     @property
     def line(self) -> ChunkCost:
         """Fit through the recent chunks of all streams, least squares with older chunks fading."""
-        return self._cost
+        return self._now.cost
 
     @property
     def spread(self) -> float:
         """Share of the line that a cautious estimate adds, at least 0: from how much more than it chunks cost."""
-        return _SPREADS * self._spread
+        return _SPREADS * self._now.spread
 
     @property
     def token_rate_hz(self) -> float:
         """Typical token rate of the LLM for one stream."""
-        return self._token_rate_hz
+        return self._now.token_rate_hz
+
+    @property
+    def _now(self) -> _Learnt:
+        if self.requests <= 1:
+            return self._alone
+        if self._beside is None:
+            self._beside = replace(self._alone, sums=replace(self._alone.sums))
+        return self._beside
 
     def record_cost(self, hop_tokens: int, seconds: float, now_s: float) -> None:
         """Learn from one chunk that has just come."""
-        if self._sums.weight:
-            seconds = min(seconds, _OUTLIER * self._cost.of_hop(hop_tokens))
-        decay = _BOOK_DECAY * _left(now_s - self._cost_learnt_s, self._half_life_s)
-        self._cost_learnt_s = now_s
-        self._sums.add(hop_tokens + LOOKAHEAD_TOKENS, seconds, decay)
-        self._cost = self._sums.fit()
-        expected_s = self._cost.of_hop(hop_tokens)
+        learnt = self._now
+        if learnt.sums.weight:
+            seconds = min(seconds, _OUTLIER * learnt.cost.of_hop(hop_tokens))
+        decay = _BOOK_DECAY * _left(now_s - learnt.cost_s, learnt.half_life_s)
+        learnt.cost_s = now_s
+        learnt.sums.add(hop_tokens + LOOKAHEAD_TOKENS, seconds, decay)
+        learnt.cost = learnt.sums.fit()
+        expected_s = learnt.cost.of_hop(hop_tokens)
         excess = max(seconds - expected_s, 0.0) / max(expected_s, 1e-9)
-        self._spread += (1 - decay) * (excess - self._spread)
+        learnt.spread += (1 - decay) * (excess - learnt.spread)
 
     def record_urgent(self, hop_tokens: int, seconds: float, now_s: float, soundless: int) -> None:
         """Learn from one chunk whose listener had nothing left, and which has just come.
@@ -204,7 +231,8 @@ class PaceBook:
 
         A crowd begins all at once, before any of its chunks tells what it costs. None if nothing is known.
         """
-        lately = [self._urgent.fit(self._cost)] if now_s - self._urgent_s <= _URGENT_MEMORY_S else []
+        is_late = self.requests > 1 and now_s - self._urgent_s <= _URGENT_MEMORY_S
+        lately = [self._urgent.fit(self.line)] if is_late else []
         return max((*lately, *self._crowd_lines()), key=_of_a_second, default=None)
 
     def _crowd_lines(self) -> list[ChunkCost]:
@@ -215,13 +243,13 @@ class PaceBook:
         sizes = [size for size in self._crowds if size <= self.soundless.bit_length()]
         if not sizes:
             return []
-        one_by_one = self._cost.scaled(self.soundless + _UNDER_WAY)
-        return [min(self._crowds[max(sizes)].fit(self._cost), one_by_one, key=_of_a_second)]
+        one_by_one = self.line.scaled(self.soundless + _UNDER_WAY)
+        return [min(self._crowds[max(sizes)].fit(self.line), one_by_one, key=_of_a_second)]
 
     def first_chunk(self, policy: Hashable, now_s: float, choose: Callable[[], int]) -> int:
         """Return the tokens of a stream's first chunk: as chosen a moment ago with nothing changed since, else anew."""
         tokens, then_s, chosen_for = self._choice
-        now_for = (policy, self._sums.weight > 0, self.soundless.bit_length())
+        now_for = (policy, self._now.sums.weight > 0, self.requests > 1, self.soundless.bit_length())
         if chosen_for != now_for or now_s - then_s > _CHOICE_HOLDS_S:
             tokens = choose()
             self._choice = (tokens, now_s, now_for)
@@ -229,14 +257,10 @@ class PaceBook:
 
     def record_token_rate(self, token_rate_hz: float, now_s: float) -> None:
         """Learn from one stream's LLM; what was learnt long ago counts less."""
-        kept = (1 - _RATE_LEARNT_SHARE) * _left(now_s - self._rate_learnt_s, self._half_life_s)
-        self._rate_learnt_s = now_s
-        self._token_rate_hz += (1 - kept) * (token_rate_hz - self._token_rate_hz)
-
-    @property
-    def _half_life_s(self) -> float:
-        mean_s = self._sums.cost_s / self._sums.weight if self._sums.weight else 0.0
-        return max(_HALF_LIFE_S, _HALF_LIFE_CHUNKS * mean_s)
+        learnt = self._now
+        kept = (1 - _RATE_LEARNT_SHARE) * _left(now_s - learnt.rate_s, learnt.half_life_s)
+        learnt.rate_s = now_s
+        learnt.token_rate_hz += (1 - kept) * (token_rate_hz - learnt.token_rate_hz)
 
 
 def _of_a_second(line: ChunkCost) -> float:
@@ -324,6 +348,20 @@ class PaceMeter:
     def left_out(self, audio_s: float) -> None:
         """Note that so much of the audio that has come is not played."""
         self._dry_s -= audio_s
+
+    def begins(self, audio_s: float) -> bool:
+        """Tell whether a listener who has heard nothing yet should hear so much audio now, and note it if so.
+
+        Else the listener would have nothing left before the chunk under way is there.
+        """
+        now_s = self._clock.now()
+        if self._under_way and self._own and self._book.requests > 1:
+            (pushed_s, hop), (last_hop, last_s) = self._under_way[0], self._own[-1]
+            cost_s = last_s * self._book.line.of_hop(hop) / max(self._book.line.of_hop(last_hop), 1e-9)
+            if max(pushed_s, self._answered_s) + cost_s > now_s + audio_s:
+                return False
+        self._dry_s = now_s + audio_s
+        return True
 
     def read(self) -> Pace:
         """Return what is known now."""

@@ -203,9 +203,10 @@ class Speaker:
                 async with self._producing(job, segments) as pushes:
                     while ready := await pushes.take():
                         for push in ready:
-                            yield (audio := job.hear(await push))
-                            account.deliver(audio.duration_s)
-                            job.observer.asked()
+                            for audio in job.hear(await push):
+                                yield audio
+                                account.deliver(audio.duration_s)
+                                job.observer.asked()
             if job.refusal is not None:
                 raise job.refusal
 

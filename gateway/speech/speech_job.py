@@ -101,6 +101,8 @@ class SpeechJob:
         """Made with the first audio."""
         self._voice = Utterance("", "", ())
         self._aligner = aligner if request.wants_times else None
+        self._held: list[AudioChunk] = []
+        """Audio that the listener has not been given yet."""
         self._segment_tokens: list[int] = []
         self._cut_short: str | None = None
         self._clock = clock
@@ -216,7 +218,8 @@ class SpeechJob:
         if not push.cancelled() and push.exception() is None:
             self._meter.answered(push.result().duration_s)
 
-    def hear(self, audio: AudioChunk) -> AudioChunk:
+    def hear(self, audio: AudioChunk) -> list[AudioChunk]:
+        """Take a chunk's audio; returns what the listener shall have now: the first ones wait for one another."""
         if self._weaver is None:
             self._weaver = PauseWeaver(self.result, LeadingSilence(self._silence_kept_s))
         cut_before = self._weaver.cut_samples
@@ -224,16 +227,23 @@ class SpeechJob:
         self._meter.left_out((self._weaver.cut_samples - cut_before) / SAMPLE_RATE_HZ)
         self.result.audio_chunks += 1
         self.result.audio_samples += len(audio.samples)
-        if self.result.ttfa_s is None and len(audio.samples):
+        self._held.append(audio)
+        if self.result.ttfa_s is None and self.result.audio_samples:
+            if not (audio.is_last or self._meter.begins(self.result.audio_s)):
+                return []
             self.result.ttfa_s = self.elapsed_s
-        self.observer.heard(audio)
-        return audio
+        released, self._held = self._held, []
+        for each in released:
+            self.observer.heard(each)
+        return released
 
     def __enter__(self) -> SpeechJob:
+        self._book.requests += 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._meter.ended()
+        self._book.requests -= 1
         result = self.result
         result.total_s = self.elapsed_s
         level = logging.WARNING if result.is_truncated else logging.INFO

@@ -124,6 +124,7 @@ def test_the_first_hop_is_longer_than_usual_only_where_even_urgent_chunks_are_sl
 
 def test_chunks_of_listeners_who_had_nothing_left_are_urgent_until_some_seconds_later() -> None:
     clock, book = ManualClock(), PaceBook()
+    book.requests = 2
     meter = PaceMeter(book, clock)
     for clock.seconds, seconds in ((0.0, 0.2), (0.25, 0.1)):
         meter.sent(18)
@@ -132,6 +133,9 @@ def test_chunks_of_listeners_who_had_nothing_left_are_urgent_until_some_seconds_
     newcomer = PaceMeter(book, clock)
     urgent_cost = newcomer.read().urgent_cost
     assert urgent_cost is not None and urgent_cost.of_hop(15) == pytest.approx(0.2), "the second came in time"
+    book.requests = 1
+    assert newcomer.read().urgent_cost is None, "nobody else is there"
+    book.requests = 2
     clock.seconds += 6.0
     assert newcomer.read().urgent_cost is None
 
@@ -154,6 +158,7 @@ def test_a_chunk_that_may_have_waited_for_its_voice_tells_nothing_of_others() ->
 @pytest.mark.parametrize("fixed_s", [0.0, 0.02, 0.2])
 def test_urgent_chunks_of_one_length_are_taken_to_grow_as_all_do(fixed_s: float) -> None:
     book = PaceBook()
+    book.requests = 2
     cost = ChunkCost(fixed_s, 0.002)
     for hop in (15, 25, 50, 100) * 10:
         book.record_cost(hop, cost.of_hop(hop), 0.0)
@@ -359,6 +364,50 @@ def test_a_few_chunks_tell_that_a_crowd_has_gone(quick_s: float, slow_s: float, 
         chunks(7, quick_s)
     assert first_hop() == alone
     assert book.line.of_hop(15) < 1.2 * line.of_hop(15)
+
+
+def test_of_a_crowd_that_has_gone_nothing_is_left_for_a_single_request() -> None:
+    book = PaceBook()
+    book.record_cost(15, 0.1, 0.0)
+    book.record_token_rate(200, 0.0)
+    alone, book.requests = book.line, 12
+    assert (book.line, book.token_rate_hz) == (alone, 200), "all that is known of a crowd yet"
+    for second in range(1, 5):
+        book.record_cost(15, 1.2, float(second))
+        book.record_token_rate(20, float(second))
+    assert book.line.of_hop(15) > 0.3 and book.spread > 0 and book.token_rate_hz < 100
+    book.requests = 1
+    assert (book.line, book.spread, book.token_rate_hz) == (alone, 0.0, 200)
+    book.requests = 3
+    assert book.line.of_hop(15) > 0.3, "and of one that comes again, what the last one told"
+
+
+def test_a_listener_begins_when_the_audio_lasts_until_the_chunk_under_way_is_there() -> None:
+    clock, book = ManualClock(), PaceBook()
+    book.requests = 2
+    meter = PaceMeter(book, clock)
+    meter.sent(18)
+    clock.seconds = 0.5
+    meter.sent(18)
+    meter.answered(0.44)
+    assert not meter.begins(0.44), "the next one takes half a second, as this one did"
+    clock.seconds = 0.9
+    assert meter.begins(0.44)
+    assert meter.read().dry_in_s == pytest.approx(0.44 + 0.6, abs=0.2), "it plays from now on"
+    clock.seconds = 1.0
+    meter.answered(0.6)
+    assert meter.begins(0.0), "nothing is under way that it could wait for"
+
+
+def test_a_listener_alone_never_waits_for_a_second_chunk() -> None:
+    clock, book = ManualClock(), PaceBook()
+    book.requests = 1
+    meter = PaceMeter(book, clock)
+    meter.sent(18)
+    clock.seconds = 0.5
+    meter.sent(18)
+    meter.answered(0.44)
+    assert meter.begins(0.1)
 
 
 def test_the_meter_knows_the_listeners_slack() -> None:

@@ -189,6 +189,33 @@ async def test_the_deadline_policy_goes_by_what_the_pipeline_measures(voices: li
     assert max(results[1].chunk_schedule) == 103
 
 
+@pytest.mark.parametrize(("callers", "ttfa_s"), [(1, 1.0), (2, 2.0)])
+async def test_a_listener_beside_others_begins_when_the_next_chunk_would_come_in_time(
+    callers: int, ttfa_s: float, voices: list[NamedVoice]
+) -> None:
+    clock, token2wav = ManualClock(), FakeToken2Wav(is_held=True)
+    settings = PipelineSettings(FixedChunks(15, 15))
+    pipeline = Speaker(FakeLLM(speech_deltas(90)), token2wav, VoiceRegistry(token2wav, voices), settings, clock)
+
+    async def all_hear(results: list[SpeechResult], chunk_s: float) -> None:
+        heard = [asyncio.create_task(speak(pipeline, SpeechRequest("hello"), result)) for result in results]
+        while not all(task.done() for task in heard):
+            for _ in range(300):
+                await asyncio.sleep(0)
+            clock.seconds += chunk_s
+            for stream in token2wav.streams:
+                waiting = stream.pending[1:]
+                del stream.pending[1:]
+                stream.answer_all()
+                stream.pending += waiting
+        assert [sum(len(chunk.samples) for chunk in task.result()) for task in heard] == [90 * 960] * len(heard)
+
+    await all_hear([SpeechResult()], 0.1)  # the voice and what a chunk takes are known from now on
+    results = [SpeechResult() for _ in range(callers)]
+    await all_hear(results, 1.0)  # a chunk has 0.6 s of audio
+    assert [result.ttfa_s for result in results] == [pytest.approx(ttfa_s)] * callers
+
+
 async def test_a_failed_push_is_no_measurement(voices: list[NamedVoice]) -> None:
     token2wav = FakeToken2Wav(fail_at=1)
     pipeline = make_pipeline(FakeLLM(speech_deltas(200)), token2wav, voices, PipelineSettings(DeadlineChunks()))
