@@ -5,7 +5,7 @@ many are done with hardly any time left, which is before a listener has nothing 
 than the limit allows, none is admitted, and it does not shrink further.
 
 A stream's later pieces cost more than its first ones, and come seconds after them. So the limit follows at once what is
-made only as far as `COLD_STREAMS` new streams a second need; above, it is so slow that pieces tell what streams cost.
+made only as far as `COLD_STREAMS` new streams a second need; above, it is fast only while pieces come a second early.
 
 A piece of work is a chunk of audio, or some tokens. Its *room* is the time from its order until its listener has
 nothing left; its *slack* is what was left of that time when it was done.
@@ -31,19 +31,19 @@ TIGHT_S, TIGHT_SHARE = 0.15, 0.25
 """A piece is tight if it was done with less slack than either: so many seconds, such a share of its room."""
 _WINDOW_S, _WINDOW_PIECES = 0.5, 16
 """Least length of a window, and fewest pieces in it, after which the limit may change."""
-_FEW, _SOME, _MANY = 0.05, 0.1, 1 / 3
+_FEW, _SOME, _MANY, _HALF = 0.05, 0.1, 1 / 3, 1 / 2
 """Shares of a window's pieces. With more than some tight ones the limit falls: while streams begin, up to a tenth is.
-It grows until many take over half of their room, as half of them do where all streams are open that can be served; and
-it may grow fastest while few do."""
+It grows until many take over half of their room, or half of them if their mean slack is comfortable, `FIRST_ROOM_S`;
+where as many streams are open as can be served, more do. It may grow fastest while few do."""
 _USED_SHARE = 0.9
 """A service that makes so many seconds of speech a second can serve as many streams, or as many as are open if it is
 ahead of their listeners. The limit falls to this share of them at the lowest, and grows at once to this share of what
 is made while it is below what was proven. It grows further only if this share of it is open."""
 _IN_USE = 0.6
 """Share of the limit from which on the open streams put it to the test. With fewer, some pieces are tight because many
-streams have begun at once, and what was made is what was asked for."""
-_GROWTH, _FASTEST_GROWTH, _LEAST_GROWTH = 0.01, 0.1, 0.1
-"""Growth in a window, as a share: for a while after a fall, and at most; and the least number of streams."""
+streams have begun at once, what was made is what was asked for, and what was not proven is forgotten."""
+_GROWTH, _AHEAD_GROWTH, _FASTEST_GROWTH, _LEAST_GROWTH = 0.01, 0.05, 0.1, 0.1
+"""Growth in a window, as a share: usual, with comfortable slack, and at most; and the least number of streams."""
 _CALM_WINDOWS = 60
 """Windows after a fall until the limit may grow fastest."""
 _FIRST_LASTED_S, _NEWEST_SHARE = 6.0, 0.1
@@ -69,7 +69,7 @@ class StreamLimit:
         self._mean_slack_s = FIRST_ROOM_S
         """Of the newest window; while it rises, a fall has shown its effect."""
         self._proven = COLD_STREAMS * _FIRST_LASTED_S
-        """Limit up to which it follows what is made: `COLD_STREAMS` new streams a second need it, or it fell to it."""
+        """Limit up to which it follows what is made: for `COLD_STREAMS` new ones a second, what it fell to or kept."""
         self._lasted_s = _FIRST_LASTED_S
         self._begin_window()
 
@@ -80,8 +80,7 @@ class StreamLimit:
 
     def next_end_s(self, open_streams: int) -> float:
         """Expect the seconds until a stream ends that leaves room for another one."""
-        too_many = max(0, open_streams - self.streams) + 1
-        return too_many * self._lasted_s / max(1, open_streams)
+        return (1 + max(0, open_streams - self.streams)) * self._lasted_s / max(1, open_streams)
 
     def note_end(self, lasted_s: float) -> None:
         """Note that a stream has ended, which was open for so long."""
@@ -97,11 +96,10 @@ class StreamLimit:
         """
         if room_s <= 0 or self._is_fixed:
             return
-        tight_s = min(TIGHT_S, TIGHT_SHARE * room_s)
         self._pieces += 1
         self._slow += slack_s < room_s / 2
         self._slack_s += slack_s
-        self._tight += slack_s < tight_s
+        self._tight += slack_s < min(TIGHT_S, TIGHT_SHARE * room_s)
         self._made_s += made_s
         window_s = self._clock.now() - self._began_s
         if self._pieces >= _WINDOW_PIECES and window_s >= _WINDOW_S:
@@ -117,6 +115,7 @@ class StreamLimit:
         """Change the limit by the pieces of the window that ends now."""
         tight, slack_s = self._tight / self._pieces, self._slack_s / self._pieces
         is_better, self._mean_slack_s = slack_s > self._mean_slack_s, slack_s
+        is_ahead = slack_s >= FIRST_ROOM_S and self._limit > COLD_STREAMS
         self._windows += 1
         if tight > _SOME:
             if open_streams <= self._limit and not is_better:
@@ -126,11 +125,15 @@ class StreamLimit:
                 if open_streams >= _IN_USE * self._limit:
                     self._windows = 0
                     self._proven = min(self._proven, self._limit)
-        elif self._slow <= _MANY * self._pieces:
-            is_fast = self._windows > _CALM_WINDOWS and self._slow <= _FEW * self._pieces
-            growth = max(_LEAST_GROWTH, (_FASTEST_GROWTH if is_fast else _GROWTH) * self._limit)
-            grown = self._limit + (growth if open_streams >= _USED_SHARE * self.streams else 0.0)
-            grown = max(grown, min(_USED_SHARE * made_s_per_s, self._proven))
+        elif self._slow <= (_HALF if is_ahead else _MANY) * self._pieces:
+            is_calm = self._windows > _CALM_WINDOWS and self._slow <= _FEW * self._pieces
+            grown = max(self._limit, min(_USED_SHARE * made_s_per_s, self._proven))
+            if open_streams >= _USED_SHARE * self.streams:
+                share = _FASTEST_GROWTH if is_calm else _AHEAD_GROWTH if is_ahead else _GROWTH
+                grown = max(grown, self._limit + max(_LEAST_GROWTH, share * self._limit))
+                self._proven = max(self._proven, grown if is_calm else 0.0)
+            elif open_streams < _IN_USE * self._limit:
+                grown = min(grown, max(self._proven, COLD_STREAMS * _FIRST_LASTED_S))
             self._limit = min(grown, float(self._most))
 
 

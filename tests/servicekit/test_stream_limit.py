@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from servicekit.stream_limit import COLD_STREAMS, LEAST_STREAMS, StreamLimit
@@ -111,12 +113,33 @@ def test_a_limit_far_above_the_open_streams_falls_below_them_when_all_are_late()
     assert _judged_after(before + after).streams < 420
 
 
-def _judged_after(windows: list[tuple[float, float, int]]) -> StreamLimit:
-    """Return a limit after half-second windows of slack in seconds, seconds made in a second, and open streams."""
+@pytest.mark.parametrize(("mean_slack_s", "least", "most"), [(0.9, 384, 384), (1.2, 480, 540)])
+def test_a_limit_above_the_first_ones_grows_while_pieces_come_a_second_early(
+    mean_slack_s: float, least: int, most: int
+) -> None:
+    """Two in five take over half of their room, as where a few more streams can be served."""
+    limit = _judged_after([(ROOM_S, 500.0, 300)] * 4 + [(mean_slack_s, 600.0, None)] * 6)
+    assert least <= limit.streams <= most
+
+
+def test_a_limit_reached_by_streams_one_by_one_lets_no_more_begin_at_once_than_the_first_one() -> None:
+    limit = _judged_after([(ROOM_S, 500.0, 300)] * 4 + [(1.2, 600.0, None)] * 6 + [(3.0, 600.0, 10)])
+    assert limit.streams == 384
+
+
+def _judged_after(windows: Sequence[tuple[float, float, int | None]]) -> StreamLimit:
+    """Return a limit after half-second windows of slack in seconds, seconds made in a second, and open streams.
+
+    With None as many streams are open as may be, and two in five pieces take over half of their room of 2 s.
+    """
     clock = ManualClock()
     limit = StreamLimit(1000, clock)
     for slack_s, made_s_per_s, open_streams in windows:
-        for _ in range(20):
+        for piece in range(20):
             clock.seconds += 0.0251
-            limit.note_piece(slack_s, ROOM_S, made_s_per_s * 0.0251, open_streams)
+            made_s = made_s_per_s * 0.0251
+            if open_streams is None:
+                limit.note_piece(slack_s * (0.5 if piece % 5 < 2 else 4 / 3), 2.0, made_s, limit.streams)
+            else:
+                limit.note_piece(slack_s, ROOM_S, made_s, open_streams)
     return limit

@@ -272,11 +272,8 @@ class Token2WavEngine:
         if len(streams) < limit.streams:
             return False
         extra = sum(stream.is_extra for stream in streams)
-        if (
-            not options.caller_has_share
-            and extra < extra_streams(limit.streams)
-            and len(streams) < self.config.max_streams
-        ):
+        has_extra_room = extra < extra_streams(limit.streams) and len(streams) < self.config.max_streams
+        if has_extra_room and not options.caller_has_share:
             return True
         retry_s = limit.next_end_s(len(streams))
         raise CapacityError(f"{len(streams)} streams are open, {limit.streams} may be; try again in {retry_s:.1f} s")
