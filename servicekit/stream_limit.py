@@ -42,7 +42,7 @@ is made while it is below what was proven. It grows further only if this share o
 _IN_USE = 0.6
 """Share of the limit from which on the open streams put it to the test. With fewer, some pieces are tight because many
 streams have begun at once, what was made is what was asked for, and what was not proven is forgotten."""
-_GROWTH, _AHEAD_GROWTH, _FASTEST_GROWTH, _LEAST_GROWTH = 0.01, 0.05, 0.1, 0.1
+_GROWTH, _AHEAD_GROWTH, _FASTEST_GROWTH, _LEAST_GROWTH = 0.01, 0.06, 0.1, 0.1
 """Growth in a window, as a share: usual, with comfortable slack, and at most; and the least number of streams."""
 _CALM_WINDOWS = 60
 """Windows after a fall until the limit may grow fastest."""
