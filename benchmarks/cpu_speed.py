@@ -40,7 +40,7 @@ from token2wav_service.serving.process.server import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 BEFORE, TODAY = "before", "today"
-BASE_COMMIT = "76eb1775cb27b33da26ac343f56db46ca46bdc2c"
+BASE_COMMIT = "b374f7393aeee884c79c1c26a7b77556c842a9d9"
 DEFAULT_OUT = ROOT / "benchmarks" / "results" / "cpu_speed.json"
 READY_TIMEOUT_S = 300.0
 TIMEOUT_S = 300.0

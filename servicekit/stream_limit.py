@@ -19,7 +19,7 @@ STREAMS, OPEN_STREAMS, NEXT_END_S = "streams", "open-streams", "next-end-s"
 """Names under which a service tells its limit, its open streams and the seconds until one is likely to end, as metadata
 behind the answer to a gRPC health check."""
 COLD_STREAMS = 64
-"""Limit before anything was measured."""
+"""Limit of a GPU before anything was measured; of CPU cores it is the least."""
 LEAST_STREAMS = 4
 """Fewest streams: a host slower than speech still serves a few."""
 RESERVED_SHARE, EXTRA_SHARE = 0.1, 0.25
@@ -53,17 +53,18 @@ _FIRST_LASTED_S, _NEWEST_SHARE = 6.0, 0.1
 class StreamLimit:
     """The limit of one engine. Not thread-safe: its owner serialises access."""
 
-    def __init__(self, most: int, clock: Clock, *, is_fixed: bool = False) -> None:
+    def __init__(self, most: int, clock: Clock, *, cold: int = COLD_STREAMS, is_fixed: bool = False) -> None:
         """Begin cold.
 
         Args:
             most: the limit never exceeds it.
+            cold: limit before anything was measured.
             is_fixed: the limit is `most`, for work that no listener waits for.
         """
         self._most = most
         self._is_fixed = is_fixed
         self._clock = clock
-        self._limit = float(most if is_fixed else min(COLD_STREAMS, most))
+        self._limit = float(most if is_fixed else min(cold, most))
         self._windows = _CALM_WINDOWS
         """Windows since the limit fell."""
         self._mean_slack_s = FIRST_ROOM_S

@@ -71,11 +71,11 @@ def test_a_test_without_a_mark_starts_no_python_process() -> None:
 
 
 BOUNDS = {
-    "wheel_lines": 65_880,
+    "wheel_lines": 65_890,
     "wheel_files": 413,
     "benchmarks_lines": 4_865,
-    "test_lines": 45_750,
-    "doc_words": 49_915,
+    "test_lines": 45_770,
+    "doc_words": 49_920,
     "serve_settings": 64,
     "routing_lines": 960,
     "routing_constants": 8,

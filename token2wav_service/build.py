@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from servicekit.clock import Clock
+from servicekit.stream_limit import COLD_STREAMS, LEAST_STREAMS
 from token2wav_service.checkpoint.family import missing_files, open_features, voice_model_version
 from token2wav_service.checkpoint.loader import LoadedModels, load_models
 from token2wav_service.config import RunnerKind, Token2WavConfig
@@ -80,7 +81,8 @@ def build_engine(
     logger.info(
         "token2wav (%s) on %s in %s from %s", models.config.family.value, config.device, config.dtype, config.model_dir
     )
-    return Token2WavEngine(config, voices, runner, clock, _device_probe(config.device), is_realtime=is_realtime)
+    probe, cold = _device_probe(config.device), LEAST_STREAMS if _is_cpu(config) else COLD_STREAMS
+    return Token2WavEngine(config, voices, runner, clock, probe, is_realtime=is_realtime, cold_streams=cold)
 
 
 def _voice_cache_bytes(config: Token2WavConfig, models: LoadedModels) -> int:
@@ -121,9 +123,13 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
         )
     if kind in (RunnerKind.TORCH, RunnerKind.PACKED):
         plain: Any = CausalStreamVocoder if isinstance(vocoder, CausalHiFT) else StreamVocoder
-        chunks = _chunks_at_once() if torch.device(config.device).type == "cpu" else 1
+        chunks = _chunks_at_once() if _is_cpu(config) else 1
         return ModelRunner(StreamFlow(flow, policy), plain(vocoder, policy), chunks)
     return _build_slots(config, models, shapes)
+
+
+def _is_cpu(config: Token2WavConfig) -> bool:
+    return torch.device(config.device).type == "cpu"
 
 
 def _chunks_at_once() -> int:

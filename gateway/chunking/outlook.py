@@ -13,11 +13,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.chunking.pace import HELD_BACK_S, Pace
+from gateway.chunking.pace import CAUTION, HELD_BACK_S, Pace
 from token2wav_service.contract import LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 
-CAUTION = 1.25
-"""Usual factor on the expected time of work that has not begun."""
 MARGIN_S = 0.05
 """Seconds added for the way to the listener and for the scheduler."""
 SUSTAINED_SHARE = 0.9

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from servicekit.clock import Clock
 from token2wav_service.contract import LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 
+CAUTION = 1.25
+"""Usual factor on the expected time of work that has not ended."""
 HELD_BACK_S = 0.16
 """Audio in seconds that the vocoder holds back: the newest 8 frames (50 a second), for its joins."""
 _BOOK_DECAY = 0.98
@@ -349,15 +351,20 @@ class PaceMeter:
         """Note that so much of the audio that has come is not played."""
         self._dry_s -= audio_s
 
-    def begins(self, audio_s: float) -> bool:
+    def begins(self, audio_s: float, tokens_come: bool) -> bool:
         """Tell whether a listener who has heard nothing yet should hear so much audio now, and note it if so.
 
-        Else the listener would have nothing left before the chunk under way is there.
+        Else the listener would have nothing left before the next chunk's audio is there.
+
+        Args:
+            audio_s: seconds of audio that have come.
+            tokens_come: the LLM speaks, and waits for nobody.
         """
         now_s = self._clock.now()
-        if self._under_way and self._own and self._book.requests > 1:
-            (pushed_s, hop), (last_hop, last_s) = self._under_way[0], self._own[-1]
-            cost_s = last_s * self._book.line.of_hop(hop) / max(self._book.line.of_hop(last_hop), 1e-9)
+        if (self._under_way or tokens_come) and self._own and self._book.requests > 1:
+            last_hop, last_s = self._own[-1]
+            pushed_s, hop = self._under_way[0] if self._under_way else (now_s, last_hop)
+            cost_s = CAUTION * last_s * self._book.line.of_hop(hop) / max(self._book.line.of_hop(last_hop), 1e-9)
             if max(pushed_s, self._answered_s) + cost_s > now_s + audio_s:
                 return False
         self._dry_s = now_s + audio_s

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
-from gateway.chunking.outlook import CAUTION, Outlook
-from gateway.chunking.pace import Pace
+from gateway.chunking.outlook import Outlook
+from gateway.chunking.pace import CAUTION, Pace
 from gateway.errors import ConfigError
 from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 

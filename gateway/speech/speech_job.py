@@ -229,7 +229,8 @@ class SpeechJob:
         self.result.audio_samples += len(audio.samples)
         self._held.append(audio)
         if self.result.ttfa_s is None and self.result.audio_samples:
-            if not (audio.is_last or self._meter.begins(self.result.audio_s)):
+            tokens_come = not (self.result.spans[-1].is_complete or self.request.is_interleaved)
+            if not (audio.is_last or self._meter.begins(self.result.audio_s, tokens_come)):
                 return []
             self.result.ttfa_s = self.elapsed_s
         released, self._held = self._held, []

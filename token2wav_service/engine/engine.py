@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from servicekit.clock import Clock
-from servicekit.stream_limit import StreamLimit, extra_streams, reserved_streams
+from servicekit.stream_limit import COLD_STREAMS, StreamLimit, extra_streams, reserved_streams
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
 from token2wav_service.engine.meter import EngineMeter, Measurements
@@ -76,10 +76,12 @@ class Token2WavEngine:
         probe_device: Callable[[], None] = lambda: None,
         *,
         is_realtime: bool = False,
+        cold_streams: int = COLD_STREAMS,
     ) -> None:
         """Take the parts that the engine is made of.
 
         Args:
+            cold_streams: streams that it admits while nothing is measured and listeners wait.
             is_realtime: listeners wait: admit as many streams as are served in time; False: `config.max_streams`.
             probe_device: raises where the device can't compute any more; asked after a failure.
         """
@@ -95,7 +97,7 @@ class Token2WavEngine:
         self._meter = EngineMeter()
         slots = config.max_streams
         most = max(1, slots - reserved_streams(slots)) if is_realtime else slots
-        self._limit = StreamLimit(most, clock, is_fixed=not is_realtime)
+        self._limit = StreamLimit(most, clock, cold=cold_streams, is_fixed=not is_realtime)
 
     def open_stream(self, voice_id: str, options: StreamOptions) -> str:
         """Open a stream of a registered voice; returns its id. Of one that is being made, `begin_streams` begins it.

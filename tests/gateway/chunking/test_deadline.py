@@ -10,8 +10,17 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gateway.chunking.chunker import Chunker
-from gateway.chunking.outlook import CAUTION, MARGIN_S, Outlook
-from gateway.chunking.pace import HELD_BACK_S, PRIOR_COST, PRIOR_TOKEN_RATE_HZ, ChunkCost, Pace, PaceBook, PaceMeter
+from gateway.chunking.outlook import MARGIN_S, Outlook
+from gateway.chunking.pace import (
+    CAUTION,
+    HELD_BACK_S,
+    PRIOR_COST,
+    PRIOR_TOKEN_RATE_HZ,
+    ChunkCost,
+    Pace,
+    PaceBook,
+    PaceMeter,
+)
 from gateway.chunking.policies import (
     ChunkPolicy,
     ChunkProgress,
@@ -390,13 +399,14 @@ def test_a_listener_begins_when_the_audio_lasts_until_the_chunk_under_way_is_the
     clock.seconds = 0.5
     meter.sent(18)
     meter.answered(0.44)
-    assert not meter.begins(0.44), "the next one takes half a second, as this one did"
+    assert not meter.begins(0.44, tokens_come=False), "the next one takes half a second, as this one did"
     clock.seconds = 0.9
-    assert meter.begins(0.44)
+    assert meter.begins(0.44, tokens_come=False)
     assert meter.read().dry_in_s == pytest.approx(0.44 + 0.6, abs=0.2), "it plays from now on"
     clock.seconds = 1.0
     meter.answered(0.6)
-    assert meter.begins(0.0), "nothing is under way that it could wait for"
+    assert not meter.begins(0.1, tokens_come=True), "the LLM goes on"
+    assert meter.begins(0.1, tokens_come=False), "there is nothing to wait for"
 
 
 def test_a_listener_alone_never_waits_for_a_second_chunk() -> None:
@@ -407,7 +417,7 @@ def test_a_listener_alone_never_waits_for_a_second_chunk() -> None:
     clock.seconds = 0.5
     meter.sent(18)
     meter.answered(0.44)
-    assert meter.begins(0.1)
+    assert meter.begins(0.1, tokens_come=True)
 
 
 def test_the_meter_knows_the_listeners_slack() -> None:

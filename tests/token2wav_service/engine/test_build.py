@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from servicekit.clock import SystemClock
-from servicekit.stream_limit import StreamLimit
+from servicekit.stream_limit import LEAST_STREAMS, StreamLimit
 from tests.token2wav_service.engine.factory import drain, make_engine, open_stream, push_all, tokens_of
 from tests.virtual_time import ManualClock
 from token2wav_service.build import build_engine, choose_runner
@@ -68,6 +68,13 @@ def test_block_masked_families_get_their_runner(family: Family, tmp_path: Path) 
     for runner, kind in ((RunnerKind.AUTO, ModelRunner), (RunnerKind.SLOTS, SlotRunner)):
         config = Token2WavConfig(tmp_path, runner=runner, max_streams=2, synthesis=policy)
         assert isinstance(build_engine(config, SystemClock()).runner, kind)
+
+
+@pytest.mark.slow
+def test_cpu_cores_admit_few_streams_until_they_are_measured(tmp_path: Path) -> None:
+    make_random_token2wav(tmp_path, 0, *SMALL_SIZES[Family.COSYVOICE3])
+    engine = build_engine(Token2WavConfig(tmp_path, max_streams=100), SystemClock(), is_realtime=True)
+    assert engine.status().max_streams == LEAST_STREAMS
 
 
 @pytest.mark.slow
