@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -53,6 +54,8 @@ class ModelRunner:
         self.flow = flow
         self.vocoder = vocoder
         self._at_once = at_once
+        self._beginning = Lock()
+        """Streams of one voice share the states that they start from."""
         self._pool = ThreadPoolExecutor(at_once, "token2wav-chunks", initializer=partial(torch.set_num_threads, 1))
         self.facts = ModelFacts(flow.vocab_size, flow.lookahead, flow.stride, flow.hop_multiple)
 
@@ -112,4 +115,5 @@ class ModelRunner:
         if work.state.flow is not None:
             return work.state.flow
         hop = 0 if work.is_last else self.facts.new_tokens(len(work.token_ids), is_last=False)
-        return self.flow.begin(work.state.voice, hop)
+        with self._beginning:
+            return self.flow.begin(work.state.voice, hop)

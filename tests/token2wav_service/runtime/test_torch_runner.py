@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.token2wav_service.streaming.flow_factory import make_flow, make_hift
 from token2wav_service.config import SynthesisPolicy
 from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.models.causal import FlowInput
+from token2wav_service.models.flow.flow_state import FlowVoice
 from token2wav_service.models.vocoder.hift import fold_weight_norm
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.runtime.cpu.packed_flow import PackedFlow, PackedState
@@ -23,10 +25,20 @@ POLICY = SynthesisPolicy(ode_steps=2)
 
 
 class FaultyFlow(PackedFlow):
-    """Remembers its batches; fails where one has a chunk of as many tokens."""
+    """Remembers its batches, and how many streams were begun at a time; fails at a chunk of as many tokens."""
 
     batches: list[list[int]]
     fault: int | None = None
+    beginning = most_beginning = 0
+
+    def begin(self, prompt: FlowVoice, hop: int) -> PackedState:
+        self.beginning += 1
+        self.most_beginning = max(self.most_beginning, self.beginning)
+        time.sleep(0.01)
+        try:
+            return super().begin(prompt, hop)
+        finally:
+            self.beginning -= 1
 
     def forward(self, rows: Sequence[FlowInput[PackedState]]) -> tuple[list[Tensor], list[PackedState]]:
         sizes = [len(row.token_ids) for row in rows]
@@ -60,10 +72,11 @@ def test_chunks_side_by_side_sound_as_they_do_together() -> None:
         np.testing.assert_allclose(one.samples, other.samples, atol=2e-3)
 
 
-def test_the_longest_chunks_do_not_share_a_thread() -> None:
+def test_the_longest_chunks_do_not_share_a_thread_and_one_stream_begins_at_a_time() -> None:
     runner, flow = runner_of(2)
     runner.run(works_of(runner, (50, 9, 28, 10)))
     assert sorted(map(sorted, flow.batches)) == [[9, 28], [10, 50]]
+    assert flow.most_beginning == 1
 
 
 def test_a_failure_is_told_when_all_have_ended_and_they_can_run_again() -> None:
