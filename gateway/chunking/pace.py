@@ -362,9 +362,8 @@ class PaceMeter:
         """
         now_s = self._clock.now()
         if (self._under_way or tokens_come) and self._own and self._book.requests > 1:
-            last_hop, last_s = self._own[-1]
-            pushed_s, hop = self._under_way[0] if self._under_way else (now_s, last_hop)
-            cost_s = CAUTION * last_s * self._book.line.of_hop(hop) / max(self._book.line.of_hop(last_hop), 1e-9)
+            pushed_s, hop = self._under_way[0] if self._under_way else (now_s, self._own[-1][0])
+            cost_s = CAUTION * self._times_usual(*self._own[-1]) * self._book.line.of_hop(hop)
             if max(pushed_s, self._answered_s) + cost_s > now_s + audio_s:
                 return False
         self._dry_s = now_s + audio_s
@@ -392,9 +391,12 @@ class PaceMeter:
         return free_s, dry_s
 
     def _cautious_cost(self) -> ChunkCost:
-        line = self._book.line
-        own = max((seconds / max(line.of_hop(hop), 1e-9) for hop, seconds in self._own), default=0.0)
-        return line.scaled(max(1 + self._book.spread, own))
+        own = max((self._times_usual(*chunk) for chunk in self._own), default=0.0)
+        return self._book.line.scaled(max(1 + self._book.spread, own))
+
+    def _times_usual(self, hop: int, seconds: float) -> float:
+        """Return how many times as long as usual a chunk took."""
+        return seconds / max(self._book.line.of_hop(hop), 1e-9)
 
     def _token_rate(self, now_s: float) -> float:
         prior_hz = self._book.token_rate_hz

@@ -391,14 +391,20 @@ def test_of_a_crowd_that_has_gone_nothing_is_left_for_a_single_request() -> None
     assert book.line.of_hop(15) > 0.3, "and of one that comes again, what the last one told"
 
 
-def test_a_listener_begins_when_the_audio_lasts_until_the_chunk_under_way_is_there() -> None:
+def with_first_chunk(requests: int) -> tuple[ManualClock, PaceMeter]:
+    """Return a stream, one of so many, whose first chunk has taken half a second and whose second is under way."""
     clock, book = ManualClock(), PaceBook()
-    book.requests = 2
+    book.requests = requests
     meter = PaceMeter(book, clock)
     meter.sent(18)
     clock.seconds = 0.5
     meter.sent(18)
     meter.answered(0.44)
+    return clock, meter
+
+
+def test_a_listener_begins_when_the_audio_lasts_until_the_chunk_under_way_is_there() -> None:
+    clock, meter = with_first_chunk(requests=2)
     assert not meter.begins(0.44, tokens_come=False), "the next one takes half a second, as this one did"
     clock.seconds = 0.9
     assert meter.begins(0.44, tokens_come=False)
@@ -410,13 +416,7 @@ def test_a_listener_begins_when_the_audio_lasts_until_the_chunk_under_way_is_the
 
 
 def test_a_listener_alone_never_waits_for_a_second_chunk() -> None:
-    clock, book = ManualClock(), PaceBook()
-    book.requests = 1
-    meter = PaceMeter(book, clock)
-    meter.sent(18)
-    clock.seconds = 0.5
-    meter.sent(18)
-    meter.answered(0.44)
+    _, meter = with_first_chunk(requests=1)
     assert meter.begins(0.1, tokens_come=True)
 
 
