@@ -114,8 +114,9 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
     """
     flow, vocoder, policy = models.flow, models.vocoder, config.synthesis
     kind = choose_runner(config)
+    at_once = _chunks_at_once() if _is_cpu(config) else 1
     if isinstance(flow, Flow) and isinstance(vocoder, HiFT) and kind is RunnerKind.PACKED:
-        return ModelRunner(PackedFlow(flow, policy), StreamVocoder(ColumnHiFT(vocoder), policy), _chunks_at_once())
+        return ModelRunner(PackedFlow(flow, policy), StreamVocoder(ColumnHiFT(vocoder), policy), at_once)
     if kind is RunnerKind.PACKED and config.runner is not RunnerKind.AUTO:
         raise CheckpointError(
             f"{config.model_dir} is of family {models.config.family.value}, which runner `{config.runner.value}` does "
@@ -123,8 +124,7 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
         )
     if kind in (RunnerKind.TORCH, RunnerKind.PACKED):
         plain: Any = CausalStreamVocoder if isinstance(vocoder, CausalHiFT) else StreamVocoder
-        chunks = _chunks_at_once() if _is_cpu(config) else 1
-        return ModelRunner(StreamFlow(flow, policy), plain(vocoder, policy), chunks)
+        return ModelRunner(StreamFlow(flow, policy), plain(vocoder, policy), at_once)
     return _build_slots(config, models, shapes)
 
 

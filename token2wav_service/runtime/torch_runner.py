@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -90,11 +91,7 @@ class ModelRunner:
         parts = [self._pool.submit(self._run, [works[index] for index in share]) for share in shares]
         wait(parts)  # NOTE: all of them, before a failure lets their states be run again
         torch.set_num_threads(threads)  # NOTE: the pool's threads have set it for threads to come, too
-        made = {
-            index: outcome
-            for share, part in zip(shares, parts, strict=True)
-            for index, outcome in zip(share, part.result(), strict=True)
-        }
+        made = dict(zip(chain(*shares), chain(*(part.result() for part in parts)), strict=True))
         return [made[index] for index in range(len(works))]
 
     @torch.inference_mode()
