@@ -12,8 +12,9 @@ from cosydit.cli.stack_options import add_stack_options, all_given, running, sta
 from cosydit.stack.host import Machine, find_host, for_host, gateway_processes
 from cosydit.stack.process import busy_ports
 from cosydit.stack.stack import ALL_ADDRESSES, LOOPBACK, StackOptions, announced, gateway_settings, metrics_urls
-from cosydit.stack.supervisor import RestartPolicy, Supervisor
+from cosydit.stack.supervisor import Supervisor
 from gateway.settings import GATEWAY
+from servicekit.clock import SystemClock
 from servicekit.gpu_host import AUTO
 from servicekit.settings import Given, Section
 
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     urls = metrics_urls(options, with_gateway=not args.no_gateway)
     with running(options, host, with_gateway=not args.no_gateway) as stack, announced(options.work_dir, urls):
         print("\n".join(_where(options, config)), flush=True)
-        return Supervisor(stack.kinds, RestartPolicy(ready_timeout_s=options.ready_timeout_s)).watch()
+        return Supervisor(stack.kinds, options.ready_timeout_s, SystemClock()).watch()
 
 
 def _with_gateway(options: StackOptions, host: Machine) -> StackOptions:

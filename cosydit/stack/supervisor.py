@@ -13,11 +13,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from cosydit.stack.process import ServiceProcess, answers_ok
-from servicekit.clock import Clock, SystemClock
+from servicekit.clock import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -25,25 +24,12 @@ POLL_INTERVAL_S = 0.5
 ASK_INTERVAL_S = 5.0
 FAILURES_TO_END = 3
 """Number of questions in a row that a service does not answer, after which it hangs."""
-
-
-@dataclass(frozen=True)
-class RestartPolicy:
-    """When a service is started again, and when it counts as lost."""
-
-    first_delay_s: float = 1.0
-    """Seconds before the first new start; doubled at each further one, until the service has settled."""
-    longest_delay_s: float = 30.0
-    ready_timeout_s: float = 300.0
-    """Seconds in which a started service must become ready."""
-    max_failed_starts: int = 5
-    """Failed starts in a row after which a service counts as lost, though it is still tried."""
-    settled_s: float = 60.0
-    """Seconds without an end after which a service's earlier ends are forgotten."""
-
-    def delay_s(self, restarts: int) -> float:
-        """Return the pause before a start, after so many others."""
-        return float(min(self.first_delay_s * 2**restarts, self.longest_delay_s))
+FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0
+"""Seconds before the first new start, doubled at each further one, until the service has settled; and at most."""
+MAX_FAILED_STARTS = 5
+"""Failed starts in a row after which a service counts as lost, though it is still tried."""
+SETTLED_S = 60.0
+"""Seconds without an end after which a service's earlier ends are forgotten."""
 
 
 class _State(Enum):
@@ -58,19 +44,17 @@ class Supervisor:
     def __init__(
         self,
         kinds: Mapping[str, Sequence[ServiceProcess]],
-        policy: RestartPolicy | None = None,
-        clock: Clock | None = None,
+        ready_timeout_s: float,
+        clock: Clock,
         is_ready: Callable[[str], bool] = answers_ok,
     ) -> None:
         """Take over services that are ready; those of one kind can stand in for each other.
 
-        `is_ready` asks a URL once whether its service can work.
+        A service that is started must become ready in `ready_timeout_s`. `is_ready` asks a URL once whether its service
+        can work.
         """
-        policy, clock = policy or RestartPolicy(), clock or SystemClock()
-        self._kinds = {
-            kind: [_Watched(service, policy, clock, is_ready) for service in services]
-            for kind, services in kinds.items()
-        }
+        parts = (ready_timeout_s, clock, is_ready)
+        self._kinds = {kind: [_Watched(service, *parts) for service in services] for kind, services in kinds.items()}
 
     def watch(self) -> int:
         """Keep the services running; return 1 when a kind of service can't be brought back."""
@@ -93,10 +77,10 @@ class _Watched:
     """One service and where it is between an end and its next readiness."""
 
     def __init__(
-        self, service: ServiceProcess, policy: RestartPolicy, clock: Clock, is_ready: Callable[[str], bool]
+        self, service: ServiceProcess, ready_timeout_s: float, clock: Clock, is_ready: Callable[[str], bool]
     ) -> None:
         self._service = service
-        self._policy = policy
+        self._ready_timeout_s = ready_timeout_s
         self._clock = clock
         self._is_ready = is_ready
         self._state = _State.RUNNING
@@ -107,13 +91,17 @@ class _Watched:
 
     @property
     def is_lost(self) -> bool:
-        return self._failed_starts >= self._policy.max_failed_starts
+        return self._failed_starts >= MAX_FAILED_STARTS
+
+    @property
+    def _delay_s(self) -> float:
+        return min(FIRST_DELAY_S * 2.0**self._restarts, LONGEST_DELAY_S)
 
     def look(self) -> None:
         if self._state is _State.RUNNING:
             self._look_at_running()
         elif self._state is _State.WAITING:
-            if self._waited_s() >= self._policy.delay_s(self._restarts):
+            if self._waited_s() >= self._delay_s:
                 self._start()
         elif self._state is _State.STARTING:
             self._look_at_starting()
@@ -126,7 +114,7 @@ class _Watched:
             spec = self._service.spec
             logger.error("%s (pid %d) does not answer; killing it; see %s", spec.name, self._service.pid, spec.log_path)
             self._wait()
-        elif self._waited_s() >= self._policy.settled_s:
+        elif self._waited_s() >= SETTLED_S:
             self._restarts = 0
 
     def _look_at_starting(self) -> None:
@@ -139,7 +127,7 @@ class _Watched:
             self._failed_starts = 0
             self._life = _Life(spec.lives, self._clock)
             self._enter(_State.RUNNING)
-        elif self._waited_s() >= self._policy.ready_timeout_s:
+        elif self._waited_s() >= self._ready_timeout_s:
             logger.error("%s is not ready after %.0f s; see %s", spec.name, self._waited_s(), spec.log_path)
             self._fail()
 
@@ -160,8 +148,7 @@ class _Watched:
     def _wait(self) -> None:
         # What is left of the old process group would hold the ports and the memory that the new one needs.
         self._service.kill()
-        delay_s = self._policy.delay_s(self._restarts)
-        logger.warning("starting %s again in %.0f s", self._service.spec.name, delay_s)
+        logger.warning("starting %s again in %.0f s", self._service.spec.name, self._delay_s)
         self._enter(_State.WAITING)
 
     def _note_end(self) -> None:

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from cosydit.stack.process import ServiceSpec, answers
-from cosydit.stack.supervisor import RestartPolicy, Supervisor
+from cosydit.stack.supervisor import LONGEST_DELAY_S, MAX_FAILED_STARTS, SETTLED_S, Supervisor
 from tests.virtual_time import ManualClock
 
 pytestmark = pytest.mark.slow
 
 PATIENCE_S = 30.0
-POLICY = RestartPolicy(first_delay_s=1, longest_delay_s=4, ready_timeout_s=10, max_failed_starts=3, settled_s=60)
+READY_TIMEOUT_S = 10.0
+LOST_S = 200.0
+"""Seconds in which a service that never comes back counts as lost: all pauses, and the time to get ready."""
 
 
 class FakeService:
@@ -51,7 +53,7 @@ class Watching:
         }
         self.unready: set[str] = set()
         self._clock = ManualClock()
-        self._supervisor = Supervisor(self.kinds, POLICY, self._clock, lambda url: url not in self.unready)
+        self._supervisor = Supervisor(self.kinds, READY_TIMEOUT_S, self._clock, lambda url: url not in self.unready)
 
     def __getitem__(self, kind: str) -> list[FakeService]:
         return self.kinds[kind]
@@ -107,15 +109,15 @@ def test_a_service_that_ended_is_started_again_after_a_pause() -> None:
 def test_a_service_that_ends_again_and_again_waits_longer_each_time_and_is_forgiven_when_it_has_settled() -> None:
     watching = Watching(llm=1)
     (service,) = watching["llm"]
-    for pause_s in (1, 2, 4, 4):
+    for pause_s in (1, 2, 4, 8, 16, LONGEST_DELAY_S, LONGEST_DELAY_S):
         service.end()
         starts = service.starts
         assert watching.go_on(pause_s - 0.5) is None and service.starts == starts
         assert watching.go_on(1.5) is None and service.starts == starts + 1
-    watching.go_on(POLICY.settled_s + 1)
+    watching.go_on(SETTLED_S + 1)
     service.end()
     watching.go_on(1.5)
-    assert service.starts == 5
+    assert service.starts == 8
 
 
 def test_the_only_service_of_its_kind_that_can_not_start_ends_the_stack() -> None:
@@ -123,8 +125,8 @@ def test_the_only_service_of_its_kind_that_can_not_start_ends_the_stack() -> Non
     (service,) = watching["llm"]
     service.can_start = False
     service.end()
-    assert watching.go_on(30) == "llm"
-    assert service.starts == POLICY.max_failed_starts
+    assert watching.go_on(LOST_S) == "llm"
+    assert service.starts == MAX_FAILED_STARTS
 
 
 def test_a_service_that_never_gets_ready_ends_the_stack() -> None:
@@ -132,7 +134,7 @@ def test_a_service_that_never_gets_ready_ends_the_stack() -> None:
     (service,) = watching["llm"]
     watching.unready.add(service.spec.ready_url)
     service.end()
-    assert watching.go_on(60) == "llm"
+    assert watching.go_on(LOST_S) == "llm"
 
 
 def test_a_lost_service_is_still_tried_while_another_of_its_kind_runs() -> None:
@@ -140,9 +142,9 @@ def test_a_lost_service_is_still_tried_while_another_of_its_kind_runs() -> None:
     service = watching["token2wav"][0]
     service.can_start = False
     service.end()
-    assert watching.go_on(60) is None and service.starts > POLICY.max_failed_starts
+    assert watching.go_on(LOST_S) is None and service.starts > MAX_FAILED_STARTS
     service.can_start = True
-    watching.go_on(10)
+    watching.go_on(LONGEST_DELAY_S + 1)
     watching["token2wav"][1].end()
     assert watching.go_on(30) is None
 
@@ -156,5 +158,5 @@ def test_a_program_that_is_gone_counts_as_a_failed_start(caplog: pytest.LogCaptu
 
     service.start = start  # type: ignore[method-assign]
     service.end()
-    assert watching.go_on(30) == "llm"
+    assert watching.go_on(LOST_S) == "llm"
     assert "llm0 could not be started: no such program" in caplog.text
