@@ -73,12 +73,8 @@ def run_program(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def read_gpus(run: RunProgram = run_program, environment: Mapping[str, str] | None = None) -> tuple[GpuFacts, ...]:
-    """Return the GPUs that this process may use, in CUDA's order; none where the driver lists none.
-
-    Args:
-        environment: read for CUDA_VISIBLE_DEVICES; None reads this process's own.
-    """
+def read_gpus(run: RunProgram = run_program) -> tuple[GpuFacts, ...]:
+    """Return the GPUs that this process may use, in CUDA's order; none where the driver lists none."""
     try:
         rows = [_row(line) for line in run(_QUERY).splitlines() if line.strip()]
     except (OSError, ValueError, subprocess.SubprocessError):
@@ -87,7 +83,7 @@ def read_gpus(run: RunProgram = run_program, environment: Mapping[str, str] | No
     for row in rows:
         found |= _slices(row, run) if row["mig.mode.current"] == "Enabled" else {row["uuid"]: _facts(row)}
     indices = {row["index"]: row["uuid"] for row in rows}
-    visible = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return tuple(found.values()) if visible is None else _visible(visible, found, indices)
 
 
@@ -130,22 +126,19 @@ def _visible(names: str, found: Mapping[str, GpuFacts], indices: Mapping[str, st
     return tuple(chosen)
 
 
-def default_device(environment: Mapping[str, str] | None = None) -> str:
+def default_device() -> str:
     """Return the device that the environment asks for, else auto."""
-    return (os.environ if environment is None else environment).get(DEVICE_VARIABLE) or AUTO
+    return os.environ.get(DEVICE_VARIABLE) or AUTO
 
 
-def missing_for_kernels(include: Path | None = None, environment: Mapping[str, str] | None = None) -> list[str]:
+def missing_for_kernels(include: Path | None = None) -> list[str]:
     """Return the Debian packages that GPU kernels lack here: their launchers are compiled on the host.
 
-    Args:
-        include: where Python.h should lie; None: where this Python says.
-        environment: read for CC and PATH; None reads this process's own.
+    `include` is where Python.h should lie; None: where this Python says.
     """
-    environment = os.environ if environment is None else environment
     header = (include or Path(sysconfig.get_path("include"))) / "Python.h"
-    named = environment.get("CC")
-    has_compiler = any(shutil.which(name, path=environment.get("PATH")) for name in ((named,) if named else COMPILERS))
+    named = os.environ.get("CC")
+    has_compiler = any(map(shutil.which, (named,) if named else COMPILERS))
     lacking = [] if has_compiler else ["gcc", "libc6-dev"]
     return lacking if header.is_file() else [*lacking, f"libpython{sys.version_info[0]}.{sys.version_info[1]}-dev"]
 
@@ -163,20 +156,16 @@ def serves_user(owner: int | None, uid: int) -> bool:
     return owner is not None and owner in (_ROOT_UID, uid)
 
 
-def mps_problem(environment: Mapping[str, str] | None = None, uid: int | None = None) -> str | None:
+def mps_problem(uid: int | None = None) -> str | None:
     """Say why this process can't use the MPS daemon that its environment names; None if it can, or there is none.
 
-    Root's daemon serves every user; any other one serves its owner alone, from whatever container.
-
-    Args:
-        environment: read for CUDA_MPS_PIPE_DIRECTORY; None reads this process's own.
-        uid: user of this process; None asks.
+    Root's daemon serves every user; any other one serves its owner alone, from whatever container. `uid` is the user of
+    this process; None asks.
     """
-    named = (os.environ if environment is None else environment).get(MPS_VARIABLE)
+    named = os.environ.get(MPS_VARIABLE)
     if not named:
         return None
-    uid = os.getuid() if uid is None else uid
-    owner = mps_owner(Path(named))
+    uid, owner = os.getuid() if uid is None else uid, mps_owner(Path(named))
     if owner is None or serves_user(owner, uid):  # without a daemon CUDA runs all the same
         return None
     return (

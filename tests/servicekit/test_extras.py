@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -101,58 +102,69 @@ def test_every_extra_of_a_gpu_host_can_download_the_checkpoint(extra: str) -> No
     assert any(requirement.startswith("huggingface_hub") for requirement in PYPROJECT_EXTRAS[extra])
 
 
-def test_gpus_are_read_from_the_driver() -> None:
-    assert read_gpus(nvidia_smi(H100, L4), {}) == (H100, L4)
-    assert read_gpus(nvidia_smi(), {}) == ()
-    assert read_gpus(lambda _: "No devices were found", {}) == ()
+SetEnv = Callable[[str, str], None]
 
 
-def test_only_visible_gpus_count_in_the_order_in_which_they_are_named() -> None:
+@pytest.fixture
+def set_env(monkeypatch: pytest.MonkeyPatch) -> SetEnv:
+    """Set a variable of an environment that names no GPU, device or compiler."""
+    for name in ("CUDA_VISIBLE_DEVICES", "COSYDIT_DEVICE", "CC", "CUDA_MPS_PIPE_DIRECTORY"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch.setenv
+
+
+def test_only_visible_gpus_count_in_the_order_in_which_they_are_named(set_env: SetEnv) -> None:
     run = nvidia_smi(H100, L4, H200)
-    assert read_gpus(run, {"CUDA_VISIBLE_DEVICES": "2,0"}) == (H200, H100)
-    assert read_gpus(run, {"CUDA_VISIBLE_DEVICES": "GPU-1"}) == (L4,)
-    assert read_gpus(run, {"CUDA_VISIBLE_DEVICES": "0,7,1"}) == (H100,), "CUDA stops at the first that is none"
-    assert read_gpus(run, {"CUDA_VISIBLE_DEVICES": ""}) == ()
-    assert read_gpus(run, {"CUDA_VISIBLE_DEVICES": "-1"}) == ()
+    assert read_gpus(run) == (H100, L4, H200)
+    assert read_gpus(nvidia_smi()) == read_gpus(lambda _: "No devices were found") == ()
+    # CUDA stops at the first that is none.
+    for named, gpus in {"2,0": (H200, H100), "GPU-1": (L4,), "0,7,1": (H100,), "": (), "-1": ()}.items():
+        set_env("CUDA_VISIBLE_DEVICES", named)
+        assert read_gpus(run) == gpus
 
 
-def test_a_slice_counts_with_its_own_memory() -> None:
+def test_a_slice_counts_with_its_own_memory(set_env: SetEnv) -> None:
     run = nvidia_smi(H100, H100, mig=[0], listed=SLICES)
-    large, small, whole = read_gpus(run, {})
+    large, small, whole = read_gpus(run)
     assert large.is_slice and 38_000 < large.memory_mib < 41_000
     assert small.memory_mib < 10_000 and whole == H100
-    assert read_gpus(run, {"CUDA_VISIBLE_DEVICES": "MIG-b"}) == (small,)
+    set_env("CUDA_VISIBLE_DEVICES", "MIG-b")
+    assert read_gpus(run) == (small,)
 
 
-def test_the_environment_names_the_device() -> None:
-    assert default_device({}) == default_device({"COSYDIT_DEVICE": ""}) == "auto"
-    assert default_device({"COSYDIT_DEVICE": "cpu"}) == "cpu"
+def test_the_environment_names_the_device(set_env: SetEnv) -> None:
+    assert default_device() == "auto"
+    set_env("COSYDIT_DEVICE", "")
+    assert default_device() == "auto"
+    set_env("COSYDIT_DEVICE", "cpu")
+    assert default_device() == "cpu"
 
 
-def test_a_host_without_compiler_or_headers_is_told_the_packages(tmp_path: Path) -> None:
+def test_a_host_without_compiler_or_headers_is_told_the_packages(tmp_path: Path, set_env: SetEnv) -> None:
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert missing_for_kernels(tmp_path, {"PATH": str(tmp_path)}) == ["gcc", "libc6-dev", f"libpython{version}-dev"]
+    set_env("PATH", str(tmp_path))
+    assert missing_for_kernels(tmp_path) == ["gcc", "libc6-dev", f"libpython{version}-dev"]
     (tmp_path / "Python.h").touch()
     (tmp_path / "gcc").write_text("#!/bin/sh\n")
     (tmp_path / "gcc").chmod(0o755)
-    assert missing_for_kernels(tmp_path, {"PATH": str(tmp_path)}) == []
-    assert missing_for_kernels(tmp_path, {"PATH": str(tmp_path), "CC": "other"}) == ["gcc", "libc6-dev"]
+    assert missing_for_kernels(tmp_path) == []
+    set_env("CC", "other")
+    assert missing_for_kernels(tmp_path) == ["gcc", "libc6-dev"]
 
 
-def test_a_daemon_of_mps_serves_its_owner_and_roots_serves_everybody(tmp_path: Path) -> None:
-    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
-    assert mps_problem({}) is None and mps_problem(environment) is None, "no daemon, no problem"
+def test_a_daemon_of_mps_serves_its_owner_and_roots_serves_everybody(tmp_path: Path, set_env: SetEnv) -> None:
+    assert mps_problem(10001) is None, "no daemon, no problem"
+    set_env("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert mps_problem(10001) is None, "no daemon, no problem"
     (tmp_path / "control").touch()
     owner = (tmp_path / "control").stat().st_uid
-    assert mps_problem(environment, owner) is None
+    assert mps_problem(owner) is None
     if owner != 0:
-        assert f"belongs to user {owner}" in str(mps_problem(environment, owner + 1))
+        assert f"belongs to user {owner}" in str(mps_problem(owner + 1))
     else:
-        assert mps_problem(environment, 10001) is None
+        assert mps_problem(10001) is None
         os.chown(tmp_path / "control", 4711, -1)
-        assert "belongs to user 4711 and serves nobody else; this process is user 10001" in str(
-            mps_problem(environment, 10001)
-        )
+        assert "belongs to user 4711 and serves nobody else; this process is user 10001" in str(mps_problem(10001))
 
 
 @pytest.mark.slow
