@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from http import HTTPStatus
 
+from fastapi.routing import APIRoute
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
@@ -11,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import tts_service_pb2
 
-from gateway.dialects.endpoints import Door, method_of, shown_of
+from gateway.dialects.endpoints import Door, shown_of
 from gateway.doors.http import build_app
 from sources.markdown import WARNING, code, listing
 from token2wav_service.contract import DROP_IN_MODEL, TOKEN2WAV_MODEL
@@ -72,7 +74,14 @@ def _http() -> Iterator[str]:
     for door, title in _PAGES.items():
         yield f"{title}:"
         asked = [each for each in SHOWN if each.tags == [door]]
-        yield listing((code(f"{method_of(each)} {each.path.replace(':path', '')}"), each.summary, "") for each in asked)
+        yield listing(
+            (code(f"{_method_of(each)} {each.path.replace(':path', '')}"), each.summary, "") for each in asked
+        )
+
+
+def _method_of(shown: APIRoute) -> str:
+    """Return the method that a description is of; that of a socket is a GET that is answered 101."""
+    return "WEBSOCKET" if shown.status_code == HTTPStatus.SWITCHING_PROTOCOLS else next(iter(shown.methods))
 
 
 def _grpc() -> Iterator[tuple[str, str, str]]:

@@ -129,11 +129,6 @@ def shown_of(routes: list[BaseRoute]) -> list[APIRoute]:
     return [each.shown for each in routes if isinstance(each, Endpoint | Socket)]
 
 
-def method_of(shown: APIRoute) -> str:
-    """Return the method that a description is of; `WEBSOCKET` for a socket."""
-    return "WEBSOCKET" if shown.status_code == _SWITCHING_PROTOCOLS else next(iter(shown.methods or ()))
-
-
 def _shown(path: str, takes: Callable[..., None], method: str, door: Door, summary: str, **answers: Any) -> APIRoute:
     named = "websocket" if answers.get("status_code") == _SWITCHING_PROTOCOLS else method
     words = re.findall(r"[a-zA-Z0-9]+", _PARAMETER.sub(r"\1", path)) or ["page"]
