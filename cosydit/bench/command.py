@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from cosydit.bench.load import LoadPlan
 from cosydit.bench.report import describe_environment
 from cosydit.bench.types import BenchmarkError, InputRow, SpeechInput, add_source_options, count, zero_or_more
-from servicekit.settings import argument, number
+from servicekit.settings import SWITCH, argument, number
 
 if TYPE_CHECKING:
     from cosydit.bench.speech_bench import BenchSettings
@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--voices-dir", type=Path, help=voices)
     add("--voice", help="name of a voice in --voices-dir, or of one that the gateway knows (default: default)")
     own = "True: send no reference; the server speaks in its own default voice"
-    add("--use-spk2info-cache", type=_boolean, default=False, metavar="True|False", help=own)
+    add("--use-spk2info-cache", type=argument(SWITCH), default=False, metavar="True|False", help=own)
     add = parser.add_argument_group("load").add_argument
     add("--num-tasks", type=count, default=1, help="number of concurrent callers (default %(default)s)")
     add("--num-requests", type=count, help="number of measured requests (default: each text once)")
@@ -79,13 +79,13 @@ def run(args: argparse.Namespace) -> int:
         _check(args)
         inputs = require_all_good(_read_inputs(args))
         settings = _settings(args, len(inputs))
-        outcome = asyncio.run(run_bench(settings, prepare_jobs(inputs), describe_environment(arguments)))
+        table, result = asyncio.run(run_bench(settings, prepare_jobs(inputs), describe_environment(arguments)))
     except (BenchmarkError, OSError) as error:
         print(f"benchmark: {error}", file=sys.stderr)
         return EXIT_USAGE
-    print(outcome.table)
+    print(table)
     print(f"results in {settings.log_dir}")
-    return EXIT_FAILURES if outcome.failures else 0
+    return EXIT_FAILURES if any(not record.is_ok for record in (*result.records, *result.warm_up)) else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -166,12 +166,6 @@ def _require_service(name: str, host: str, port: int) -> None:
             f"{name} does not answer at {host}:{port} ({error.strerror or error}); start the services with "
             "`cosydit serve` in another shell, or say where they are: --server-addr HOST --server-port PORT"
         ) from error
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected True or False")
-    return text.lower() == "true"
 
 
 if __name__ == "__main__":

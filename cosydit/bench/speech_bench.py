@@ -44,19 +44,6 @@ class BenchSettings:
     log_dir: Path
 
 
-@dataclass(frozen=True)
-class BenchOutcome:
-    """A finished benchmark."""
-
-    table: str
-    result: LoadResult
-
-    @property
-    def failures(self) -> int:
-        """Requests that failed, those of the warm-up included."""
-        return sum(1 for record in (*self.result.records, *self.result.warm_up) if not record.is_ok)
-
-
 def prepare_jobs(inputs: Sequence[SpeechInput]) -> list[PreparedRequest]:
     """Decode every prompt before anything is measured; equal prompts are decoded once.
 
@@ -69,8 +56,8 @@ def prepare_jobs(inputs: Sequence[SpeechInput]) -> list[PreparedRequest]:
 
 async def run_bench(
     settings: BenchSettings, jobs: Sequence[PreparedRequest], environment: dict[str, Any]
-) -> BenchOutcome:
-    """Measure, and write results, raw samples and table under the log directory.
+) -> tuple[str, LoadResult]:
+    """Measure, and write results, raw samples and table under the log directory; return the table and the requests.
 
     Failed requests are counted, never raised.
     """
@@ -88,7 +75,7 @@ async def run_bench(
         with tqdm(total=settings.plan.requests, unit="request") as bar:
             ran = await load.run(jobs, settings.plan, advance)
     result = LoadResult(ran.records, warm_up.records, ran.wall_s)
-    return BenchOutcome(_write(settings, result, environment), result)
+    return _write(settings, result, environment), result
 
 
 def _write(settings: BenchSettings, result: LoadResult, environment: dict[str, Any]) -> str:
