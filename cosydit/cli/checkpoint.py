@@ -84,11 +84,11 @@ def _add_family(parser: argparse.ArgumentParser, default: str | None, meaning: s
 
 
 def _make_random(args: argparse.Namespace) -> int:
-    from cosydit.stack.checkpoint.make_checkpoint import CheckpointSize, make_random_checkpoint
+    from cosydit.stack.checkpoint.make_checkpoint import make_random_checkpoint
     from token2wav_service.checkpoint.family import Family
 
-    size, family = CheckpointSize(args.size), Family(args.family)
-    make_random_checkpoint(args.directory, args.seed, args.force, size, args.numbered_voices, family)
+    is_official, family = args.size == "official", Family(args.family)
+    make_random_checkpoint(args.directory, args.seed, args.force, is_official, args.numbered_voices, family)
     print(f"wrote {args.directory} ({args.family}, random weights, seed {args.seed}: it speaks noise)")
     return 0
 

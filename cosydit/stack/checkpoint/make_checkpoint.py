@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from enum import Enum
 from pathlib import Path
 
 from llm_service.checkpoint import OFFICIAL_LLM, SMALL_LLM, make_random_llm
@@ -19,20 +18,11 @@ from token2wav_service.checkpoint.make_voices import make_numbered_voices, make_
 NUMBERED_VOICE_SECONDS = 5.0
 
 
-class CheckpointSize(str, Enum):
-    """How large the models are."""
-
-    SMALL = "small"
-    """Sizes for tests and for trying the whole path: about 50 MB."""
-    OFFICIAL = "official"
-    """Official sizes, for measuring speed: about 2 GB. The LLM's answers always have their greatest length."""
-
-
 def make_random_checkpoint(
     directory: Path,
     seed: int,
     force: bool = False,
-    size: CheckpointSize = CheckpointSize.SMALL,
+    is_official: bool = False,
     numbered_voices: int = 0,
     family: Family = Family.STEP_AUDIO2,
 ) -> None:
@@ -43,6 +33,8 @@ def make_random_checkpoint(
     Args:
         seed: not negative.
         force: write over files of equal names in a directory that is not empty; others stay.
+        is_official: whether the models have the official sizes, for measuring speed: about 2 GB, and answers have their
+            greatest length. Else they are small, about 50 MB, for tests and for trying the whole path.
         numbered_voices: how many prompt voices to make beside the usual two, for load tests.
         family: of both models; Step-Audio2's token2wav goes with CosyVoice2's LLM.
 
@@ -56,19 +48,18 @@ def make_random_checkpoint(
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
         made = Path(scratch) / "checkpoint"
         with writing(directory):
-            _make(made, seed, size, numbered_voices, family)
+            _make(made, seed, is_official, numbered_voices, family)
         if directory.exists():
             shutil.copytree(made, directory, dirs_exist_ok=True)
         else:
             made.rename(directory)
 
 
-def _make(directory: Path, seed: int, size: CheckpointSize, numbered_voices: int, family: Family) -> None:
-    is_small = size is CheckpointSize.SMALL
-    flow, hift = (SMALL_SIZES if is_small else OFFICIAL_SIZES)[family]
+def _make(directory: Path, seed: int, is_official: bool, numbered_voices: int, family: Family) -> None:
+    flow, hift = (OFFICIAL_SIZES if is_official else SMALL_SIZES)[family]
     make_random_token2wav(directory / "token2wav", seed, flow, hift)
     vocabulary = COSYVOICE3 if family is Family.COSYVOICE3 else COSYVOICE2
-    make_random_llm(directory / "llm", seed, SMALL_LLM if is_small else OFFICIAL_LLM, vocabulary)
+    make_random_llm(directory / "llm", seed, OFFICIAL_LLM if is_official else SMALL_LLM, vocabulary)
     make_voices(directory / "voices", seed)
     make_numbered_voices(directory / "voices", seed, numbered_voices, NUMBERED_VOICE_SECONDS)
     instruct = None if family is Family.STEP_AUDIO2 else "endofprompt"
