@@ -61,6 +61,11 @@ class Chunker:
         return max(self._first_tokens - len(self._tokens), 1)
 
     @property
+    def has_pending(self) -> bool:
+        """Whether there is anything to speak behind the chunks cut so far, look-ahead not counted."""
+        return len(self._tokens) - self._start > LOOKAHEAD_TOKENS
+
+    @property
     def tokens_received(self) -> int:
         """All tokens pushed so far."""
         return len(self._tokens)
@@ -94,9 +99,9 @@ class Chunker:
             elapsed_s: seconds since the request began; only `time_based` looks at it.
             pace: measured up to now, chunks cut before included; only `deadline` looks at it.
         """
-        pending = len(self._tokens) - self._start
-        if pending <= LOOKAHEAD_TOKENS:
+        if not self.has_pending:
             return None
+        pending = len(self._tokens) - self._start
         if self._first_tokens and not self._schedule:
             hop = self._first_tokens - LOOKAHEAD_TOKENS
         else:

@@ -265,6 +265,11 @@ class PaceBook:
         learnt.token_rate_hz += (1 - kept) * (token_rate_hz - learnt.token_rate_hz)
 
 
+def _times_usual(line: ChunkCost, hop: int, seconds: float) -> float:
+    """Return how many times as long as usual a chunk took."""
+    return seconds / max(line.of_hop(hop), 1e-9)
+
+
 def _of_a_second(line: ChunkCost) -> float:
     return line.of_hop(TOKEN_RATE_HZ)
 
@@ -363,7 +368,7 @@ class PaceMeter:
         now_s = self._clock.now()
         if (self._under_way or tokens_come) and self._own and self._book.requests > 1:
             pushed_s, hop = self._under_way[0] if self._under_way else (now_s, self._own[-1][0])
-            cost_s = CAUTION * self._times_usual(*self._own[-1]) * self._book.line.of_hop(hop)
+            cost_s = CAUTION * _times_usual(self._book.line, *self._own[-1]) * self._book.line.of_hop(hop)
             if max(pushed_s, self._answered_s) + cost_s > now_s + audio_s:
                 return False
         self._dry_s = now_s + audio_s
@@ -391,12 +396,9 @@ class PaceMeter:
         return free_s, dry_s
 
     def _cautious_cost(self) -> ChunkCost:
-        own = max((self._times_usual(*chunk) for chunk in self._own), default=0.0)
-        return self._book.line.scaled(max(1 + self._book.spread, own))
-
-    def _times_usual(self, hop: int, seconds: float) -> float:
-        """Return how many times as long as usual a chunk took."""
-        return seconds / max(self._book.line.of_hop(hop), 1e-9)
+        line = self._book.line
+        own = max((_times_usual(line, *chunk) for chunk in self._own), default=0.0)
+        return line.scaled(max(1 + self._book.spread, own))
 
     def _token_rate(self, now_s: float) -> float:
         prior_hz = self._book.token_rate_hz

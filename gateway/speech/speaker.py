@@ -355,7 +355,7 @@ class Speaker:
         chunker = Chunker(self.settings.chunk_policy, stream.hop_multiple, first_tokens)
         while deltas := await tokens.take(chunker.missing):
             chunker.add(job.count(deltas))
-            while (chunk := chunker.next_chunk(job.elapsed_s, job.pace)) is not None:
+            while chunker.has_pending and (chunk := chunker.next_chunk(job.elapsed_s, job.pace)) is not None:
                 yield job.send(stream.push(chunk), chunk)
         if not chunker.tokens_received:
             raise EmptySpeechError("not a single speech token came for the text; try another text, seed or voice")
