@@ -116,15 +116,17 @@ class TritonCall:
         if self._responses is None:
             return None
         try:
-            with _without_frames():
-                # NOTE: of a call that was cancelled `read` raises a cancellation, which is nobody's.
-                response = await anext(aiter(self._responses))
-        except StopAsyncIteration:
-            return None
-        except grpc.RpcError as rpc_error:
+            # NOTE: of a call that was cancelled `read` raises a cancellation, which is nobody's.
+            response = await anext(aiter(self._responses))
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # their variables hold the call; see `close`
+            if isinstance(error, StopAsyncIteration):
+                return None
+            if not isinstance(error, grpc.RpcError):
+                raise
             # gRPC answers a cancellation of the reader with this error too, if the call has failed before.
             raise_if_cancelled()
-            raise self._from_rpc(rpc_error) from rpc_error
+            raise self._from_rpc(error) from error
         if response.error_message:
             raise _from_wire(response.error_message)
         self._is_answered = True
@@ -175,16 +177,6 @@ class TritonCall:
         self._sender = asyncio.current_task()
         while (request := await self._outbox.get()) is not None:
             yield request
-
-
-@contextlib.contextmanager
-def _without_frames() -> Iterator[None]:
-    """Have errors from within forget their frames' variables, which hold the call; see `TritonCall.close`."""
-    try:
-        yield
-    except BaseException as error:
-        traceback.clear_frames(error.__traceback__)
-        raise
 
 
 def text_of(value: Any) -> str:
