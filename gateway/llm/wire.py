@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from gateway import errors
@@ -32,6 +33,8 @@ from llm_service.vocab import SpeechVocabulary
 _ENDED = "stop"
 _GOOD_ENDS = (_ENDED, "length")
 _EXCERPT_CHARACTERS = 200
+_TEXTS_KEPT = 64
+"""Texts whose ids are kept: a voice's transcript comes with each request."""
 _EXPECTED = "is the LLM URL that of an OpenAI-compatible server?"
 
 
@@ -57,7 +60,7 @@ class LLMWire:
         max_speech_tokens: int = MAX_SPEECH_TOKENS,
     ) -> None:
         """Keep the choices; `encoder` also counts text tokens, which bound the answer's length."""
-        self._encoder = encoder
+        self._encode = lru_cache(_TEXTS_KEPT)(encoder.encode)
         self._vocabulary = encoder.vocabulary
         self.backend = backend
         self._max_speech_tokens = max_speech_tokens
@@ -89,7 +92,7 @@ class LLMWire:
         given = (utterance.reference_text, utterance.reference_tokens, self._vocabulary, utterance.instruction)
         try:
             return build_interleaved_prompt(
-                self._encoder.encode, *given, spoken_tokens=utterance.spoken_tokens, fills=utterance.fills
+                self._encode, *given, spoken_tokens=utterance.spoken_tokens, fills=utterance.fills
             )
         except PromptError as error:
             raise errors.InvalidTextError(str(error), param="input") from error
@@ -102,7 +105,7 @@ class LLMWire:
         Raises:
             InvalidTextError: a piece is not Unicode or spells control tokens.
         """
-        pieces, text = TextPieces(self._encoder.encode, self._vocabulary), utterance.coming_text
+        pieces, text = TextPieces(self._encode, self._vocabulary), utterance.coming_text
         next_pieces: tuple[str, ...] = (utterance.text, *(() if text is None else text.pieces))
         while next_pieces:
             try:
@@ -125,7 +128,7 @@ class LLMWire:
         heard = (*utterance.reference_tokens, *utterance.spoken_tokens)
         try:
             texts = (utterance.reference_text, utterance.text)
-            prompt = build_prompt(self._encoder.encode, *texts, heard, self._vocabulary, utterance.instruction)
+            prompt = build_prompt(self._encode, *texts, heard, self._vocabulary, utterance.instruction)
             bounds = self._bounds(prompt.target_text_tokens, utterance)
         except PromptTooLongError as error:
             raise errors.TextTooLongError(str(error), param="input") from error
@@ -139,7 +142,7 @@ class LLMWire:
         """Tell whether the tokens that were spoken reach the bound of the answer already."""
         if utterance.coming_text is not None:
             return False  # the LLM's server bounds a text that is still being written when it has ended
-        text_tokens = target_text_tokens(self._encoder.encode, utterance.text, self._vocabulary)
+        text_tokens = target_text_tokens(self._encode, utterance.text, self._vocabulary)
         return len(utterance.spoken_tokens) >= self._bounds(text_tokens, utterance).max_tokens
 
     def _sampling_fields(self, sampling: Sampling, bounds: GenerationBounds, seed: int) -> dict[str, Any]:
