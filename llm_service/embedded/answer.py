@@ -20,8 +20,9 @@ _ROUNDING = 1e-9
 
 WAIT_SHARE = 1 / 8
 """Share of a listener's lead for which tokens wait, to go out as one output: fewer, larger outputs cost less CPU."""
-_SOUNDLESS_TOKENS = 7
-"""Tokens at the end of which there is no sound yet: token2wav's look-ahead, and what its vocoder holds back."""
+_SOUNDLESS_TOKENS = 6
+"""Tokens at the end of which there is no sound yet: token2wav's look-ahead, and what its vocoder holds back, less one,
+as the first chunk takes its time."""
 
 
 def output_wait_s(tokens: int, since_first_s: float, share: float = WAIT_SHARE) -> float:
