@@ -31,6 +31,8 @@ _DOUBLE_AHEAD = 4
 _SINGLE_AHEAD = 2
 _GROWTH = 2
 """Most times longer than the one before that a deadline hop may be: the listener's slack grows no faster."""
+_GROWTH_AT_EASE, _EASE = 4, 2.0
+"""The same where the audio is in time even if it takes so many times as long as expected: fewer chunks cost less."""
 _MOST_LATE_TOKENS = CHUNK_SIZES_TOKENS[1]
 """Most tokens of a hop that will be late, 1 s: other streams wait while it is made."""
 _LONGEST_FIRST_TOKENS = CHUNK_SIZES_TOKENS[2]
@@ -144,9 +146,9 @@ class TimeBasedChunks:
 
 
 @lru_cache(maxsize=4096)
-def _grown_sizes(last_hop: int, shortest: int, bound: int) -> tuple[int, ...]:
-    """Return the hops to choose from after this one, which do not grow faster than the listener's slack."""
-    return _sizes(shortest, min(max(_GROWTH * last_hop, shortest), bound), bound)
+def _grown_sizes(last_hop: int, shortest: int, bound: int, growth: int = _GROWTH) -> tuple[int, ...]:
+    """Return the hops to choose from after this one."""
+    return _sizes(shortest, min(max(growth * last_hop, shortest), bound), bound)
 
 
 def _sizes(shortest: int, longest: int, bound: int) -> tuple[int, ...]:
@@ -178,7 +180,11 @@ class DeadlineChunks:
             return min(self.first_hop_tokens or usual or self._first_hop(outlook), self.max_hop_tokens)
         shortest = self._shortest(outlook)
         sizes = _grown_sizes(progress.last_hop_tokens, shortest, self.max_hop_tokens)
-        return outlook.longest_in_time(sizes) or self._late(outlook, shortest)
+        hop = outlook.longest_in_time(sizes)
+        if hop is None or hop < sizes[-1]:
+            return hop or self._late(outlook, shortest)
+        longer = _grown_sizes(progress.last_hop_tokens, shortest, self.max_hop_tokens, _GROWTH_AT_EASE)
+        return max(hop, outlook._replace(caution=_EASE).longest_in_time(longer) or hop)
 
     def _first_hop(self, outlook: Outlook) -> int:
         """Return the shortest first hop after which all chunks to come are in time; a longer one is only safer.

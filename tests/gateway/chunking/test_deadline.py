@@ -302,7 +302,16 @@ def test_an_llm_far_ahead_gives_full_windows_at_once() -> None:
     chunker.add(list(range(400)))
     pace = Pace(dry_in_s=20.0)
     sizes = [len(w.token_ids) for _ in range(4) if (w := chunker.next_chunk(1.0, pace))]
-    assert sizes == [23, 28, 53, 103], "growing by the sizes that token2wav batches"
+    assert sizes == [23, 53, 103, 103], "growing by the sizes that token2wav batches"
+
+
+@pytest.mark.parametrize(("dry_in_s", "tokens"), [(0.6, 28), (0.9, 53)])
+def test_a_hop_of_four_times_the_last_one_could_take_twice_as_long_as_expected(dry_in_s: float, tokens: int) -> None:
+    chunker = Chunker(DeadlineChunks(20))
+    chunker.add(list(range(400)))
+    assert chunker.next_chunk() is not None
+    chunk = chunker.next_chunk(pace=Pace(cost=ChunkCost(0.25, 0.003), dry_in_s=dry_in_s))
+    assert chunk is not None and len(chunk.token_ids) == tokens
 
 
 def test_a_hop_is_chosen_anew_while_tokens_come() -> None:
