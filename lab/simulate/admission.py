@@ -31,7 +31,7 @@ from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry
 from lab.simulate.compute import SerialProcess, SharedGPU
-from lab.simulate.costs import CostModel
+from lab.simulate.costs import BESIDE, CostModel
 from lab.simulate.own_llm import OwnLLM, OwnLLMLink
 from lab.simulate.servers import Token2WavLink, Token2WavServer
 from lab.simulate.single_gpu import SPEECH_TOKENS, VOICES, PipelineDoor, voice_of
@@ -112,7 +112,7 @@ class _Host:
 
     def __init__(self, costs: CostModel, clock: ManualClock) -> None:
         settings = RoutingSettings()
-        gpu = SharedGPU(costs.slowdowns)
+        gpu = SharedGPU(costs.slowdowns, BESIDE)
         self.llm = OwnLLM(gpu, clock)
         self.server = Token2WavServer("127.0.0.1:8001", lambda: ModelledToken2Wav(costs, gpu, clock, SLOTS))
         self._processes = [_Process(costs, settings, self.server, self.llm, clock) for _ in range(PROCESSES)]

@@ -63,9 +63,14 @@ class Slowdown:
 class SharedGPU:
     """A GPU of two services under MPS."""
 
-    def __init__(self, slowdowns: dict[str, Slowdown]) -> None:
-        """Begin idle; `slowdowns` says by service what it loses."""
-        self._slowdowns = slowdowns
+    def __init__(self, slowdowns: dict[str, Slowdown], beside: dict[str, tuple[str, float]] | None = None) -> None:
+        """Begin idle.
+
+        Args:
+            slowdowns: by service, what it loses to those of the other process.
+            beside: by service, which one is of the same process, and how many times longer it takes beside that.
+        """
+        self._slowdowns, self._beside = slowdowns, beside or {}
         self._jobs: dict[str, _Job] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._settled_s = 0.0
@@ -109,8 +114,11 @@ class SharedGPU:
         self._plan(loop)
 
     def _factor(self, service: str) -> float:
-        others = [job.load for other, job in self._jobs.items() if other != service]
-        return self._slowdowns[service].factor(others[0], self._jobs[service].load) if others else 1.0
+        sibling, times = self._beside.get(service, ("", 1.0))
+        others = [job.load for name, job in self._jobs.items() if name not in (service, sibling)]
+        load = min(sum(others), 1.0)
+        factor = self._slowdowns[service].factor(load, self._jobs[service].load) if others else 1.0
+        return factor * times if sibling in self._jobs else factor
 
 
 @dataclass

@@ -14,7 +14,10 @@ from cosydit.bench.types import BenchmarkError
 from lab.simulate.compute import Slowdown
 from llm_service.backends import GRAPH_TOKENS
 
-LLM, TOKEN2WAV = "llm", "token2wav"
+LLM, TOKEN2WAV, TOKEN2WAV_BESIDE = "llm", "token2wav", "token2wav beside"
+"""What computes; the last are token2wav's steps of urgent chunks, which run beside its others."""
+BESIDE = {TOKEN2WAV: (TOKEN2WAV_BESIDE, 1.4), TOKEN2WAV_BESIDE: (TOKEN2WAV, 1.35)}
+"""How many times longer either kind takes while the other runs: on one H200, 500 listeners and 64 new ones a second."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,8 @@ class CostModel:
     @property
     def slowdowns(self) -> dict[str, Slowdown]:
         """By service, for a GPU that both share."""
-        return {LLM: self.llm_slowdown, TOKEN2WAV: self.token2wav_slowdown}
+        token2wav = self.token2wav_slowdown
+        return {LLM: self.llm_slowdown, TOKEN2WAV: token2wav, TOKEN2WAV_BESIDE: token2wav}
 
     def with_parameters(self, values: dict[str, float]) -> CostModel:
         """Return a model with some parameters changed; names are paths such as `llm.request_s`."""

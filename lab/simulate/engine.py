@@ -14,12 +14,12 @@ from random import Random
 import numpy as np
 
 from lab.simulate.compute import Compute, Jitter
-from lab.simulate.costs import TOKEN2WAV, Token2WavCost
+from lab.simulate.costs import TOKEN2WAV, TOKEN2WAV_BESIDE, Token2WavCost
 from servicekit.clock import Clock
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.loop import OnResult, ServingLoop
-from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
+from token2wav_service.engine.runner import BesideRoom, ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.errors import CapacityError
 from token2wav_service.features.prompt_models import OnTokens, PromptFeatureExtractor, voice_id_of
 from token2wav_service.runtime.slots.step_shapes import STEP_TOKENS, StepShapes
@@ -59,6 +59,8 @@ class ModelledRunner:
         """Begin with every slot free."""
         self.facts = ModelFacts(SPEECH_VOCAB_SIZE, LOOKAHEAD_TOKENS, FRAMES_PER_TOKEN)
         self.shapes = shapes or StepShapes()
+        least = self.shapes.beside()
+        self.beside: BesideRoom | None = BesideRoom(least.stream_buckets[-1], least.token_buckets[-1])
         self._free = max_streams
 
     def prepare_voice(self, features: VoiceFeatures) -> ModelledVoice:
@@ -92,7 +94,7 @@ class ModelledRunner:
         """Return the streams and the tokens that the batch's program has room for."""
         return self.shapes.stream_bucket(len(works)), self.shapes.token_bucket(max(map(_spoken, works)))
 
-    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
+    def run(self, works: Sequence[ChunkWork], *, beside: bool = False) -> list[ChunkOutcome]:
         """See `Runner.run`."""
         return [ChunkOutcome(_SILENCE[: self._advance(work)], work.state) for work in works]
 
@@ -147,20 +149,21 @@ class VirtualEngineLoop(ServingLoop):
         self._clock = clock
         self._jitter = Jitter(cost.step_spread, draw)
         self._work = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.busy_s = 0.0
         """Time spent in steps so far."""
 
     def start(self) -> None:
         """Begin to serve."""
-        self._task = asyncio.create_task(self._serve_virtually())
+        self._tasks = [asyncio.create_task(self._serve_virtually(TOKEN2WAV))]
+        if self._runner.beside is not None:
+            self._tasks.append(asyncio.create_task(self._serve_virtually(TOKEN2WAV_BESIDE)))
 
     def stop(self) -> None:
         """Be gone at once: streams are aborted, later calls refused."""
         self._stopping = True
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
+        while self._tasks:
+            self._tasks.pop().cancel()
         for stream_id in self.engine.open_stream_ids():
             self.abort(stream_id)
         self._voice_workers.shutdown()
@@ -170,10 +173,10 @@ class VirtualEngineLoop(ServingLoop):
         super().push(chunk, on_result)
         self._work.set()
 
-    async def _serve_virtually(self) -> None:
+    async def _serve_virtually(self, service: str) -> None:
         while True:
             begun_s = self._clock.now()
-            begun = self.engine.begin_step()
+            begun = self.engine.begin_step(beside=service == TOKEN2WAV_BESIDE)
             if begun is None:
                 self._work.clear()
                 await self._work.wait()
@@ -182,9 +185,10 @@ class VirtualEngineLoop(ServingLoop):
             load = min(streams * tokens / STEP_TOKENS, 1.0)
             await asyncio.sleep(self._cost.around_s + self._cost.stream_s * len(begun.works))
             seconds = self._cost.step.of(streams, tokens) * self._jitter.factor()
-            await self._gpu.run(TOKEN2WAV, seconds, load)
+            await self._gpu.run(service, seconds, load)
             for result in self.engine.end_step(begun):
                 if self._cost.answer_s:
                     await asyncio.sleep(self._cost.answer_s)
                 self._deliver([result])
+            self._work.set()  # its streams may be ready for a step of the other kind
             self.busy_s += self._clock.now() - begun_s

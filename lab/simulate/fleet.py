@@ -27,8 +27,8 @@ from gateway.routing.replica import Replica, RoutingSettings
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry
-from lab.simulate.compute import OwnGPU, SerialProcess
-from lab.simulate.costs import CostModel
+from lab.simulate.compute import OwnGPU, SerialProcess, SharedGPU
+from lab.simulate.costs import BESIDE, CostModel
 from lab.simulate.crowd import Crowd, CrowdPlan
 from lab.simulate.llm import ModelledLLM
 from lab.simulate.servers import LLMLink, Token2WavLink, Token2WavServer
@@ -176,7 +176,9 @@ class _Fleet:
 
     def _make_token2wav(self) -> ModelledToken2Wav:
         draw = self._draw("token2wav", next(self._token2wav_numbers))
-        return ModelledToken2Wav(self._costs, OwnGPU(), self._clock, self._plan.max_streams, draw)
+        return ModelledToken2Wav(
+            self._costs, SharedGPU(self._costs.slowdowns, BESIDE), self._clock, self._plan.max_streams, draw
+        )
 
     def _draw(self, process: str, number: int) -> Random:
         return Random(f"{process} {number} {self._plan.seed}")

@@ -57,6 +57,7 @@ def listen(costs: CostModel, listeners: int, held_s: float) -> Trial:
 
 async def _listen(costs: CostModel, listeners: int, held_s: float, clock: ManualClock) -> Trial:
     runner = ModelledRunner(listeners)
+    runner.beside = None  # the measurement runs one step after another
     voices = VoiceStore(ModelledExtractor(), runner, _VOICE_BYTES, VoiceModel(lambda: "modelled"))
     config = Token2WavConfig(Path(), max_batch_size=64, max_streams=listeners)
     # NOTE: the measurement is the engine's alone, in one process: nothing of a server stands around its steps.

@@ -23,7 +23,7 @@ from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import PipelineSettings, Speaker
 from gateway.voices.registry import VoiceRegistry
 from lab.simulate.compute import SerialProcess, SharedGPU
-from lab.simulate.costs import CostModel
+from lab.simulate.costs import BESIDE, CostModel
 from lab.simulate.llm import ModelledLLM
 from lab.simulate.servers import LLMLink, Token2WavLink, Token2WavServer
 from lab.simulate.token2wav import ModelledToken2Wav
@@ -79,7 +79,7 @@ def simulate_plans(
 async def _sweep(
     costs: CostModel, plans: Sequence[RunPlan], bursts: Sequence[int], seed: int, clock: ManualClock
 ) -> list[FinishedRun]:
-    gpu, gateway = SharedGPU(costs.slowdowns), SerialProcess()
+    gpu, gateway = SharedGPU(costs.slowdowns, BESIDE), SerialProcess()
     llm = ModelledLLM(costs, gpu, _all_alike, Random(f"llm {seed}"))
     draw = Random(f"token2wav {seed}")
     server = Token2WavServer("127.0.0.1:8001", lambda: ModelledToken2Wav(costs, gpu, clock, draw=draw))

@@ -1,6 +1,7 @@
 """The engine: opens streams, takes their chunks, runs the ready ones in batches, frees what ends.
 
-Every method may be called from any thread; `step` from one thread at a time. It knows nothing of the wire.
+Every method may be called from any thread; `step` from one thread at a time, and of urgent chunks from one more. It
+knows nothing of the wire.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
 from token2wav_service.engine.meter import EngineMeter, Measurements
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner
-from token2wav_service.engine.stream import ChunkRules, Stream, check_options, next_batch
+from token2wav_service.engine.stream import ChunkRules, Stream, check_options, next_batch, urgent_batch
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import (
     CapacityError,
@@ -40,6 +41,11 @@ from token2wav_service.types import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+BESIDE_WAITING = 16
+"""Chunks that wait for the usual steps while one beside them pauses for as long as it took: where many wait, the GPU
+has no time for small steps. Simulated: with pauses half as long, playbacks have gaps at 80 requests a second."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,8 @@ class BegunStep:
     """One for every stream, in their order."""
     began_s: float
     """Clock time."""
+    beside: bool
+    """Whether it runs beside another step."""
 
 
 class Token2WavEngine:
@@ -94,6 +102,10 @@ class Token2WavEngine:
         self._rules = ChunkRules(config, runner.facts)
         self._lock = threading.Lock()
         self._streams: dict[str, Stream] = {}
+        self._is_busy = False
+        """Whether a step runs that others may run beside."""
+        self._beside_from_s = 0.0
+        """Clock time from which the next one beside it may begin."""
         self._meter = EngineMeter()
         slots = config.max_streams
         most = max(1, slots - reserved_streams(slots)) if is_realtime else slots
@@ -149,36 +161,50 @@ class Token2WavEngine:
             stream.schedule.append(len(token_ids))
             stream.last_activity_s = self.clock.now()
 
-    def step(self) -> list[ChunkResult]:
+    def step(self, *, beside: bool = False) -> list[ChunkResult]:
         """Run one batch; returns a result for every chunk in it, none when nothing was ready.
+
+        Args:
+            beside: see `begin_step`.
 
         Raises:
             DeviceLostError: no step can run any more; chunks of this one have no result.
         """
-        begun = self.begin_step()
+        begun = self.begin_step(beside=beside)
         return [] if begun is None else self.end_step(begun)
 
-    def begin_step(self) -> BegunStep | None:
-        """Choose the next batch and keep it from every other; None when nothing is ready. `end_step` must follow."""
+    def begin_step(self, *, beside: bool = False) -> BegunStep | None:
+        """Choose the next batch and keep it from every other; None when nothing is ready. `end_step` must follow.
+
+        Args:
+            beside: take urgent chunks only, to run beside the step that runs now; None too when there is no such step.
+        """
         with self._lock:
-            streams = next_batch(self._streams.values(), self.runner, self.config.max_batch_size)
+            open_streams, most = self._streams.values(), self.config.max_batch_size
+            streams = self._beside_batch() if beside else next_batch(open_streams, self.runner, most)
             if not streams:
                 return None
+            self._is_busy = True
             for stream in streams:
                 stream.in_step = True
                 stream.status = StreamStatus.RUNNING
-            return BegunStep(streams, [_work(stream) for stream in streams], self.clock.now())
+            return BegunStep(streams, [_work(stream) for stream in streams], self.clock.now(), beside)
 
     def end_step(self, begun: BegunStep) -> list[ChunkResult]:
         """Run what `begin_step` chose; returns a result for every chunk in it."""
-        outcomes = self._run(begun.works)
+        outcomes = self._run(begun.works, beside=begun.beside)
         with self._lock:
             began_s, ended_s = begun.began_s, self.clock.now()
             streams, size = begun.streams, len(begun.works)
             self._meter.step(size, ended_s - began_s)
+            if begun.beside:
+                waiting = sum(bool(stream.waiting) for stream in self._streams.values()) - size
+                self._beside_from_s = ended_s + (ended_s - began_s) * max(waiting, 0) / BESIDE_WAITING
+            else:
+                self._is_busy = False
             timings = [ChunkTiming(s.accepted_s.popleft(), began_s, ended_s, size) for s in streams]
             settled = zip(streams, outcomes, timings, strict=True)
-            return [self._settle(stream, outcome, timing) for stream, outcome, timing in settled]
+            return [self._settle(*each, beside=begun.beside) for each in settled]
 
     def abort(
         self, stream_id: str, cause: Token2WavError | None = None
@@ -198,9 +224,11 @@ class Token2WavEngine:
             error = cause or StreamAbortedError(f"stream {stream_id} was aborted before this chunk ran")
             return [ChunkResult(stream_id, chunk.index, error, None) for chunk in waiting], summary
 
-    def ready_streams(self) -> int:
-        """Streams a step could run now."""
+    def ready_streams(self, *, beside: bool = False) -> int:
+        """Streams a step could run now; `beside`: see `begin_step`."""
         with self._lock:
+            if beside:
+                return len(self._beside_batch())
             return sum(stream.is_ready for stream in self._streams.values())
 
     def idle_streams(self) -> list[str]:
@@ -252,6 +280,12 @@ class Token2WavEngine:
             in_use = {stream.voice_id for stream in self._streams.values() if stream.making is None}
         assert self.voices.cache.stats().pinned_voices == len(in_use)
 
+    def _beside_batch(self) -> list[Stream]:
+        now_s = self.clock.now()
+        if not self._is_busy or now_s < self._beside_from_s:
+            return []
+        return urgent_batch(self._streams.values(), self.runner, now_s)
+
     def _begin(self, stream: Stream) -> None:
         """Pin a stream's voice and take a state."""
         voice = self.voices.cache.acquire(stream.voice_id)
@@ -286,20 +320,22 @@ class Token2WavEngine:
             raise StreamNotFoundError(f"stream {stream_id!r} is not open: it has ended, or never was; open a new one")
         return stream
 
-    def _run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome | Token2WavError]:
+    def _run(self, works: Sequence[ChunkWork], *, beside: bool) -> list[ChunkOutcome | Token2WavError]:
         """Run the batch; if it fails, run each chunk alone, so that only the chunk at fault fails."""
         try:
-            outcomes = self.runner.run(works)
+            outcomes = self.runner.run(works, beside=beside)
         except Exception as err:
             self.check_device(err)
             if len(works) == 1:
                 logger.exception("a chunk failed")
                 return [_as_ours(err)]
             logger.warning("a step of %d streams failed (%s); running them one by one", len(works), err)
-            return [outcome for work in works for outcome in self._run([work])]
+            return [outcome for work in works for outcome in self._run([work], beside=beside)]
         return [_checked_outcome(outcome) for outcome in outcomes]
 
-    def _settle(self, stream: Stream, outcome: ChunkOutcome | Token2WavError, timing: ChunkTiming) -> ChunkResult:
+    def _settle(
+        self, stream: Stream, outcome: ChunkOutcome | Token2WavError, timing: ChunkTiming, *, beside: bool
+    ) -> ChunkResult:
         stream.in_step = False
         chunk = stream.waiting.popleft()
         self._meter.chunk(timing)
@@ -312,7 +348,7 @@ class Token2WavEngine:
         stream.state = outcome.state
         stream.status = StreamStatus.WAITING
         kept = self._meter.deliver(stream, timing, len(outcome.samples))
-        if kept is not None:
+        if kept is not None and not beside:  # else it does not tell whether there is time for all
             self._limit.note_piece(kept.slack_s, kept.room_s, len(outcome.samples) / SAMPLE_RATE_HZ, len(self._streams))
         audio = AudioChunk(stream.stream_id, chunk.index, outcome.samples, chunk.is_last, timing)
         ended = self._end(stream, StreamStatus.FINISHED) if chunk.is_last else None

@@ -1,7 +1,8 @@
-"""Runs the engine in a thread of its own and turns its results into callbacks.
+"""Runs the engine in threads of its own and turns its results into callbacks.
 
 Answering a caller takes the interpreter's lock several times, and the GPU would wait for that. So where a step has many
-callers, a second thread answers them, and the next step runs meanwhile.
+callers, a second thread answers them, and the next step runs meanwhile. Where steps may run beside others, a third
+thread runs urgent chunks: they don't wait for the step that runs when they come.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class ServingLoop:
         self._handed_on = self._delivered = 0
         """Steps whose results were given to the second thread, and that it has delivered; each is one thread's."""
         self._thread = threading.Thread(target=self._serve, name="token2wav-engine", daemon=True)
+        self._urgent_thread = threading.Thread(target=self._serve_urgent, name="token2wav-urgent", daemon=True)
         self._messenger = threading.Thread(target=self._deliver_all, name="token2wav-results", daemon=True)
         self._voice_workers = BoundedPool(VOICE_WORKERS, MAX_PENDING_VOICES, "token2wav-voices")
 
@@ -96,6 +98,8 @@ class ServingLoop:
         """Start the threads."""
         self._messenger.start()
         self._thread.start()
+        if self.engine.runner.beside is not None:
+            self._urgent_thread.start()
 
     def stop(self) -> None:
         """Abort every stream and end the threads; later calls raise EngineStoppedError."""
@@ -204,11 +208,28 @@ class ServingLoop:
             # Callers get answers, what was made before the rest, and later calls are refused.
             with self._wake:
                 self._stopping = True
+                self._wake.notify_all()
+            if self._urgent_thread.is_alive():
+                self._urgent_thread.join(STOP_TIMEOUT_S)
             self._done.put(None)
             self._messenger.join(STOP_TIMEOUT_S)
             self._end_all()
         if error is not None and self._on_fatal is not None:
             _call(self._on_fatal, error)
+
+    def _serve_urgent(self) -> None:
+        try:
+            while self._wait_for_work(beside=True):
+                self._deliver(self.engine.step(beside=True))
+                self._worked()
+        except Exception as err:
+            self._fail(err)
+
+    def _fail(self, err: Exception) -> None:
+        """Have the engine's thread end by an error, as by one of its own."""
+        with self._wake:
+            self._failure = err
+            self._wake.notify_all()
 
     def _hand_on(self, results: list[ChunkResult]) -> None:
         """Deliver a few results at once, if none are before them; leave more to the second thread."""
@@ -224,17 +245,14 @@ class ServingLoop:
                 self._deliver(results)
                 self._delivered += 1
         except Exception as err:
-            # The engine's thread ends by it, as by an error of its own.
-            with self._wake:
-                self._failure = err
-                self._wake.notify_all()
+            self._fail(err)
 
-    def _wait_for_work(self) -> bool:
+    def _wait_for_work(self, *, beside: bool = False) -> bool:
         """Block until a step has something to run; False when stopping.
 
         Raises:
             DeviceLostError: making a voice found that the GPU is lost.
-            Exception: what ended the second thread.
+            Exception: what ended another thread.
         """
         while True:
             for stream_id, error in self.engine.begin_streams():
@@ -246,8 +264,9 @@ class ServingLoop:
                     return False
                 if self._failure is not None:
                     raise self._failure
-                if self.engine.ready_streams():
-                    self._gather()
+                if self.engine.ready_streams(beside=beside):
+                    if not beside:
+                        self._gather()
                     return True
                 self._wake.wait(REAP_INTERVAL_S)
 
@@ -268,6 +287,8 @@ class ServingLoop:
 
     def _worked(self) -> None:
         self._rest_at_s = self.engine.clock.now() + REST_AFTER_S
+        with self._wake:
+            self._wake.notify_all()  # the step's streams may be ready for another thread's
 
     def _rest_if_due(self) -> None:
         is_due = self._rest_at_s is not None and self.engine.clock.now() >= self._rest_at_s
@@ -343,9 +364,7 @@ class ServingLoop:
         try:
             self.engine.check_device(failure)
         except DeviceLostError as lost:
-            with self._wake:
-                self._failure = lost
-                self._wake.notify_all()
+            self._fail(lost)
             raise
 
     def _check_running(self) -> None:

@@ -47,10 +47,24 @@ class ChunkOutcome:
     state: Any
 
 
+@dataclass(frozen=True)
+class BesideRoom:
+    """What a step may have that runs beside another one."""
+
+    streams: int
+    bucket: int
+    """Largest bucket."""
+
+
 class Runner(Protocol):
-    """Computes; `run` is called by one thread at a time, the rest by any. Voices and states are the runner's own."""
+    """Computes; voices and states are the runner's own.
+
+    `run` is called by one thread at a time, and by one more with `beside`; the rest by any.
+    """
 
     facts: ModelFacts
+    beside: BesideRoom | None
+    """Of steps beside another one; None: there is one step at a time."""
 
     def prepare_voice(self, features: VoiceFeatures) -> Any:
         """Run a voice's prompt once; the voice is shared by streams, never changed, and has `num_bytes`."""
@@ -79,8 +93,11 @@ class Runner(Protocol):
         """Return how many of `ready` chunks one step of a bucket's program should take: at least 1, the rest wait."""
         ...
 
-    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
+    def run(self, works: Sequence[ChunkWork], *, beside: bool = False) -> list[ChunkOutcome]:
         """Run every chunk, in one program where the largest chunk's has room for as many.
+
+        Args:
+            beside: another step may run meanwhile, of other states; there is `self.beside` room.
 
         When this raises, every state is as it was.
         """

@@ -208,5 +208,26 @@ def next_batch(
     return own
 
 
+def urgent_batch(streams: Iterable[Stream], programs: Runner, now_s: float) -> list[Stream]:
+    """Return the streams of the next step beside another one, which none of them waits for.
+
+    They are those whose listeners soon have nothing to play, or have heard nothing yet, in the order of `next_batch`.
+    Where there are more than such a step takes, the GPU has no time for small steps: there are none beside others then.
+
+    Args:
+        streams: all open streams.
+        programs: what runs the batch, beside another.
+        now_s: clock time.
+    """
+    room = programs.beside
+    if room is None:
+        return []
+    urgent = [stream for stream in streams if stream.is_ready and stream.due_s <= now_s + FIRST_AUDIO_DUE_S]
+    if len(urgent) > room.streams:
+        return []
+    fitting = [each for each in urgent if programs.bucket(each.waiting[0], each.state) <= room.bucket]
+    return sorted(fitting, key=_due_s)
+
+
 def _due_s(stream: Stream) -> float:
     return stream.due_s + (stream.options.priority - 1) * CLASS_PENALTY_S

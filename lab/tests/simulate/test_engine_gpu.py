@@ -91,7 +91,7 @@ class MeasuredRunner(ModelledRunner):
         """See `Runner.bucket`."""
         return TOKEN_RATE_HZ if state.has_speech else 2 * TOKEN_RATE_HZ
 
-    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
+    def run(self, works: Sequence[ChunkWork], *, beside: bool = False) -> list[ChunkOutcome]:
         """See `Runner.run`."""
         tokens = 18 if works[0].state.has_speech else 28
         streams = next((size for size in (1, 4, self.MOST_STREAMS) if size >= len(works)), 2 * self.MOST_STREAMS)

@@ -53,7 +53,7 @@ class PoisonableRunner(ModelRunner):
 
     batches: list[int]
 
-    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
+    def run(self, works: Sequence[ChunkWork], *, beside: bool = False) -> list[ChunkOutcome]:
         self.batches.append(len(works))
         if any(POISON in work.token_ids for work in works):
             raise RuntimeError("poisoned")
@@ -128,11 +128,16 @@ def audio_of(results: list[ChunkResult], stream_id: str) -> FloatArray:
 
 
 def run_step(
-    runner: Runner, chunks: Sequence[tuple[tuple[int, ...], bool]], states: Sequence[object], seed: int = 0
+    runner: Runner,
+    chunks: Sequence[tuple[tuple[int, ...], bool]],
+    states: Sequence[object],
+    seed: int = 0,
+    *,
+    beside: bool = False,
 ) -> list[FloatArray]:
     """Run a chunk of every stream in one step; seeds count from the first stream's."""
     works = [
         ChunkWork(tokens, is_last, seed + place, state)
         for place, ((tokens, is_last), state) in enumerate(zip(chunks, states, strict=True))
     ]
-    return [outcome.samples for outcome in runner.run(works)]
+    return [outcome.samples for outcome in runner.run(works, beside=beside)]

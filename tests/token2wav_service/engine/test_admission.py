@@ -97,7 +97,7 @@ def slowed(engine: Token2WavEngine, clock: ManualClock, step_s: float) -> None:
     assert isinstance(runner, PoisonableRunner)
     run = runner.run
 
-    def slow_run(works):  # type: ignore[no-untyped-def]
+    def slow_run(works, *, beside=False):  # type: ignore[no-untyped-def]
         clock.seconds += step_s
         return run(works)
 

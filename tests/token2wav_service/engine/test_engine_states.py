@@ -18,7 +18,8 @@ from tests.virtual_time import ManualClock
 from tests.workers import is_whole
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.engine.engine import BegunStep, ChunkResult, Token2WavEngine
-from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
+from token2wav_service.engine.runner import BesideRoom, ChunkOutcome, ChunkWork, ModelFacts
+from token2wav_service.engine.stream import FIRST_AUDIO_DUE_S
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import CapacityError, InvalidChunkError, StreamNotFoundError, Token2WavError
 from token2wav_service.types import AudioChunk, FloatArray, StreamOptions, StreamStatus, TokenChunk, VoiceFeatures
@@ -47,6 +48,7 @@ class TellingRunner:
     """Makes a sample a token, which tells token, place and seed; fails where the poison is; counts its states."""
 
     facts = ModelFacts(VOCABULARY, LOOKAHEAD, 2)
+    beside = BesideRoom(2, 0)
 
     def __init__(self) -> None:
         self.open_states = 0
@@ -70,7 +72,7 @@ class TellingRunner:
     def step_size(self, bucket: int, ready: int) -> int:
         return min(ready, 2 + bucket)
 
-    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
+    def run(self, works: Sequence[ChunkWork], *, beside: bool = False) -> list[ChunkOutcome]:
         if any(POISON in work.token_ids for work in works):
             raise RuntimeError("poisoned")
         return [self._outcome(work) for work in works]
@@ -120,7 +122,7 @@ class EngineStates(RuleBasedStateMachine):
         store = VoiceStore(SeededExtractor(), self.runner, budget, model)  # type: ignore[arg-type]
         self.engine = Token2WavEngine(config, store, self.runner, self.clock)
         self.pushed: dict[str, Pushed] = {}
-        self.begun: BegunStep | None = None
+        self.begun: dict[bool, BegunStep] = {}
         self.new_voices = 0
 
     @rule(target=streams, voice=st.integers(0, VOICES - 1), seed=st.integers(0, 5), priority=st.integers(1, 10))
@@ -199,27 +201,29 @@ class EngineStates(RuleBasedStateMachine):
         pushed.lookahead = given[-LOOKAHEAD:]
         self._begin()
 
-    @precondition(lambda self: self.begun is None and self.engine.ready_streams())
-    @rule()
-    def begin_step(self) -> None:
-        self.begun = self.engine.begin_step()
-        assert self.begun is not None
+    @rule(beside=st.booleans())
+    def begin_step(self, beside: bool) -> None:
+        if beside in self.begun or not self.engine.ready_streams(beside=beside):
+            return
+        begun = self.engine.begin_step(beside=beside)
+        assert begun is not None
+        if beside:
+            assert len(begun.works) <= 2
+            assert all(stream.due_s <= self.clock.seconds + FIRST_AUDIO_DUE_S for stream in begun.streams)
+        self.begun[beside] = begun
 
-    @precondition(lambda self: self.begun is not None)
+    @precondition(lambda self: self.begun)
     @rule(number=st.integers(0, MAX_BATCH - 1))
     def abort_in_the_step(self, number: int) -> None:
-        assert self.begun is not None
-        streams = self.begun.streams
+        streams = [stream for begun in self.begun.values() for stream in begun.streams]
         self.abort(streams[number % len(streams)].stream_id)
 
-    @precondition(lambda self: self.begun is not None)
-    @rule()
-    def end_step(self) -> None:
-        assert self.begun is not None
-        begun, self.begun = self.begun, None
-        self._take(self.engine.end_step(begun))
+    @rule(beside=st.booleans())
+    def end_step(self, beside: bool) -> None:
+        if beside in self.begun:
+            self._take(self.engine.end_step(self.begun.pop(beside)))
 
-    @precondition(lambda self: self.begun is None)
+    @precondition(lambda self: not self.begun)
     @rule()
     def step(self) -> None:
         self._take(self.engine.step())
@@ -261,7 +265,7 @@ class EngineStates(RuleBasedStateMachine):
         open_ids = {stream_id for stream_id, pushed in self.pushed.items() if not pushed.is_ended}
         assert set(self.engine.open_stream_ids()) == open_ids
         assert len(open_ids) <= MAX_STREAMS
-        in_step = 0 if self.begun is None else len(self.begun.works)
+        in_step = sum(len(begun.works) for begun in self.begun.values())
         waiting = sum(stream.making is not None for stream in self.engine._streams.values())
         assert len(open_ids) - waiting <= self.runner.open_states <= len(open_ids) - waiting + in_step
 
@@ -275,8 +279,8 @@ class EngineStates(RuleBasedStateMachine):
                 assert sum(map(len, pushed.heard)) == len(pushed.tokens), "audio is missing"
 
     def teardown(self) -> None:
-        if self.begun is not None:
-            self.end_step()
+        for beside in tuple(self.begun):
+            self.end_step(beside)
         for stream_id in self.engine.open_stream_ids():
             self.abort(stream_id)
         self.counts_agree()

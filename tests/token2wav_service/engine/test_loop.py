@@ -13,7 +13,9 @@ from tests.token2wav_service.engine.factory import POISON, make_engine, make_pro
 from tests.virtual_time import ManualClock
 from tests.workers import wait_until
 from token2wav_service.contract import ErrorCode
+from token2wav_service.engine.engine import BegunStep, ChunkResult
 from token2wav_service.engine.loop import FEW_RESULTS, MAX_PENDING_VOICES, REAP_INTERVAL_S, REST_AFTER_S, ServingLoop
+from token2wav_service.engine.runner import BesideRoom
 from token2wav_service.errors import (
     CapacityError,
     EngineStoppedError,
@@ -76,7 +78,7 @@ class Crowd:
         self._may_run.set()
         assert isinstance(self.other.results.get(timeout=WAIT_S), AudioChunk)
 
-    def _held_run(self, works: Any) -> Any:
+    def _held_run(self, works: Any, *, beside: bool = False) -> Any:
         self._runs.set()
         assert self._may_run.wait(WAIT_S)
         return self._run(works)
@@ -102,6 +104,71 @@ def test_the_next_step_runs_while_many_callers_are_answered(loop: ServingLoop) -
     crowd.may_answer.set()
     crowd.check()
     assert isinstance(crowd.other.results.get(timeout=WAIT_S), AudioChunk)
+
+
+@pytest.fixture
+def beside_loop(clock: ManualClock) -> Iterator[ServingLoop]:
+    """A loop whose runner has steps beside others, of two chunks."""
+    engine = make_engine(clock)
+    engine.runner.beside = BesideRoom(streams=2, bucket=0)
+    loop = ServingLoop(engine)
+    loop.start()
+    yield loop
+    loop.stop()
+    assert loop.stats().open_streams == 0
+
+
+class HeldStep:
+    """A listener's second chunk, whose step is held until it may run."""
+
+    def __init__(self, loop: ServingLoop) -> None:
+        self.may_run, runs, run = threading.Event(), threading.Event(), loop.engine.runner.run
+        self.listener = Listener(loop)
+        self.listener.push(0, 40, False)
+        assert isinstance(self.listener.results.get(timeout=WAIT_S), AudioChunk)
+
+        def held_run(works: Any, *, beside: bool = False) -> Any:
+            if not beside:
+                runs.set()
+                assert self.may_run.wait(WAIT_S)
+            return run(works, beside=beside)
+
+        loop.engine.runner.run = held_run  # type: ignore[method-assign]
+        self.listener.push(1, 18, True)
+        assert runs.wait(WAIT_S)
+
+
+def test_urgent_chunks_do_not_wait_for_the_step_of_others(beside_loop: ServingLoop) -> None:
+    held, new = HeldStep(beside_loop), Listener(beside_loop)
+    for index, is_last in ((0, False), (1, True)):  # a first chunk, and one whose listener has 0.2 s left to play
+        new.push(index, 12, is_last)
+        assert isinstance(new.results.get(timeout=WAIT_S), AudioChunk)
+    assert new.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
+    assert held.listener.results.empty()
+    held.may_run.set()
+    assert isinstance(held.listener.results.get(timeout=WAIT_S), AudioChunk)
+    assert held.listener.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
+
+
+def test_an_error_in_the_thread_of_urgent_chunks_is_fatal_too() -> None:
+    failures: queue.Queue[Exception] = queue.Queue()
+    engine = make_engine()
+    engine.runner.beside = BesideRoom(streams=2, bucket=0)
+    loop = ServingLoop(engine, failures.put)
+    loop.start()
+    held, new, end_step = HeldStep(loop), Listener(loop), engine.end_step
+
+    def break_off(begun: BegunStep) -> list[ChunkResult]:
+        if begun.beside:
+            held.may_run.set()
+            raise AssertionError("broken books")
+        return end_step(begun)
+
+    engine.end_step = break_off  # type: ignore[method-assign]
+    new.push(0, 18, True)
+    assert "broken books" in str(failures.get(timeout=WAIT_S))
+    assert isinstance(new.results.get(timeout=WAIT_S), EngineStoppedError)
+    loop.stop()
 
 
 def test_an_error_in_the_second_thread_is_fatal_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +344,7 @@ def test_an_engine_that_fails_answers_everybody_and_says_so() -> None:
     def close(state: object) -> None:
         raise AssertionError("free without allocate")
 
-    def held_run(works: Any) -> Any:
+    def held_run(works: Any, *, beside: bool = False) -> Any:
         assert may_fail.wait(WAIT_S)
         return run(works)
 

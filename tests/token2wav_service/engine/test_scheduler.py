@@ -7,6 +7,8 @@ from typing import Any
 
 from tests.token2wav_service.engine.factory import make_engine, open_stream, tokens_of
 from tests.virtual_time import ManualClock
+from token2wav_service.engine.engine import BESIDE_WAITING
+from token2wav_service.engine.runner import BesideRoom
 from token2wav_service.engine.stream import CLASS_PENALTY_S, next_batch
 from token2wav_service.types import TokenChunk
 
@@ -153,4 +155,53 @@ def test_a_new_stream_whose_text_came_late_is_not_before_a_listener_who_runs_dry
     engine.add_chunk(TokenChunk(listener, 1, tokens_of(18, 1), False))
     assert [result.stream_id for _ in range(2) for result in engine.step()] == [listener, late]
     for stream_id in (late, listener):
+        engine.abort(stream_id)
+
+
+def test_a_step_beside_another_takes_the_urgent_chunks_if_it_has_room_for_all() -> None:
+    engine = make_engine(ManualClock())
+    engine.runner.beside = BesideRoom(streams=2, bucket=0)
+    playing, *new = (open_stream(engine, seed) for seed in range(4))
+    engine.add_chunk(TokenChunk(playing, 0, tokens_of(40, 0), False))
+    assert engine.begin_step(beside=True) is None, "there is no step to run beside"
+    engine.step()
+    for index in (1, 2):
+        engine.add_chunk(TokenChunk(playing, index, tokens_of(18, index), False))
+    usual = engine.begin_step()
+    assert usual is not None
+    assert engine.begin_step(beside=True) is None, "nothing is urgent"
+    for stream_id in new:
+        engine.add_chunk(TokenChunk(stream_id, 0, tokens_of(18, 0), False))
+    assert engine.begin_step(beside=True) is None, "three are urgent"
+    engine.abort(new.pop())
+    assert [result.stream_id for result in engine.step(beside=True)] == new
+    assert [result.stream_id for result in engine.end_step(usual)] == [playing]
+    for stream_id in (playing, *new):
+        engine.abort(stream_id)
+
+
+def test_steps_beside_others_pause_the_longer_the_more_chunks_wait() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock)
+    engine.runner.beside = BesideRoom(streams=2, bucket=0)
+    playing = [open_stream(engine, seed) for seed in range(BESIDE_WAITING)]
+    for index in range(2):
+        for stream_id in playing:
+            engine.add_chunk(TokenChunk(stream_id, index, tokens_of(18, 0), False))
+        if index == 0:
+            engine.step()
+    usual, new = engine.begin_step(), [open_stream(engine, seed) for seed in range(2)]
+    assert usual is not None
+    engine.add_chunk(TokenChunk(new[0], 0, tokens_of(18, 0), False))
+    beside = engine.begin_step(beside=True)
+    assert beside is not None
+    clock.seconds += 0.01
+    engine.end_step(beside)
+    engine.add_chunk(TokenChunk(new[1], 0, tokens_of(18, 0), False))
+    clock.seconds += 0.009
+    assert engine.begin_step(beside=True) is None
+    clock.seconds += 0.002
+    assert [result.stream_id for result in engine.step(beside=True)] == [new[1]]
+    engine.end_step(usual)
+    for stream_id in (*playing, *new):
         engine.abort(stream_id)

@@ -98,7 +98,7 @@ def slot_runner(
 ) -> SlotRunner:
     runner = SlotRunner(*models_of(family), POLICY, SIZES, streams, tokens)
     if vocoder is not None:
-        runner.vocoder = runner._programs.vocoder = vocoder  # type: ignore[assignment]
+        runner.vocoder = runner._programs.vocoder = runner._programs_beside.vocoder = vocoder  # type: ignore[assignment]
     return runner
 
 
@@ -152,7 +152,10 @@ def test_mixed_streams_equal_the_plain_modules(family: Family) -> None:
 @pytest.mark.usefixtures("plain_operations")
 @pytest.mark.parametrize("family", FAMILIES if is_whole() else FAMILIES[2:])
 def test_chunks_of_several_buckets_share_a_program_and_equal_each_alone(family: Family) -> None:
-    """Each stream's chunk is once the smaller one; the first's step of two blocks follows one that was padded."""
+    """Each stream's chunk is once the smaller one; the first's step of two blocks follows one that was padded.
+
+    Alone they run as beside another step.
+    """
     is_mel = family is Family.COSYVOICE2
     runner = slot_runner(family, MelSlotVocoder() if is_mel else None, (1, 2), (BLOCK, 2 * BLOCK))
     extractor = SeededExtractor() if family is Family.STEP_AUDIO2 else WideExtractor()
@@ -161,17 +164,19 @@ def test_chunks_of_several_buckets_share_a_program_and_equal_each_alone(family: 
     steps = [[(tokens_of(count, count), is_last) for count in row] for is_last, row in counts]
     made: list[tuple[int, int]] = []
 
-    def program(streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
-        made.append((streams, tokens))
-        return runner._programs.get(streams, tokens)
+    def program(streams: int, tokens: int, prompt_size: int = 0, *, beside: bool = False) -> BucketProgram:
+        if not beside:
+            made.append((streams, tokens))
+        return get_program(streams, tokens, prompt_size, beside=beside)
 
+    get_program = runner.program
     runner.program = program  # type: ignore[method-assign]
     together = [runner.open(voice) for _ in range(2)]
     mixed = [run_step(runner, chunks, together) for chunks in steps]
     assert made == [(2, 2 * BLOCK)] * 2
     for place in range(2):
         alone = runner.open(voice)
-        expected = [run_step(runner, [chunks[place]], [alone], seed=place)[0] for chunks in steps]
+        expected = [run_step(runner, [chunks[place]], [alone], seed=place, beside=True)[0] for chunks in steps]
         got = np.concatenate([samples[place] for samples in mixed])
         assert_equal_speech([got], [np.concatenate(expected)])
 

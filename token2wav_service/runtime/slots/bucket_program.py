@@ -119,14 +119,14 @@ class BucketProgram:
             warm_up(self._compute, side)
             torch.cuda.current_stream().wait_stream(side)
 
-    def capture(self) -> None:
-        """Have runs replay a CUDA graph; `warm_up` comes before.
+    def capture(self, stream: Any = None) -> None:
+        """Have runs replay a CUDA graph, captured on the stream; `warm_up` comes before.
 
         Raises:
             ProgramCaptureError: the step does something that a graph can't.
         """
         with self._naming_failures():
-            self._graph = capture(self._compute_to_keep, self._graph_memory, error_mode="thread_local")
+            self._graph = capture(self._compute_to_keep, self._graph_memory, stream, error_mode="thread_local")
             assert self._speech is not None
             self._host = torch.empty(self._speech.shape, pin_memory=True)
 
@@ -136,10 +136,13 @@ class BucketProgram:
 
 
 class ProgramTable:
-    """The programs of one runner, each made at first use and kept."""
+    """The programs of the steps that run one after another, each made at first use and kept."""
 
-    def __init__(self, flow: SlotFlow, vocoder: Vocoder, shapes: StepShapes, device: torch.device) -> None:
-        self.flow, self.vocoder, self.shapes, self.device = flow, vocoder, shapes, device
+    def __init__(
+        self, flow: SlotFlow, vocoder: Vocoder, shapes: StepShapes, device: torch.device, stream: Any = None
+    ) -> None:
+        """Make no program yet; `stream` is what graphs are captured on, None takes PyTorch's own."""
+        self.flow, self.vocoder, self.shapes, self.device, self._stream = flow, vocoder, shapes, device, stream
         # All graphs share one pool of memory: they run one after another.
         self._graph_memory = graph_memory(device)
         self._programs: dict[tuple[int, int, int], BucketProgram] = {}
@@ -154,7 +157,7 @@ class ProgramTable:
     def capture(self) -> None:
         """Capture the programs that `warm_up` made."""
         for program in self._programs.values():
-            program.capture()
+            program.capture(self._stream)
 
     def get(self, streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
         """Return the program of a bucket, making it at first use; one of any other size is not kept."""
@@ -166,7 +169,7 @@ class ProgramTable:
             program = self._make(streams, tokens, prompt_size)
             if self.device.type == "cuda":
                 program.warm_up()
-                program.capture()
+                program.capture(self._stream)
             self._programs[key] = program
         return self._programs[key]
 

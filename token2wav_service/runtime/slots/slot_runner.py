@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpukit.graphs import compiling_side_by_side
+from gpukit.graphs import compiling_side_by_side, own_stream
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
-from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
+from token2wav_service.engine.runner import BesideRoom, ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.errors import InvalidPromptError, Token2WavError
 from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.models.flow.flow_state import ChunkSpan, FlowState, FlowVoice, shared_tokens
@@ -119,6 +120,7 @@ class SlotRunner:
         self.shapes = StepShapes(tuple(stream_buckets), tuple(token_buckets or token_buckets_of(flow)))
         self.slots = SlotPool(sizes.streams)
         slots, (ring, conformer_ring) = sizes.streams + 1, sizes.rings(flow)
+        is_fused = solver is None and convolutions is None
         solver = solver or make_solver(flow, policy.ode_steps)
         kept: Any = allocate_vocoder(slots, vocoder)
         self.vocoder: SlotVocoder | CausalSlotVocoder
@@ -137,11 +139,22 @@ class SlotRunner:
             self._prompts = PromptFlow(self._plain, solver, sizes.max_prompt_frames)
         self.facts = ModelFacts(flow.vocab_size, flow.lookahead, flow.stride, self._plain.hop_multiple)
         self._programs = ProgramTable(self.flow, self.vocoder, self.shapes, self.device)
+        self._beginning = Lock()
+        """Streams of one voice share the states that they start from."""
+        self._stream: torch.cuda.Stream | None = None
+        self.beside: BesideRoom | None = None
+        if is_fused:  # an engine of TensorRT's runs one step at a time
+            shapes = self.shapes.beside()
+            self.beside = BesideRoom(shapes.stream_buckets[-1], shapes.token_buckets[-1])
+            self._stream = own_stream(self.device)
+            self._programs_beside = ProgramTable(self.flow, self.vocoder, shapes, self.device, self._stream)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compile every kernel and capture every bucket, so that nothing compiles under load."""
         tables: list[ProgramTable | PromptFlow] = [self._programs]
+        if self.beside is not None:
+            tables.append(self._programs_beside)
         if self._prompts is not None:
             tables.append(self._prompts)
         with compiling_side_by_side(), self.flow.solver.only_first_step():
@@ -192,12 +205,12 @@ class SlotRunner:
         """Return how many of so many chunks one step of a bucket's program should take."""
         return self.shapes.step_size(bucket, ready)
 
-    def program(self, streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
+    def program(self, streams: int, tokens: int, prompt_size: int = 0, *, beside: bool = False) -> BucketProgram:
         """Return the program of a bucket, making it at first use; one of any other size is not kept."""
-        return self._programs.get(streams, tokens, prompt_size)
+        return (self._programs_beside if beside else self._programs).get(streams, tokens, prompt_size)
 
     @torch.inference_mode()
-    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
+    def run(self, works: Sequence[ChunkWork], *, beside: bool = False) -> list[ChunkOutcome]:
         """Run every chunk; in the largest one's program if it has room for all, else each in its own bucket's.
 
         Raises:
@@ -205,11 +218,15 @@ class SlotRunner:
         """
         if any(work.state.is_broken for work in works):
             raise Token2WavError("an earlier step failed while it changed this stream; open it again")
+        with torch.cuda.stream(self._stream if beside else None):
+            return self._run(works, beside=beside)
+
+    def _run(self, works: Sequence[ChunkWork], *, beside: bool) -> list[ChunkOutcome]:
         outcomes: dict[int, ChunkOutcome] = {}
         computed = [self._computed(len(work.token_ids), work.is_last, work.state) for work in works]
         for indices, tokens in self.shapes.groups(computed):
             group = [works[index] for index in indices]
-            for index, samples in zip(indices, self._run_group(group, tokens), strict=True):
+            for index, samples in zip(indices, self._run_group(group, tokens, beside=beside), strict=True):
                 outcomes[index] = ChunkOutcome(samples, works[index].state)
         return [outcomes[index] for index in range(len(works))]
 
@@ -220,9 +237,10 @@ class SlotRunner:
             return len(state.pending) + hop
         return hop + self._plain.waiting_tokens(state.voice.prompt, 0 if is_last else hop)
 
-    def _run_group(self, works: Sequence[ChunkWork], tokens: int) -> list[FloatArray]:
+    def _run_group(self, works: Sequence[ChunkWork], tokens: int, *, beside: bool) -> list[FloatArray]:
         begun = [self._begin(work) for work in works if work.state.start is None]
-        program = self.program(self.shapes.stream_bucket(len(works)), tokens, self._prompt_size(works))
+        streams = self.shapes.stream_bucket(len(works))
+        program = self.program(streams, tokens, self._prompt_size(works), beside=beside)
         for work in works:
             work.state.is_broken = True
         self._fill_slots(begun)
@@ -247,7 +265,10 @@ class SlotRunner:
         """Find what a new stream starts from, which its first hop decides."""
         state: StreamSlot = work.state
         hop = 0 if work.is_last else self.facts.new_tokens(len(work.token_ids), is_last=False)
-        start = state.start = self._plain.begin(state.voice.prompt, hop)
+        with self._beginning:
+            start = state.start = self._plain.begin(state.voice.prompt, hop)
+            if self._stream is not None:  # a step beside may read it next
+                torch.cuda.current_stream().synchronize()
         state.first_token, state.end_token = start.first_token, start.end_token
         state.pending = tuple(start.pending.tolist()) if self.flow.block else ()
         return state

@@ -13,6 +13,10 @@ TOKEN_BUCKETS = (*CHUNK_SIZES_TOKENS[:-1], CHUNK_SIZES_TOKENS[-1] + LOOKAHEAD_TO
 graph."""
 STEP_TOKENS = 1024
 """Most streams times tokens in one step. Larger steps are hardly cheaper a stream, and new streams wait for them."""
+BESIDE_STREAMS = 8
+"""Most streams of a step beside another one. Many are served sooner by the other steps, which make more in a time."""
+BESIDE_TOKEN_BUCKETS = 2
+"""Number of the smallest token buckets that have a program beside others: those of a listener's first two chunks."""
 FULL_SHARE = 0.75
 """Share of a program that a batch must fill; else the rest waits for the next step and a smaller program runs."""
 
@@ -31,6 +35,11 @@ class StepShapes:
 
     stream_buckets: tuple[int, ...] = STREAM_BUCKETS
     token_buckets: tuple[int, ...] = TOKEN_BUCKETS
+
+    def beside(self) -> StepShapes:
+        """Return the shapes of steps beside others."""
+        streams = tuple(size for size in self.stream_buckets if size <= BESIDE_STREAMS)
+        return StepShapes(streams or self.stream_buckets[:1], self.token_buckets[:BESIDE_TOKEN_BUCKETS])
 
     def token_bucket(self, tokens: int) -> int:
         """Return the spoken tokens that such a chunk's program has room for."""
