@@ -21,6 +21,7 @@ from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.vocoder.hift import fold_weight_norm
 from token2wav_service.replay.vectors import FLOW_TOLERANCE
 from token2wav_service.runtime.cpu.packed_flow import ColumnHiFT, PackedFlow, PackedState
+from token2wav_service.runtime.cpu.packed_solver import product_type
 
 HOPS = [[1, 2, 15, 4], [15, 25, 50], [5, 7, 11, 13] * 3, [40, 40], [60]]
 TOTALS = [30, 120, 90, 85, 4]
@@ -28,8 +29,12 @@ LIMIT_FRAMES = 150
 """Stands for the 5000 at which `auto` changes its history, so that short streams pass it."""
 
 
-def _packed(**policy: object) -> PackedFlow:
-    return PackedFlow(make_flow(), SynthesisPolicy(**{"ode_steps": 3, **policy}))  # type: ignore[arg-type]
+AMX_DB = 40.0
+"""Least ratio of mel to the error of bfloat16 products."""
+
+
+def _packed(dtype: torch.dtype | None = None, **policy: object) -> PackedFlow:
+    return PackedFlow(make_flow(), SynthesisPolicy(**{"ode_steps": 3, **policy}), dtype)  # type: ignore[arg-type]
 
 
 def _row(state: PackedState, tokens: int, seed: int = 0, is_last: bool = False) -> FlowInput[PackedState]:
@@ -44,7 +49,7 @@ def _row(state: PackedState, tokens: int, seed: int = 0, is_last: bool = False) 
 def test_mixed_batches_equal_the_plain_modules(policy: HistoryPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_state, "UPSTREAM_LIMIT_FRAMES", LIMIT_FRAMES)
     settings = SynthesisPolicy(history=policy, ode_steps=3, estimator_recent_frames=30, conformer_recent_frames=40)
-    plain, packed = StreamFlow(make_flow(), settings), PackedFlow(make_flow(), settings)
+    plain, packed = StreamFlow(make_flow(), settings), PackedFlow(make_flow(), settings, torch.float32)
     prompts = [prepared(plain, 10 + 9 * index, seed=index) for index in range(len(TOTALS))]
     voices = [plain.begin(prompt, 15) for prompt in prompts]
     speakers = [random_speaker(index) for index in range(len(TOTALS))]
@@ -68,9 +73,31 @@ def test_mixed_batches_equal_the_plain_modules(policy: HistoryPolicy, monkeypatc
 
 
 @torch.inference_mode()
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="these cores have no bfloat16 products")
+def test_bfloat16_products_change_the_mel_little_and_halve_the_memory_of_a_stream() -> None:
+    voices, made = [], []
+    for dtype in (torch.float32, torch.bfloat16):
+        flow = _packed(dtype)
+        voices.append(prepared(flow, 12, 0))
+        (first,), (state,) = flow.forward([_row(flow.begin(voices[-1], 15), 30)])
+        (second,), (state,) = flow.forward([_row(state, 20, seed=1, is_last=True)])
+        made.append((torch.cat([first, second], 1), state.store.num_bytes))
+    (exact, exact_bytes), (close, close_bytes) = made
+    assert 20 * torch.log10(exact.norm() / (exact - close).norm()) > AMX_DB
+    assert close_bytes == exact_bytes / 2
+    assert voices[1].num_bytes < 0.8 * voices[0].num_bytes
+
+
+def test_cores_with_tiles_get_the_products_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_tiles, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda answer=has_tiles: answer)
+        assert product_type() is dtype
+
+
+@torch.inference_mode()
 def test_a_chunk_that_failed_behind_the_flow_runs_again_to_the_same_bits() -> None:
     flow = _packed()
-    state = flow.begin(prepared(StreamFlow(flow.flow, SynthesisPolicy(ode_steps=3)), 12, 0), 15)
+    state = flow.begin(prepared(flow, 12, 0), 15)
     _, (state,) = flow.forward([_row(state, 80)])
     first = flow.forward([_row(state, 18, seed=1)])[0][0]
     again, (after,) = flow.forward([_row(state, 18, seed=1)])
@@ -83,7 +110,7 @@ def test_a_chunk_that_failed_behind_the_flow_runs_again_to_the_same_bits() -> No
 @torch.inference_mode()
 def test_streams_of_one_voice_share_nothing_that_changes() -> None:
     flow = _packed()
-    voice = prepared(StreamFlow(flow.flow, SynthesisPolicy(ode_steps=3)), 12, 0)
+    voice = prepared(flow, 12, 0)
     alone = flow.forward([_row(flow.begin(voice, 15), 30)])[0][0]
     states = [flow.begin(voice, 15), flow.begin(voice, 15)]
     flow.forward([_row(states[0], 60, seed=9)])
@@ -93,7 +120,7 @@ def test_streams_of_one_voice_share_nothing_that_changes() -> None:
 @torch.inference_mode()
 def test_a_long_chunk_leaves_no_memory_behind() -> None:
     flow = _packed(history=HistoryPolicy.PROMPT_AND_RECENT, estimator_recent_frames=10)
-    state = flow.begin(prepared(StreamFlow(flow.flow, SynthesisPolicy(ode_steps=3)), 12, 0), 15)
+    state = flow.begin(prepared(flow, 12, 0), 15)
     sizes = []
     for number, tokens in enumerate((20, 400, 20, 20)):
         _, (state,) = flow.forward([_row(state, tokens, seed=number)])

@@ -50,7 +50,7 @@ class FaultyFlow(PackedFlow):
 
 
 def runner_of(at_once: int) -> tuple[ModelRunner, FaultyFlow]:
-    flow = FaultyFlow(make_flow(), POLICY)
+    flow = FaultyFlow(make_flow(), POLICY, torch.float32)
     flow.batches = []
     return ModelRunner(flow, StreamVocoder(fold_weight_norm(make_hift()), POLICY), at_once), flow
 

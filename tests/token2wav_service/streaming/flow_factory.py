@@ -18,6 +18,7 @@ from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.replay.vectors import VectorFolder
 from token2wav_service.replay.vocoder_cases import load_hift_vectors
+from token2wav_service.runtime.cpu.packed_flow import PackedFlow
 
 VOCAB = 100
 SEED = 7
@@ -63,7 +64,7 @@ def random_speaker(seed: int) -> Tensor:
     return torch.randn(16, generator=torch.Generator().manual_seed(seed))
 
 
-def prepared(flow: StreamFlow, tokens: int, seed: int) -> FlowVoice:
+def prepared(flow: StreamFlow | PackedFlow, tokens: int, seed: int) -> FlowVoice:
     mel = torch.randn(2 * tokens, 80, generator=torch.Generator().manual_seed(seed + 1))
     return flow.prepare_voice(random_tokens(tokens, seed), mel, random_speaker(seed))
 

@@ -33,7 +33,7 @@ from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.vocoder.hift import FINAL_LEAKY_SLOPE, HiFT, Snake
 from token2wav_service.models.vocoder.source import cleared
 from token2wav_service.runtime.cpu.column_store import ColumnStore
-from token2wav_service.runtime.cpu.packed_solver import PackedSolver
+from token2wav_service.runtime.cpu.packed_solver import PackedSolver, product_type
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class PackedState:
 class PackedFlow:
     """Runs the flow in chunks; holds the model and the policy, no stream's state."""
 
-    def __init__(self, flow: Flow, policy: SynthesisPolicy) -> None:
-        """Hold a model in eval mode, in float32 on the CPU."""
+    def __init__(self, flow: Flow, policy: SynthesisPolicy, dtype: torch.dtype | None = None) -> None:
+        """Hold a model in eval mode, in float32 on the CPU; `dtype`: of the solver's products, None by the cores."""
         self._plain = StreamFlow(flow, policy)
-        self._solver = PackedSolver(flow.decoder, policy.ode_steps)
+        self._solver = PackedSolver(flow.decoder, policy.ode_steps, dtype or product_type())
         self._policy = policy
         self.flow = flow
         self.device = self._plain.device
@@ -74,14 +74,18 @@ class PackedFlow:
 
     def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> FlowVoice:
         """Run the prompt once; see `StreamFlow.prepare_voice`."""
-        return self._plain.prepare_voice(tokens, mel, speaker)
+        start = self._plain.run_prompt(tokens, mel, speaker)
+        kv = start.caches[SOLVER_KV].to(self._solver.dtype)
+        start = replace(start, caches={**start.caches, SOLVER_KV: kv}, prompt_kv=kv)
+        return self._plain.voice(tokens, mel, speaker, {0: start})
 
     def begin(self, prompt: FlowVoice, hop: int) -> PackedState:
         """Return what a stream starts from: a copy of the voice's columns."""
         start = self._plain.begin(prompt, hop)
         caches = dict(start.caches)
         kv, tail = caches.pop(SOLVER_KV), caches.pop("solver_tail")
-        tails = tail.view(*tail.shape[:3], 2, self._solver.width, -1).permute(0, 1, 3, 2, 5, 4)
+        places = tail.to(self._solver.dtype).view(*tail.shape[:3], 2, self._solver.width, -1)
+        tails = places.permute(0, 1, 3, 2, 5, 4)
         store = ColumnStore.of_prompt(kv, self._policy.estimator_recent_frames + hop * self.stride)
         return PackedState(replace(start, caches=caches), tails, store)
 

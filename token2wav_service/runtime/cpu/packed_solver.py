@@ -30,11 +30,17 @@ _TYPICAL_ROWS = 72
 _MISH_LINEAR_FROM = 20.0
 
 
+def product_type() -> torch.dtype:
+    """Return the type whose products these cores compute fastest: bfloat16 where they multiply tiles (AMX)."""
+    return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else torch.float32
+
+
 class _Affine:
     """A product with a weight [outputs, inputs], and a bias [outputs]; in oneDNN's own layout where torch has it."""
 
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        weight, self._bias = weight.detach(), bias.detach()
+    def __init__(self, weight: Tensor, bias: Tensor, dtype: torch.dtype = torch.float32) -> None:
+        weight, self._bias = weight.detach().to(dtype), bias.detach().to(dtype)
+        self._dtype = dtype
         self._packed: Tensor | None = None
         if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
@@ -42,11 +48,13 @@ class _Affine:
             self._columns = weight.t().contiguous()  # multiplies few rows faster
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return [N, outputs] of [N, inputs]."""
+        """Return [N, outputs] of [N, inputs], in the products' type."""
+        x = x.to(self._dtype)
         return torch.addmm(self._bias, x, self._columns) if self._packed is None else self._product(x, "none", "")
 
     def gelu(self, x: Tensor) -> Tensor:
         """Return GELU, in its tanh form, of the product."""
+        x = x.to(self._dtype)
         if self._packed is not None:
             return self._product(x, "gelu", "tanh")
         return functional.gelu(torch.addmm(self._bias, x, self._columns), approximate="tanh")
@@ -59,20 +67,21 @@ class _Affine:
 class _Block:
     """One block's weights."""
 
-    def __init__(self, block: Any) -> None:
+    def __init__(self, block: Any, dtype: torch.dtype) -> None:
         attention, layers, mlp = block.attn, block.conv.block, block.mlp
         parts = (attention.to_q, attention.to_k, attention.to_v)
-        self.projections = _Affine(torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts]))
+        weight, bias = torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
+        self.projections = _Affine(weight, bias, dtype)
         # [2h, d] of the norms of queries and keys.
         norms = (attention.q_norm, attention.k_norm)
         self.head_scale, self.head_shift = (
             torch.cat([value.detach().expand(attention.heads, -1) for value in values]).contiguous()
             for values in ([norm.weight for norm in norms], [norm.bias for norm in norms])
         )
-        self.output = _read(attention.proj)
-        self.first_conv, self.second_conv = _read_conv(layers[1]), _read_conv(layers[6])
+        self.output = _read(attention.proj, dtype)
+        self.first_conv, self.second_conv = _read_conv(layers[1], dtype), _read_conv(layers[6], dtype)
         self.conv_norm = layers[3]
-        self.expand, self.shrink = _read(mlp.fc1), _read(mlp.fc2)
+        self.expand, self.shrink = _read(mlp.fc1, dtype), _read(mlp.fc2, dtype)
 
 
 @dataclass(frozen=True)
@@ -126,16 +135,20 @@ class _Layout:
 
 
 class PackedSolver:
-    """Weights of a DiT and the modulations of every solver step, in float32 on the CPU."""
+    """Weights of a DiT and the modulations of every solver step, on the CPU."""
 
-    def __init__(self, decoder: ConditionalFlowMatching[DiT], steps: int) -> None:
-        """Read the weights of a decoder in eval mode, for `steps` Euler steps."""
+    def __init__(self, decoder: ConditionalFlowMatching[DiT], steps: int, dtype: torch.dtype) -> None:
+        """Read the float32 weights of a decoder in eval mode, for `steps` Euler steps.
+
+        The blocks' products and attention are computed in `dtype`; residual stream, norms and solver in float32.
+        """
         estimator = decoder.estimator
         config = estimator.config
         self.steps, self.depth = steps, config.depth
         self.heads, self.head_dim, self.width = config.num_heads, config.head_dim, config.hidden_size
         self.guidance = decoder.guidance
-        self._blocks = [_Block(block) for block in estimator.blocks]
+        self.dtype = dtype
+        self._blocks = [_Block(block, dtype) for block in estimator.blocks]
         self._grid = time_grid(steps).tolist()
         with torch.inference_mode():
             self._modulations = [_read_modulation(estimator, time) for time in self._grid[:-1]]
@@ -163,8 +176,8 @@ class PackedSolver:
             mu: [N, 80] encoder projection.
             speakers: [S, 80] projected speaker vectors.
             frames: of each of the S streams; N in all.
-            stores: earlier keys and values of each stream, with room for `frames` more.
-            tails: [n, L, 2 convolutions, 2 branches, S, 2, C] columns that the convolutions continue from.
+            stores: earlier keys and values of each stream, in `dtype`, with room for `frames` more.
+            tails: in `dtype` [n, L, 2 convolutions, 2 branches, S, 2, C] columns that the convolutions continue from.
 
         Returns:
             Mel [N, 80] and the new tails.
@@ -173,7 +186,7 @@ class PackedSolver:
         spoken = functional.linear(speakers, self._speaker).repeat_interleave(torch.tensor(frames), 0)
         with_condition = functional.linear(mu, self._condition, self._first_bias) + spoken
         constant = torch.stack([with_condition, self._first_bias.expand_as(with_condition)])
-        new_tails = torch.empty(tails.shape)
+        new_tails = torch.empty_like(tails, memory_format=torch.contiguous_format)
         # Of each convolution of a block: the columns [2 branches * S * 2, C] before the frames.
         places = (self.steps, self.depth, 2, -1, self.width)
         old, new = tails.reshape(places), new_tails.view(places)
@@ -202,9 +215,9 @@ class PackedSolver:
     ) -> Tensor:
         attention, mlp, conv = modulations
         x = torch.addcmul(x, attention.gate, self._attend(block, attention(x), layout, places))
-        columns = torch.cat([tails[0], conv(x)])
-        inner = block.conv_norm(_convolved(block.first_conv, columns, layout, new_tails[0]))
-        columns = torch.cat([tails[1], _mish(inner)])
+        columns = torch.cat([tails[0], conv(x).to(self.dtype)])
+        inner = block.conv_norm(_convolved(block.first_conv, columns, layout, new_tails[0]).float())
+        columns = torch.cat([tails[1], _mish(inner).to(self.dtype)])
         x = torch.addcmul(x, conv.gate, _convolved(block.second_conv, columns, layout, new_tails[1]))
         return torch.addcmul(x, mlp.gate, block.shrink(block.expand.gelu(mlp(x))))
 
@@ -212,9 +225,9 @@ class PackedSolver:
         """Let each stream's queries see its own history and frames; returns [2N, C]."""
         heads, size = self.heads, self.head_dim
         rows = block.projections(x)
-        pairs = rows[:, : 2 * heads * size].reshape(-1, 2 * heads, size)
+        pairs = rows[:, : 2 * heads * size].float().reshape(-1, 2 * heads, size)
         normed = functional.layer_norm(pairs, (size,), None, None, _INNER_NORM_EPS)
-        normed = torch.addcmul(block.head_shift, normed, block.head_scale)
+        normed = torch.addcmul(block.head_shift, normed, block.head_scale).to(self.dtype)
         queries, keys = normed.view(BRANCHES, layout.total, 2, heads, size).transpose(1, 3).unbind(2)  # [2, h, N, d]
         values = rows.view(BRANCHES, layout.total, 3, heads, size).select(2, 2).transpose(1, 2)
         parts = (each.split_with_sizes(layout.frames, 2) for each in (queries, keys, values))
@@ -240,13 +253,13 @@ def _mish(x: Tensor) -> Tensor:
     return power.div_(power + 2).mul_(x)
 
 
-def _read(linear: nn.Linear) -> _Affine:
-    return _Affine(linear.weight, linear.bias)
+def _read(linear: nn.Linear, dtype: torch.dtype = torch.float32) -> _Affine:
+    return _Affine(linear.weight, linear.bias, dtype)
 
 
-def _read_conv(conv: nn.Conv1d) -> _Affine:
+def _read_conv(conv: nn.Conv1d, dtype: torch.dtype) -> _Affine:
     assert conv.bias is not None
-    return _Affine(conv.weight.permute(0, 2, 1).flatten(1), conv.bias)
+    return _Affine(conv.weight.permute(0, 2, 1).flatten(1), conv.bias, dtype)
 
 
 def _read_modulation(estimator: DiT, time: float) -> _StepModulation:
