@@ -35,6 +35,8 @@ from token2wav_service.models.vocoder.source import cleared
 from token2wav_service.runtime.cpu.column_store import ColumnStore
 from token2wav_service.runtime.cpu.packed_solver import PackedSolver, product_type
 
+_ONE = torch.ones(1, 1, 1)
+
 
 @dataclass(frozen=True)
 class PackedState:
@@ -137,50 +139,66 @@ def _joined(values: Tensor, frames: Sequence[int]) -> Tensor:
     return torch.cat([row[:, :count].t() for row, count in zip(values, frames, strict=True)])
 
 
-class ColumnHiFT(HiFT):
-    """A HiFT whose `spectra` computes on [B, C, 1, T] with C innermost."""
+class _Convolution:
+    """A convolution of columns [B, C, 1, T], in its weights' type."""
 
-    def __init__(self, hift: HiFT) -> None:
-        """Take over a vocoder whose weight norms are folded; its modules are shared."""
+    def __init__(self, conv: Any, dtype: torch.dtype, reads: Tensor = _ONE, makes: Tensor = _ONE) -> None:
+        """Take over weights, for inputs that were multiplied by `reads`, and outputs to be by `makes`: [C, 1, 1]."""
+        self._kernel = _columns(conv.weight.detach() * makes / reads.squeeze(2)).to(dtype)
+        self._bias = (conv.bias.detach() * makes.flatten()).to(dtype)
+        self._places = (0, conv.padding[0]), (1, conv.stride[0]), (1, conv.dilation[0])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return float32."""
+        x, (padding, stride, dilation) = x.to(self._kernel.dtype), self._places
+        if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            # NOTE: conv2d gives small inputs to slower kernels.
+            return torch.mkldnn_convolution(x, self._kernel, self._bias, padding, stride, dilation, 1).float()
+        return functional.conv2d(x, self._kernel, self._bias, stride, padding, dilation).float()
+
+
+class ColumnHiFT(HiFT):
+    """A HiFT whose `spectra` computes on [B, C, 1, T] with C innermost; the convolutions know the snakes' alphas."""
+
+    def __init__(self, hift: HiFT, dtype: torch.dtype | None = None) -> None:
+        """Take over a vocoder whose weight norms are folded; its modules are shared; `dtype`: as in `PackedFlow`."""
         nn.Module.__init__(self)
         self.__dict__.update(hift.__dict__)
-        convolutions = [layer for layer in hift.modules() if isinstance(layer, (nn.Conv1d, nn.ConvTranspose1d))]
-        self._kernels = {id(layer): _columns(layer.weight.detach()) for layer in convolutions}
+        dtype = dtype or product_type()
+        self._kernels = {id(up): _columns(torch.as_tensor(up.weight).detach()) for up in hift.ups}
+        convolutions = [layer for layer in hift.modules() if isinstance(layer, nn.Conv1d)]
+        self._convolved = {id(layer): _Convolution(layer, torch.float32) for layer in convolutions}
+        blocks: list[Any] = [*hift.source_resblocks, *hift.resblocks]
+        for conv1, conv2, snake1, snake2 in (layer for block in blocks for layer in block.layers()):
+            between = _alpha(snake2)
+            self._convolved[id(conv1)] = _Convolution(conv1, dtype, _alpha(snake1), between)
+            self._convolved[id(conv2)] = _Convolution(conv2, dtype, between)
 
     def spectra(self, mel: Tensor, spectrum: Tensor, lengths: Tensor | None = None) -> Tensor:
         """See `HiFT.spectra`."""
         masks = [None if mask is None else mask[:, :, None] for mask in self._masks(lengths, mel)]
         spectrum = _columns(spectrum)
-        x = _masked(self._convolved(self.conv_pre, cleared(_columns(mel), masks[0])), masks[0])
+        x = _masked(self._convolved[id(self.conv_pre)](cleared(_columns(mel), masks[0])), masks[0])
         per_stage = len(self.config.resblock_kernel_sizes)
         for stage, (up, mask) in enumerate(zip(self.ups, masks[1:], strict=True)):
             x = self._raised(up, functional.leaky_relu(x, self.config.lrelu_slope))
             if stage == len(self.ups) - 1:
                 x = torch.cat([x[..., 1:2], x], 3)
-            excitation = _masked(self._convolved(self.source_downs[stage], spectrum), mask)
+            excitation = _masked(self._convolved[id(self.source_downs[stage])](spectrum), mask)
             x = _masked(x + self._block(self.source_resblocks[stage], excitation, mask), mask)
             blocks = list(self.resblocks[stage * per_stage : (stage + 1) * per_stage])
             total = self._block(blocks[0], x, mask)
             for block in blocks[1:]:
                 total = total.add_(self._block(block, x, mask))
             x = total.div_(len(blocks))
-        return self._convolved(self.conv_post, functional.leaky_relu(x, FINAL_LEAKY_SLOPE))[:, :, 0]
+        return self._convolved[id(self.conv_post)](functional.leaky_relu(x, FINAL_LEAKY_SLOPE))[:, :, 0]
 
     def _block(self, block: Any, x: Tensor, mask: Tensor | None) -> Tensor:
         """See `ResBlock.forward`."""
-        layers = zip(block.convs1, block.convs2, block.activations1, block.activations2, strict=True)
-        for conv1, conv2, snake1, snake2 in layers:
-            inner = _masked(self._convolved(conv1, _snaked(snake1, x)), mask)
-            x = x + _masked(self._convolved(conv2, _snaked(snake2, inner)), mask)
+        for conv1, conv2, snake, _ in block.layers():
+            inner = _masked(self._convolved[id(conv1)](_snaked(x * _alpha(snake))), mask)
+            x = x + _masked(self._convolved[id(conv2)](_snaked(inner)), mask)
         return x
-
-    def _convolved(self, conv: Any, x: Tensor) -> Tensor:
-        kernel, (stride,), (padding,), (dilation,) = self._kernels[id(conv)], conv.stride, conv.padding, conv.dilation
-        if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-            # NOTE: conv2d gives small inputs to slower kernels.
-            made: Tensor = torch.mkldnn_convolution(x, kernel, conv.bias, (0, padding), (1, stride), (1, dilation), 1)
-            return made
-        return functional.conv2d(x, kernel, conv.bias, (1, stride), (0, padding), (1, dilation))
 
     def _raised(self, conv: Any, x: Tensor) -> Tensor:
         kernel, (stride,), (padding,) = self._kernels[id(conv)], conv.stride, conv.padding
@@ -196,8 +214,11 @@ def _masked(x: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None else x.mul_(mask)
 
 
-def _snaked(snake: Snake, x: Tensor) -> Tensor:
-    """See `Snake.forward`."""
-    alpha = snake.alpha[None, :, None, None]
-    wave = (x * alpha).sin_()
-    return torch.addcdiv(x, wave.mul_(wave), alpha + Snake.EPSILON)
+def _alpha(snake: Any) -> Tensor:
+    return torch.as_tensor(snake.alpha.detach()[:, None, None] + Snake.EPSILON)
+
+
+def _snaked(x: Tensor) -> Tensor:
+    """Return `Snake.forward` times alpha, of its input times alpha."""
+    wave = x.sin()
+    return torch.addcmul(x, wave, wave)

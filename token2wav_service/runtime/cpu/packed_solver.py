@@ -40,28 +40,20 @@ class _Affine:
 
     def __init__(self, weight: Tensor, bias: Tensor, dtype: torch.dtype = torch.float32) -> None:
         weight, self._bias = weight.detach().to(dtype), bias.detach().to(dtype)
-        self._dtype = dtype
         self._packed: Tensor | None = None
         if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
         else:
             self._columns = weight.t().contiguous()  # multiplies few rows faster
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return [N, outputs] of [N, inputs], in the products' type."""
-        x = x.to(self._dtype)
-        return torch.addmm(self._bias, x, self._columns) if self._packed is None else self._product(x, "none", "")
-
-    def gelu(self, x: Tensor) -> Tensor:
-        """Return GELU, in its tanh form, of the product."""
-        x = x.to(self._dtype)
+    def __call__(self, x: Tensor, *, gelu: bool = False) -> Tensor:
+        """Return [N, outputs] of [N, inputs], in the weights' type; or GELU, in its tanh form, of that."""
+        x = x.to(self._bias.dtype)
         if self._packed is not None:
-            return self._product(x, "gelu", "tanh")
-        return functional.gelu(torch.addmm(self._bias, x, self._columns), approximate="tanh")
-
-    def _product(self, x: Tensor, then: str, form: str) -> Tensor:
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, then, [], form)
-        return made
+            then: tuple[Any, ...] = ("gelu", [], "tanh") if gelu else ("none", [], "")
+            return torch.as_tensor(torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, *then))
+        made = torch.addmm(self._bias, x, self._columns)
+        return functional.gelu(made, approximate="tanh") if gelu else made
 
 
 class _Block:
@@ -219,7 +211,7 @@ class PackedSolver:
         inner = block.conv_norm(_convolved(block.first_conv, columns, layout, new_tails[0]).float())
         columns = torch.cat([tails[1], _mish(inner).to(self.dtype)])
         x = torch.addcmul(x, conv.gate, _convolved(block.second_conv, columns, layout, new_tails[1]))
-        return torch.addcmul(x, mlp.gate, block.shrink(block.expand.gelu(mlp(x))))
+        return torch.addcmul(x, mlp.gate, block.shrink(block.expand(mlp(x), gelu=True)))
 
     def _attend(self, block: _Block, x: Tensor, layout: _Layout, places: Sequence[Columns]) -> Tensor:
         """Let each stream's queries see its own history and frames; returns [2N, C]."""
