@@ -24,7 +24,6 @@ BRANCHES = 2
 CONTEXT = 2
 """Frames before its own that a convolution reads."""
 _NORM_EPS = 1e-6
-_INNER_NORM_EPS = 1e-5
 _TYPICAL_ROWS = 72
 """Rows that oneDNN chooses its layout of a weight for."""
 _MISH_LINEAR_FROM = 20.0
@@ -64,12 +63,7 @@ class _Block:
         parts = (attention.to_q, attention.to_k, attention.to_v)
         weight, bias = torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
         self.projections = _Affine(weight, bias, dtype)
-        # [2h, d] of the norms of queries and keys.
-        norms = (attention.q_norm, attention.k_norm)
-        self.head_scale, self.head_shift = (
-            torch.cat([value.detach().expand(attention.heads, -1) for value in values]).contiguous()
-            for values in ([norm.weight for norm in norms], [norm.bias for norm in norms])
-        )
+        self.query_norm, self.key_norm = attention.q_norm, attention.k_norm
         self.output = _read(attention.proj, dtype)
         self.first_conv, self.second_conv = _read_conv(layers[1], dtype), _read_conv(layers[6], dtype)
         self.conv_norm = layers[3]
@@ -216,13 +210,10 @@ class PackedSolver:
     def _attend(self, block: _Block, x: Tensor, layout: _Layout, places: Sequence[Columns]) -> Tensor:
         """Let each stream's queries see its own history and frames; returns [2N, C]."""
         heads, size = self.heads, self.head_dim
-        rows = block.projections(x)
-        pairs = rows[:, : 2 * heads * size].float().reshape(-1, 2 * heads, size)
-        normed = functional.layer_norm(pairs, (size,), None, None, _INNER_NORM_EPS)
-        normed = torch.addcmul(block.head_shift, normed, block.head_scale).to(self.dtype)
-        queries, keys = normed.view(BRANCHES, layout.total, 2, heads, size).transpose(1, 3).unbind(2)  # [2, h, N, d]
-        values = rows.view(BRANCHES, layout.total, 3, heads, size).select(2, 2).transpose(1, 2)
-        parts = (each.split_with_sizes(layout.frames, 2) for each in (queries, keys, values))
+        projected = block.projections(x).view(BRANCHES, layout.total, 3, heads, size)
+        queries, keys, values = projected.unbind(2)
+        of_all = (block.query_norm(queries), block.key_norm(keys), values)  # [2, N, h, d]
+        parts = (each.transpose(1, 2).split_with_sizes(layout.frames, 2) for each in of_all)
         mixed = []
         for columns, query, key, value in zip(places, *parts, strict=True):
             columns.new_keys.copy_(key)
