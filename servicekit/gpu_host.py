@@ -55,11 +55,6 @@ class GpuFacts:
     is_slice: bool = False
     """True for a MIG slice."""
 
-    @property
-    def memory_bytes(self) -> int:
-        """All of its memory."""
-        return self.memory_mib * MIB
-
 
 def run_program(command: Sequence[str]) -> str:
     """Return a program's standard output.
