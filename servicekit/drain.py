@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import re
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from servicekit.clock import Clock, SystemClock
 
@@ -22,8 +23,6 @@ _POLL_INTERVAL_S = 0.5
 _READ_TIMEOUT_S = 3.0
 _MAX_FAILURES = 3
 """Unusable answers in a row, such as 404, after which no metrics are expected there. Silence does not count."""
-_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)")
-"""A metric's sample: name, labels, value; a timestamp may follow."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +65,7 @@ def wait_until_idle(
             state = f"{under_way:g}"
         except TimeoutError:
             pass  # busy: unknown is not nothing
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: it is no page of metrics
             failures += 1
             if isinstance(error, ConnectionRefusedError) or failures >= _MAX_FAILURES:
                 return f"the metrics can't be read ({error}); not waiting"
@@ -77,12 +76,8 @@ def wait_until_idle(
 
 def sum_of(metrics: str, names: Sequence[str]) -> float:
     """Add up every sample of the named metrics, whatever its labels."""
-    total = 0.0
-    for line in metrics.splitlines():
-        sample = _SAMPLE.match(line)
-        if sample is not None and sample[1] in names:
-            total += float(sample[2])
-    return total
+    samples = (sample for family in text_string_to_metric_families(metrics) for sample in family.samples)
+    return sum(sample.value for sample in samples if sample.name in names)
 
 
 def _read(url: str) -> str:
