@@ -34,7 +34,7 @@ _CHUNKS = ("dynamic_chunk_strategy", "token_hop_len", "token_hop_len_first", "to
 
 @dataclass(frozen=True)
 class DropInConfig:
-    """Everything one process of `cosyvoice2_dit` needs to start; field names are the parameters' names."""
+    """Everything one process of a drop-in model needs to start; field names are the parameters' names."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
     llm_tokenizer_dir: Path
@@ -72,7 +72,7 @@ class DropInConfig:
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
             expected = "assemble the repository again with `python -m token2wav_service.serving.assemble`"
-            raise ConfigError(f"the parameters of cosyvoice2_dit can't be used ({wrong}): {expected}") from error
+            raise ConfigError(f"the model's parameters can't be used ({wrong}): {expected}") from error
 
 
 @asynccontextmanager

@@ -7,17 +7,16 @@ Source: tensors and defaults of the specification of the flows, section 11; thos
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gateway.core import Sampling, Utterance
 from gateway.dialects.cosyvoice2_dit.drop_in import PipelineRunner, StreamingModel, Tensors, WholeModel
-from gateway.errors import ConfigError
+from gateway.dialects.cosyvoice2_dit.settings import DropInConfig
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.wire import LLMWire
 from llm_service.config import LLMBackend
@@ -30,7 +29,6 @@ from token2wav_service.python_backend.server_process import is_decoupled, read_p
 MAX_REQUESTS = 256
 """Most requests of a decoupled model at once; the LLM service has a queue of its own."""
 _MAX_SEED = (1 << 63) - 1
-_PARAMETERS = {"llm_tokenizer_dir", "llm_api_base", "llm_backend", "llm_model"}
 
 
 @dataclass(frozen=True)
@@ -121,25 +119,20 @@ def load_model(pb_utils: PbUtils, model_config_json: str) -> StreamingModel | Wh
     """Build the model that its config.pbtxt describes; `decoupled` there selects which.
 
     Raises:
-        ConfigError: a parameter is unknown or missing.
+        ConfigError: a parameter can't work.
     """
-    parameters = read_parameters(model_config_json)
-    if set(parameters) - _PARAMETERS or "llm_tokenizer_dir" not in parameters:
-        raise ConfigError(
-            f"the parameters of tensorrt_llm are {sorted(parameters)}, expected {sorted(_PARAMETERS)}: assemble the "
-            "repository again with `python -m token2wav_service.serving.assemble`"
-        )
-    encoder = load_text_encoder(Path(parameters["llm_tokenizer_dir"]))
-    wire = _TokenWire(encoder, LLMBackend(parameters.get("llm_backend", LLMBackend.EMBEDDED.value)))
-    runner = PipelineRunner(lambda: _open(wire, parameters))
+    config = DropInConfig.from_parameters(read_parameters(model_config_json))
+    encoder = load_text_encoder(config.llm_tokenizer_dir)
+    wire = _TokenWire(encoder, config.llm_backend)
+    runner = PipelineRunner(lambda: _open(wire, config))
     can_stream = is_decoupled(model_config_json)
     parts = (pb_utils, runner, TokenRequests(pb_utils, encoder.vocabulary, can_stream=can_stream))
     return StreamingModel(*parts, max_requests=MAX_REQUESTS) if can_stream else WholeModel(*parts)
 
 
 @asynccontextmanager
-async def _open(wire: LLMWire, parameters: Mapping[str, str]) -> AsyncIterator[SpeechLMClient]:
-    client = SpeechLMClient(parameters["llm_api_base"], wire, parameters.get("llm_model"))
+async def _open(wire: LLMWire, config: DropInConfig) -> AsyncIterator[SpeechLMClient]:
+    client = SpeechLMClient(config.llm_api_base, wire, config.llm_model)
     try:
         yield client
     finally:
