@@ -22,12 +22,17 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import (
+    HTTP_SERVER_ERROR,
     GatewayError,
     InvalidRequestError,
     LaterError,
     StalledReaderError,
     TextTooLongError,
+    Token2WavBusyError,
     UnauthenticatedError,
+    VoiceExistsError,
+    VoiceStoreFullError,
+    wire_status,
 )
 from gateway.speech.request import SpeechResult
 from gateway.speech.speech_job import warnings_of
@@ -129,7 +134,7 @@ LONGEST_RETRY_S = 60.0
 """Longest Retry-After, in seconds, for clients that repeat on their own; beyond it they are told not to."""
 GRPC_PUSHBACK_KEY = "grpc-retry-pushback-ms"
 """Trailing metadata that gRPC's own retries obey; a value below 0 means: do not retry."""
-RETRY_AFTER_KEY = "retry-after"
+RETRY_AFTER_KEY, _SHOULD_RETRY = "retry-after", "x-should-retry"
 _NO_RETRY_MS = -1
 _MS_PER_S = 1000
 
@@ -140,13 +145,21 @@ def retry_after_s(error: BaseException) -> float | None:
 
 
 def error_headers(error: BaseException) -> dict[str, str]:
-    """Return what an HTTP answer to the error says in its headers, for clients that repeat or ask on their own."""
+    """Return what an HTTP answer to the error says in its headers, for clients that repeat or ask on their own.
+
+    OpenAI's repeat every 408, 409, 429 and 5xx twice. That is a second synthesis where it can't help, so that such
+    answers say no; the others say when. What gRPC calls UNAVAILABLE may soon be over.
+    """
     if isinstance(error, UnauthenticatedError):
         return {"www-authenticate": "Bearer"}
-    if (seconds := retry_after_s(error)) is None:
-        return {}
-    is_worthwhile = seconds <= LONGEST_RETRY_S
-    return {RETRY_AFTER_KEY: str(math.ceil(seconds)), "x-should-retry": "true" if is_worthwhile else "false"}
+    if (seconds := retry_after_s(error)) is not None:
+        is_worthwhile = seconds <= LONGEST_RETRY_S
+        return {RETRY_AFTER_KEY: str(math.ceil(seconds)), _SHOULD_RETRY: "true" if is_worthwhile else "false"}
+    status = wire_status(error)
+    if status.grpc == "UNAVAILABLE" or isinstance(error, Token2WavBusyError):
+        return {RETRY_AFTER_KEY: "1"}
+    is_in_vain = status.http >= HTTP_SERVER_ERROR or isinstance(error, VoiceExistsError | VoiceStoreFullError)
+    return {_SHOULD_RETRY: "false"} if is_in_vain else {}
 
 
 def error_metadata(error: BaseException) -> list[tuple[str, str]]:

@@ -1,8 +1,4 @@
-"""Refusals in OpenAI's shape, with what its clients need to know about trying again.
-
-Those repeat every 408, 409, 429 and 5xx twice by themselves. That is a second synthesis where it can't help, so that
-such answers say no; the others say when.
-"""
+"""Refusals in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -10,18 +6,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from gateway.dialects.answers import error_headers
-from gateway.errors import (
-    HTTP_SERVER_ERROR,
-    GatewayError,
-    InvalidRequestError,
-    Token2WavBusyError,
-    VoiceExistsError,
-    VoiceStoreFullError,
-    public_text,
-    wire_status,
-)
-
-_RETRY_AFTER_S = 1
+from gateway.errors import GatewayError, InvalidRequestError, public_text, wire_status
 
 
 class ErrorObject(BaseModel):
@@ -41,7 +26,7 @@ class ErrorBody(BaseModel):
 
 def error_response(error: GatewayError, request_id: str | None = None) -> JSONResponse:
     """Make the OpenAI-shaped answer to an error."""
-    headers = _retry_headers(error)
+    headers = error_headers(error)
     if request_id is not None:
         headers["x-request-id"] = request_id
     return JSONResponse({"error": error_object(error)}, wire_status(error).http, headers)
@@ -58,14 +43,3 @@ def error_object(error: GatewayError) -> dict[str, str | None]:
 def described(message: str, code: str, param: str | None = None) -> dict[str, dict[str, str | None]]:
     """Return the body of an answer to a mistake that is no `GatewayError`."""
     return ErrorBody(error=ErrorObject(message=message, param=param, code=code)).model_dump()
-
-
-def _retry_headers(error: GatewayError) -> dict[str, str]:
-    """Say when to repeat: what gRPC calls UNAVAILABLE may soon be over; no repeated request mends a voice's name."""
-    if known := error_headers(error):
-        return known
-    status = wire_status(error)
-    if status.grpc == "UNAVAILABLE" or isinstance(error, Token2WavBusyError):
-        return {"retry-after": str(_RETRY_AFTER_S)}
-    is_in_vain = status.http >= HTTP_SERVER_ERROR or isinstance(error, VoiceExistsError | VoiceStoreFullError)
-    return {"x-should-retry": "false"} if is_in_vain else {}
