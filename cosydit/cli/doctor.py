@@ -51,7 +51,7 @@ def examine(ports: Ports, checkpoint: Path | None, work_dir: Path) -> list[Findi
     findings = [*host.machine(work_dir), *host.shared_memory(look), *host.gpus(look)]
     if any(finding.name == "GPU 0" for finding in findings):
         findings += [*host.compiler(look), *host.driver(look), *host.mps(look)]
-    findings += [*host.import_path(), *host.packages(), *host.tritonserver(look), *host.programs(), *host.ports(ports)]
+    findings += [*host.packages(), *host.tritonserver(look), *host.programs(), *host.ports(ports)]
     findings.append(host.checkpoint(directory, checkpoint is not None))
     return [*findings, *host.engines(CheckpointLayout.under(directory).token2wav_dir)]
 

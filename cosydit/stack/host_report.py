@@ -154,19 +154,6 @@ def shared_memory(look: Look) -> Iterator[Finding]:
         yield Finding("machine", "/dev/shm", text, State.NOTE)
 
 
-def import_path() -> Iterator[Finding]:
-    """Where modules come from: an image's own packages must not stand before the environment's."""
-    yield Finding("imports", "sys.path", " ".join(path for path in sys.path if path))
-    if named := os.environ.get("PYTHONPATH"):
-        text = f"{named} stands before the environment's packages; unset it unless you mean it"
-        yield Finding("imports", "PYTHONPATH", text, State.NOTE)
-    for name in ("numpy", "torch"):
-        if (spec := importlib.util.find_spec(name)) is not None:
-            inside = str(spec.origin).startswith(sys.prefix)
-            text = f"{spec.origin}" + ("" if inside else f", which is not of {sys.prefix}")
-            yield Finding("imports", name, text, State.OK if inside else State.NOTE)
-
-
 def packages() -> Iterator[Finding]:
     """Versions of what is installed, by role."""
     for role, names, is_needed in PACKAGES_BY_ROLE:

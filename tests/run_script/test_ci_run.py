@@ -145,11 +145,3 @@ def test_a_gpu_host_without_a_compiler_or_with_an_old_driver_is_told(
     assert "needs R580: update it" in finding("driver", findings).value
     assert finding("driver", findings).state is State.NOTE
     assert next(host.driver(Look("cuda", tmp_path))).state is State.MISSING
-
-
-def test_modules_that_stand_before_the_environments_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/opt/image/packages")
-    monkeypatch.setattr(host.sys, "prefix", "/elsewhere")
-    findings = list(host.import_path())
-    assert finding("PYTHONPATH", findings).state is State.NOTE
-    assert "which is not of /elsewhere" in finding("numpy", findings).value
