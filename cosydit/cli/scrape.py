@@ -11,7 +11,6 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -135,16 +134,16 @@ class Follower:
 
     def __init__(self, url: str, window_s: float, clock: Clock) -> None:
         """Read nothing yet; the view tells of the last `window_s` seconds, and of all time at its first reading."""
-        self.url = url
+        self._url = url
         self._window_s = window_s
         self._clock = clock
         self._scrapes: deque[Scrape] = deque()
 
     def read(self) -> WatchedService:
         """Read it once; what was kept is forgotten when it does not answer, as it may be another process then."""
-        address = self.url.removeprefix("http://").removesuffix("/metrics")
+        address = self._url.removeprefix("http://").removesuffix("/metrics")
         try:
-            with urllib.request.urlopen(self.url, timeout=TIMEOUT_S) as answer:
+            with urllib.request.urlopen(self._url, timeout=TIMEOUT_S) as answer:
                 return WatchedService(address, self._keep(Scrape.parse(answer.read().decode(), self._clock.now())))
         except _ERRORS as error:
             self._scrapes.clear()
@@ -170,20 +169,3 @@ _HINTS: dict[int, str] = {
     HTTPStatus.FORBIDDEN: "needs --metrics-port PORT of the gateway, as it is guarded",
     HTTPStatus.NOT_FOUND: "no metrics there; is it another port?",
 }
-
-
-class Watch:
-    """Follows all endpoints at once."""
-
-    def __init__(self, urls: Mapping[str, Sequence[str]], window_s: float, clock: Clock) -> None:
-        """Take the URLs of each kind of service; close it at the end."""
-        self._groups = {kind: [Follower(url, window_s, clock) for url in found] for kind, found in urls.items()}
-        self._threads = ThreadPoolExecutor(max(1, sum(map(len, urls.values()))), thread_name_prefix="watch")
-
-    def look(self) -> Looks:
-        """Read everything once."""
-        pending = {kind: self._threads.map(Follower.read, group) for kind, group in self._groups.items()}
-        return {kind: list(readings) for kind, readings in pending.items()}
-
-    def close(self) -> None:
-        self._threads.shutdown()

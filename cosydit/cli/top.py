@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
 
 from cosydit.bench.types import http_url
-from cosydit.cli.scrape import Watch
+from cosydit.cli.scrape import Follower, Looks
 from cosydit.cli.top_view import draw
 from cosydit.stack.stack import default_work_dir, running_metrics
 from servicekit.clock import SystemClock
@@ -36,20 +37,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Draw until interrupted; returns 0, or 1 if nothing answered a single look."""
-    urls = _urls(args)
-    watch = Watch(urls, WINDOW_S, SystemClock())
-    try:
+    clock = SystemClock()
+    groups = {kind: [Follower(url, WINDOW_S, clock) for url in urls] for kind, urls in _urls(args).items()}
+    with ThreadPoolExecutor(max(1, sum(map(len, groups.values())))) as threads:
+
+        def look() -> Looks:
+            pending = {kind: threads.map(Follower.read, group) for kind, group in groups.items()}
+            return {kind: list(readings) for kind, readings in pending.items()}
+
         if args.once:
-            looks = watch.look()
+            looks = look()
             Console().print(draw(looks, f"{time.strftime('%H:%M:%S')}  since the services' start"))
             return 0 if any(service.window is not None for kind in looks.values() for service in kind) else 1
         title = f"last {WINDOW_S:g} s  (Ctrl-C ends it)"
-        with Live(draw(watch.look(), title), auto_refresh=False, screen=True) as live:
+        with Live(draw(look(), title), auto_refresh=False, screen=True) as live:
             while True:
                 time.sleep(INTERVAL_S)
-                live.update(draw(watch.look(), f"{time.strftime('%H:%M:%S')}  {title}"), refresh=True)
-    finally:
-        watch.close()
+                live.update(draw(look(), f"{time.strftime('%H:%M:%S')}  {title}"), refresh=True)
 
 
 def _urls(args: argparse.Namespace) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from cosydit.cli.main import main
-from cosydit.cli.scrape import EMPTY, Scrape, Watch, WatchedService, Window, quantile
+from cosydit.cli.scrape import EMPTY, Follower, Scrape, WatchedService, Window, quantile
 from cosydit.cli.top_view import draw
 from cosydit.stack.stack import RUNNING_FILE, announced, running_metrics
 from tests.virtual_time import ManualClock
@@ -139,14 +139,12 @@ def served(pages: list[str], status: int = 200) -> Iterator[str]:
 def test_looks_are_compared_over_the_window() -> None:
     clock = ManualClock()
     with served([gateway(0), gateway(20), gateway(60), gateway(120)]) as url:
-        watch = Watch({"gateway": [url]}, window_s=10.0, clock=clock)
-        rates = []
+        follower, rates = Follower(url, window_s=10.0, clock=clock), []
         for _ in range(4):
-            (found,) = watch.look()["gateway"]
+            found = follower.read()
             assert found.window is not None
             rates.append(found.window.rate("cosydit_gateway_requests_total", outcome="completed"))
             clock.seconds += 10.0
-        watch.close()
     assert rates == [None, 2.0, 4.0, 6.0]
 
 
