@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -19,15 +18,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 
 
-@dataclass(frozen=True)
-class _Refused:
-    """Stands for a message that can't be parsed or is not to be."""
-
-    error: InvalidRequestError
-
-
 def forgiving(deserialize: Any, max_string_bytes: int) -> Callable[[bytes], Any]:
-    """Wrap a message class's `FromString`; `parsed_each` raises what it refuses."""
+    """Wrap a message class's `FromString`; it returns the error of what it refuses, which `parsed_each` raises."""
     kind = deserialize.__self__.DESCRIPTOR
 
     def parse(data: bytes) -> Any:
@@ -35,10 +27,10 @@ def forgiving(deserialize: Any, max_string_bytes: int) -> Callable[[bytes], Any]
             check_protobuf(data, kind, max_string_bytes)
             return deserialize(data)
         except InvalidRequestError as error:
-            return _Refused(error.with_traceback(None))  # its traceback would keep the message
+            return error.with_traceback(None)  # its traceback would keep the message
         except DecodeError as error:
             got = f"the request message can't be parsed ({error})"
-            return _Refused(InvalidRequestError(f"{got}; send what the service's .proto file describes"))
+            return InvalidRequestError(f"{got}; send what the service's .proto file describes")
 
     return parse
 
@@ -51,8 +43,8 @@ async def parsed_each(messages: AsyncIterator[Any]) -> AsyncGenerator[Any]:
     """
     async with aclosing(aiter(messages)) as parsed:  # type: ignore[type-var]  # gRPC's can be closed
         async for message in parsed:
-            if isinstance(message, _Refused):
-                raise copy(message.error)  # which no traceback leads back to
+            if isinstance(message, InvalidRequestError):
+                raise copy(message)  # which no traceback leads back to
             yield message
 
 
