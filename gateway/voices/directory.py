@@ -59,8 +59,6 @@ class StoredVoice:
     """The caller's note on who allowed the voice to be made."""
     created_at: int
     """Time of creation, seconds since 1970."""
-    sample_hash: str
-    """token2wav's hash of the prompt's samples; empty if there were none."""
     seconds: float
     """Length of the prompt in seconds."""
     description: str = ""

@@ -136,7 +136,6 @@ class CreatedVoices:
                 transcript=draft.transcript,
                 consent=draft.consent,
                 created_at=int(self._unix_time()),
-                sample_hash=registered.voice_id,
                 seconds=len(file.prompt_tokens) / TOKEN_RATE_HZ,
                 description=draft.description,
                 media_type=draft.media_type,
@@ -198,9 +197,7 @@ class CreatedVoices:
 
     async def _make_again(self, voice: StoredVoice, old: VoiceFile) -> RegisteredVoice:
         registered, file = await self._make(old.audio)
-        renewed = dataclasses.replace(
-            voice, sample_hash=registered.voice_id, seconds=len(file.prompt_tokens) / TOKEN_RATE_HZ
-        )
+        renewed = dataclasses.replace(voice, seconds=len(file.prompt_tokens) / TOKEN_RATE_HZ)
         async with self._directory.changing():
             # NOTE: a voice that was deleted meanwhile must stay deleted.
             if self.find(voice.id) is None:

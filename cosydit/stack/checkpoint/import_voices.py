@@ -65,7 +65,6 @@ def _import(
             transcript=transcript,
             consent=consent,
             created_at=int(time.time()),
-            sample_hash="",
             seconds=len(voice.prompt_tokens) / TOKEN_RATE_HZ,
         )
         if directory.find(stored.name, OPERATOR) is not None:

@@ -36,7 +36,7 @@ async def test_a_created_voice_costs_no_prompt_work_when_it_is_first_spoken_in(
 ) -> None:
     voice = await registry.create(draft())
     ready = [await registry.resolve(name) for name in ("eva", voice.id)]
-    assert [(each.registered.voice_id, each.transcript) for each in ready] == [(voice.sample_hash, "I am Eva.")] * 2
+    assert [(each.registered.voice_id, each.transcript) for each in ready] == [(*maker.voices, "I am Eva.")] * 2
     assert (len(maker.registrations), maker.imports) == (1, [])
 
 
