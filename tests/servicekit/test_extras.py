@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,59 +101,55 @@ def test_every_extra_of_a_gpu_host_can_download_the_checkpoint(extra: str) -> No
     assert any(requirement.startswith("huggingface_hub") for requirement in PYPROJECT_EXTRAS[extra])
 
 
-SetEnv = Callable[[str, str], None]
-
-
 @pytest.fixture
-def set_env(monkeypatch: pytest.MonkeyPatch) -> SetEnv:
-    """Set a variable of an environment that names no GPU, device or compiler."""
+def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Have an environment that names no GPU, device or compiler."""
     for name in ("CUDA_VISIBLE_DEVICES", "COSYDIT_DEVICE", "CC", "CUDA_MPS_PIPE_DIRECTORY"):
         monkeypatch.delenv(name, raising=False)
-    return monkeypatch.setenv
+    return monkeypatch
 
 
-def test_only_visible_gpus_count_in_the_order_in_which_they_are_named(set_env: SetEnv) -> None:
+def test_only_visible_gpus_count_in_the_order_in_which_they_are_named(bare: pytest.MonkeyPatch) -> None:
     run = nvidia_smi(H100, L4, H200)
     assert read_gpus(run) == (H100, L4, H200)
     assert read_gpus(nvidia_smi()) == read_gpus(lambda _: "No devices were found") == ()
     # CUDA stops at the first that is none.
     for named, gpus in {"2,0": (H200, H100), "GPU-1": (L4,), "0,7,1": (H100,), "": (), "-1": ()}.items():
-        set_env("CUDA_VISIBLE_DEVICES", named)
+        bare.setenv("CUDA_VISIBLE_DEVICES", named)
         assert read_gpus(run) == gpus
 
 
-def test_a_slice_counts_with_its_own_memory(set_env: SetEnv) -> None:
+def test_a_slice_counts_with_its_own_memory(bare: pytest.MonkeyPatch) -> None:
     run = nvidia_smi(H100, H100, mig=[0], listed=SLICES)
     large, small, whole = read_gpus(run)
     assert large.is_slice and 38_000 < large.memory_mib < 41_000
     assert small.memory_mib < 10_000 and whole == H100
-    set_env("CUDA_VISIBLE_DEVICES", "MIG-b")
+    bare.setenv("CUDA_VISIBLE_DEVICES", "MIG-b")
     assert read_gpus(run) == (small,)
 
 
-def test_the_environment_names_the_device(set_env: SetEnv) -> None:
+def test_the_environment_names_the_device(bare: pytest.MonkeyPatch) -> None:
     assert default_device() == "auto"
-    set_env("COSYDIT_DEVICE", "")
-    assert default_device() == "auto"
-    set_env("COSYDIT_DEVICE", "cpu")
-    assert default_device() == "cpu"
+    for named, device in {"": "auto", "cpu": "cpu"}.items():
+        bare.setenv("COSYDIT_DEVICE", named)
+        assert default_device() == device
 
 
-def test_a_host_without_compiler_or_headers_is_told_the_packages(tmp_path: Path, set_env: SetEnv) -> None:
+def test_a_host_without_compiler_or_headers_is_told_the_packages(tmp_path: Path, bare: pytest.MonkeyPatch) -> None:
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    set_env("PATH", str(tmp_path))
+    bare.setenv("PATH", str(tmp_path))
     assert missing_for_kernels(tmp_path) == ["gcc", "libc6-dev", f"libpython{version}-dev"]
     (tmp_path / "Python.h").touch()
     (tmp_path / "gcc").write_text("#!/bin/sh\n")
     (tmp_path / "gcc").chmod(0o755)
     assert missing_for_kernels(tmp_path) == []
-    set_env("CC", "other")
+    bare.setenv("CC", "other")
     assert missing_for_kernels(tmp_path) == ["gcc", "libc6-dev"]
 
 
-def test_a_daemon_of_mps_serves_its_owner_and_roots_serves_everybody(tmp_path: Path, set_env: SetEnv) -> None:
+def test_a_daemon_of_mps_serves_its_owner_and_roots_serves_everybody(tmp_path: Path, bare: pytest.MonkeyPatch) -> None:
     assert mps_problem(10001) is None, "no daemon, no problem"
-    set_env("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    bare.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     assert mps_problem(10001) is None, "no daemon, no problem"
     (tmp_path / "control").touch()
     owner = (tmp_path / "control").stat().st_uid
