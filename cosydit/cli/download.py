@@ -44,13 +44,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _update_lock(family: str, lock_path: Path | None) -> None:
     lock_path, models = lock_path or LOCK_FOLDER / download.lock_file_of(family), download.official_models(family)
-    for name, locked in download.update_lock(lock_path, download.public_hubs(), models).items():
+    for name, locked in download.update_lock(lock_path, download.PUBLIC_HUBS, models).items():
         print(f"{name:14} {locked.hub.value} {locked.repository} {locked.revision}")
     print(f"wrote {lock_path}")
 
 
 def _download(family: str, directory: Path, committed: Path | None, own: Path | None, is_offline: bool) -> None:
-    hubs, models, name = download.public_hubs(), download.official_models(family), download.lock_file_of(family)
+    hubs, models, name = download.PUBLIC_HUBS, download.official_models(family), download.lock_file_of(family)
     committed, own = committed or LOCK_FOLDER / name, own or default_work_dir() / name
     lock = download.read_lock(download.first_lock(committed, own, hubs, is_offline=is_offline, models=models), models)
     fetched = download.download_models(directory, lock, hubs, is_offline=is_offline, models=models)

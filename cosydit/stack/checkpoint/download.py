@@ -121,11 +121,7 @@ class ModelScopeHub:
 
 
 Hubs = Mapping[HubName, HuggingFaceHub | ModelScopeHub]
-
-
-def public_hubs() -> Hubs:
-    """Return the hubs of the open internet."""
-    return {HubName.HUGGINGFACE: HuggingFaceHub(), HubName.MODELSCOPE: ModelScopeHub()}
+PUBLIC_HUBS: Hubs = {HubName.HUGGINGFACE: HuggingFaceHub(), HubName.MODELSCOPE: ModelScopeHub()}
 
 
 @dataclass(frozen=True)
