@@ -16,11 +16,15 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.e2e.conftest import RunningStack, pcm_to_floats
 from token2wav_service.replay.vectors import WAVE_SNR_DB, snr_db
+from token2wav_service.runtime.cpu.packed_solver import product_type
 
 pytestmark = pytest.mark.servers
 
 TEXT = "Numbers one to four speak at once."
 CALLERS = 4
+SPECTRUM_SNR_DB = 15.0
+"""Of speech in other company, by its spectrum: bfloat16 products, on cores with AMX, move the pitch by 0.01 %, and the
+wave's phase drifts."""
 
 
 def _speak(running: RunningStack, seed: int) -> bytes:
@@ -38,7 +42,13 @@ def _spoken(running: RunningStack, seed: int) -> bytes:
 def _assert_same_speech(got: bytes, expected: bytes) -> None:
     a, b = torch.from_numpy(pcm_to_floats(got)), torch.from_numpy(pcm_to_floats(expected))
     assert a.shape == b.shape
-    assert snr_db(a, b) >= WAVE_SNR_DB
+    if product_type() is torch.float32:
+        assert snr_db(a, b) >= WAVE_SNR_DB
+    assert snr_db(_spectrum(a), _spectrum(b)) >= SPECTRUM_SNR_DB
+
+
+def _spectrum(wave: torch.Tensor) -> torch.Tensor:
+    return torch.stft(wave, 1024, window=torch.hann_window(1024), return_complex=True).abs()
 
 
 def test_wav_comes_out_and_is_not_silent(idle_after: RunningStack) -> None:
