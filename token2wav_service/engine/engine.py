@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 
 
 BESIDE_WAITING = 16
-"""Chunks that wait for the usual steps while one beside them pauses for as long as it took: where many wait, the GPU
-has no time for small steps. Simulated: with pauses half as long, playbacks have gaps at 80 requests a second."""
+"""Most chunks that wait for the usual steps while one may begin beside them: where more do, the GPU has no time for
+small steps."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,6 @@ class Token2WavEngine:
         self._streams: dict[str, Stream] = {}
         self._is_busy = False
         """Whether a step runs that others may run beside."""
-        self._beside_from_s = 0.0
-        """Clock time from which the next one beside it may begin."""
         self._meter = EngineMeter()
         slots = config.max_streams
         most = max(1, slots - reserved_streams(slots)) if is_realtime else slots
@@ -197,11 +195,7 @@ class Token2WavEngine:
             began_s, ended_s = begun.began_s, self.clock.now()
             streams, size = begun.streams, len(begun.works)
             self._meter.step(size, ended_s - began_s)
-            if begun.beside:
-                waiting = sum(bool(stream.waiting) for stream in self._streams.values()) - size
-                self._beside_from_s = ended_s + (ended_s - began_s) * max(waiting, 0) / BESIDE_WAITING
-            else:
-                self._is_busy = False
+            self._is_busy = self._is_busy and begun.beside
             timings = [ChunkTiming(s.accepted_s.popleft(), began_s, ended_s, size) for s in streams]
             settled = zip(streams, outcomes, timings, strict=True)
             return [self._settle(*each, beside=begun.beside) for each in settled]
@@ -281,10 +275,9 @@ class Token2WavEngine:
         assert self.voices.cache.stats().pinned_voices == len(in_use)
 
     def _beside_batch(self) -> list[Stream]:
-        now_s = self.clock.now()
-        if not self._is_busy or now_s < self._beside_from_s:
-            return []
-        return urgent_batch(self._streams.values(), self.runner, now_s)
+        urgent = urgent_batch(self._streams.values(), self.runner, self.clock.now()) if self._is_busy else []
+        waiting = sum(bool(stream.waiting) for stream in self._streams.values()) - len(urgent)
+        return urgent if waiting <= BESIDE_WAITING else []
 
     def _begin(self, stream: Stream) -> None:
         """Pin a stream's voice and take a state."""
