@@ -120,7 +120,7 @@ def _wyoming(data: bytes) -> object:
 
 def _events(data: bytes) -> object:
     """Read an answer of the LLM."""
-    encoder: Any = SimpleNamespace(vocabulary=COSYVOICE2, encode=None)  # reading needs no tokenizer
+    encoder: Any = SimpleNamespace(vocabulary=COSYVOICE2, encode=str.encode)  # reading needs no tokenizer
     wire = LLMWire(encoder)
     events = (event_data(line) for line in data.split(b"\n"))
     return sum(len(wire.read(event).token_ids) for event in events if event and event != DONE)
