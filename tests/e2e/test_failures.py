@@ -96,7 +96,8 @@ def _kill(service: ServiceProcess) -> None:
 
 async def _speak_until_dead(gateway: Host, victim: ServiceProcess) -> SpeechResult:
     result = SpeechResult()
-    async for _ in gateway.pipeline.synthesize(SpeechRequest(LONG_TEXT, seed=0), result):
+    # Twice: on a busy machine the LLM has said the text once before its first audio comes.
+    async for _ in gateway.pipeline.synthesize(SpeechRequest(2 * LONG_TEXT, seed=0), result):
         if victim.returncode is None:
             _kill(victim)
     return result
