@@ -184,7 +184,8 @@ class DeadlineChunks:
         if hop is None or hop < sizes[-1]:
             return hop or self._late(outlook, shortest)
         longer = _grown_sizes(progress.last_hop_tokens, shortest, self.max_hop_tokens, _GROWTH_AT_EASE)
-        return max(hop, outlook._replace(caution=_EASE).longest_in_time(longer) or hop)
+        at_ease = Outlook.measured(progress.pace, progress.tokens_pending, progress.last_hop_tokens, _EASE)
+        return max(hop, at_ease.longest_in_time(longer) or hop)
 
     def _first_hop(self, outlook: Outlook) -> int:
         """Return the shortest first hop after which all chunks to come are in time; a longer one is only safer.
