@@ -72,7 +72,7 @@ def test_a_test_without_a_mark_starts_no_python_process() -> None:
 
 
 BOUNDS = {
-    "wheel_lines": 65_890,
+    "wheel_lines": 65_911,
     "wheel_files": 413,
     "benchmarks_lines": 4_865,
     "test_lines": 45_977,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run)
     parser = subparsers.add_parser("replay", help="replay golden vectors and report every output's error")
     parser.add_argument("directory", type=Path, help="folder with the golden set's layout (a_dit, b_encoder, ...)")
+    parser.add_argument("--failed-only", action="store_true", help="print only outputs out of tolerance")
     parser.set_defaults(run=_replay)
 
 
@@ -101,12 +103,13 @@ def _replay(args: argparse.Namespace) -> int:
     from token2wav_service.replay.run import replay_directory
 
     rows = replay_directory(args.directory)
-    _print_rows(rows)
+    _replay_schedules(args.directory / "schedules.json", rows)
+    failed = [row for row in rows if not row.passed]
+    _print_rows(failed if args.failed_only else rows)
     for folder, members in itertools.groupby(rows, lambda row: row.output.partition("/")[0]):
         passed = [row.passed for row in members]
         print(f"{folder}: {sum(passed)} of {len(passed)} within tolerance")
-    failed = sum(not row.passed for row in rows)
-    print(f"{len(rows)} outputs, {failed} out of tolerance")
+    print(f"{len(rows)} outputs, {len(failed)} out of tolerance")
     return 1 if failed else 0
 
 
@@ -116,3 +119,21 @@ def _print_rows(rows: Sequence[Row]) -> None:
     for row in rows:
         verdict = "" if row.passed else "  FAILED"
         print(f"{row.output:{width}}  {row.measure:12}{row.error:12.3g}{row.tolerance:12.3g}{verdict}")
+
+
+def _replay_schedules(path: Path, rows: list[Row]) -> None:
+    """Check the chunks that the gateway's chunk policies cut against recorded ones, where there are any."""
+    from gateway.chunking.chunker import Chunker
+    from gateway.chunking.policies import ExponentialChunks, FixedChunks
+    from token2wav_service.replay.vectors import GoldenCase
+
+    if not path.is_file():
+        return
+    case = GoldenCase({}, "schedules/tables", rows)
+    for name, expected in json.loads(path.read_text("utf-8"))["tables"].items():
+        strategy, _, total = name.partition(":")
+        chunker = Chunker(FixedChunks() if strategy == "equal" else ExponentialChunks(max_hop_tokens=None))
+        chunks = [chunk for token in range(int(total)) for chunk in chunker.push([token])]
+        chunks.append(chunker.flush())
+        got = [[chunk.start, chunk.end, chunk.is_last] for chunk in chunks]
+        case.equal(name, got, expected)
