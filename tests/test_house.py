@@ -75,7 +75,7 @@ BOUNDS = {
     "wheel_lines": 65_911,
     "wheel_files": 413,
     "benchmarks_lines": 4_865,
-    "test_lines": 45_977,
+    "test_lines": 45_978,
     "doc_words": 49_925,
     "serve_settings": 64,
     "routing_lines": 960,

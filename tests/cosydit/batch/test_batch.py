@@ -33,6 +33,7 @@ from servicekit.clock import SystemClock
 from tests.cosydit.batch.fake_llm import SPEECH_TOKENS, FakeLLM
 from tests.cosydit.batch.scripted_stages import ScriptedLLM, ScriptedToken2Wav
 from token2wav_service.checkpoint.family import Family
+from token2wav_service.runtime.cpu.packed_solver import product_type
 
 pytestmark = pytest.mark.slow
 
@@ -89,8 +90,8 @@ def test_a_batch_goes_on_where_it_stopped(tmp_path: Path, checkpoint: Path, llm:
     assert offline_batch.main(command) == 0
     assert len(llm.bodies) == 1
     again, _ = soundfile.read(tmp_path / "out" / "b.flac")
-    # Equal but for rounding: the first time it ran in a batch with others.
-    assert np.abs(whole - again).max() < 1e-3
+    # Equal but for rounding, coarser with AMX: the first time it ran in a batch with others.
+    assert np.abs(whole - again).max() < (1e-3 if product_type().itemsize > 2 else 0.03)
     assert sorted(result["utt"] for result in _results(tmp_path)) == ["a", "b", "c"]
 
 
