@@ -23,8 +23,9 @@ from gateway.text.english.abbreviations import (
     may_follow_time,
 )
 
-_ENGLISH = "en"
-_RULES_OF_UNKNOWN_LANGUAGES = _ENGLISH
+_RULES_OF_UNKNOWN_LANGUAGES = "en"
+_WITH_ENGLISH_WORDS = ("en", "zh")
+"""Languages in whose texts English abbreviations are."""
 _LOUD = "!?"
 
 
@@ -51,7 +52,7 @@ class SentencexRules:
             after: the first letter or digit behind it; behind an abbreviation or a number, the first word.
         """
         language = self._language or self._guess(before) or _RULES_OF_UNKNOWN_LANGUAGES
-        if language == _ENGLISH:
+        if language in _WITH_ENGLISH_WORDS:
             if before[-1] in _LOUD and before[-2:-1] in _LOUD and after[0].isupper():
                 return True  # Really?! Yes.
             if (known := ends_sentence(before, after)) is not None:

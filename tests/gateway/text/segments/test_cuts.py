@@ -48,11 +48,12 @@ WHOLES = (
 @pytest.mark.parametrize(
     "settings", [LIVE_TEXT, WHOLE_TEXT.capped(90), INTERLEAVED_TEXT], ids=["live", "whole", "woven"]
 )
+@pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("whole", WHOLES)
-def test_no_cut_parts_what_is_read_as_one(whole: str, settings: SplitSettings) -> None:
+def test_no_cut_parts_what_is_read_as_one(whole: str, language: str, settings: SplitSettings) -> None:
     for skipped in range(0, len(LEADING), 31):
         text = f"{LEADING[skipped:]}{whole} {LEADING * 2}"
-        segments = split_text(text, finder("en"), settings)
+        segments = split_text(text, finder(language), settings)
         assert sum(whole in segment.text for segment in segments) == 1, [segment.text for segment in segments]
 
 
