@@ -308,11 +308,11 @@ def checked_out(commit: str, tree: Path) -> Iterator[Path]:
 
 def _stack(name: str, root: Path, made: Path) -> tuple[ServiceProcess, str]:
     """Return what serves a tree's code, not started, and its URL."""
-    llm, http, grpc, metrics, gateway = free_ports(5)
+    llm, tokens, http, grpc, metrics, gateway = free_ports(6)
     # `python -m` looks into the working directory first: it must be the tree's own.
     command = ["env", f"--chdir={root}", sys.executable, "-m", "cosydit.cli.main", "serve", "--gateway-grpc-port", "0"]
-    command += ["--llm-port", str(llm), "--gateway-port", str(gateway), "--triton-http-port", str(http)]
-    command += ["--triton-grpc-port", str(grpc), "--triton-metrics-port", str(metrics)]
+    command += ["--llm-port", str(llm), "--llm-grpc-port", str(tokens), "--gateway-port", str(gateway)]
+    command += ["--triton-http-port", str(http), "--triton-grpc-port", str(grpc), "--triton-metrics-port", str(metrics)]
     env = {"PYTHONPATH": f"{root}:{root / 'proto' / 'gen'}", "COSYDIT_HOME": str(made / name)}
     url = f"http://127.0.0.1:{gateway}"
     spec = ServiceSpec(name, command, f"{url}/readyz", made / f"{name}.log", env, _STOP_TIMEOUT_S)
