@@ -159,16 +159,13 @@ class Token2WavEngine:
             stream.schedule.append(len(token_ids))
             stream.last_activity_s = self.clock.now()
 
-    def step(self, *, beside: bool = False) -> list[ChunkResult]:
+    def step(self) -> list[ChunkResult]:
         """Run one batch; returns a result for every chunk in it, none when nothing was ready.
 
-        Args:
-            beside: see `begin_step`.
-
         Raises:
-            DeviceLostError: no step can run any more; chunks of this one have no result.
+            DeviceLostError: see `end_step`.
         """
-        begun = self.begin_step(beside=beside)
+        begun = self.begin_step()
         return [] if begun is None else self.end_step(begun)
 
     def begin_step(self, *, beside: bool = False) -> BegunStep | None:
@@ -182,20 +179,24 @@ class Token2WavEngine:
             streams = self._beside_batch() if beside else next_batch(open_streams, self.runner, most)
             if not streams:
                 return None
-            self._is_busy = True
+            self._is_busy |= not beside
             for stream in streams:
                 stream.in_step = True
                 stream.status = StreamStatus.RUNNING
             return BegunStep(streams, [_work(stream) for stream in streams], self.clock.now(), beside)
 
     def end_step(self, begun: BegunStep) -> list[ChunkResult]:
-        """Run what `begin_step` chose; returns a result for every chunk in it."""
+        """Run what `begin_step` chose; returns a result for every chunk in it.
+
+        Raises:
+            DeviceLostError: no step can run any more; chunks of this one have no result.
+        """
         outcomes = self._run(begun.works, beside=begun.beside)
         with self._lock:
             began_s, ended_s = begun.began_s, self.clock.now()
             streams, size = begun.streams, len(begun.works)
             self._meter.step(size, ended_s - began_s)
-            self._is_busy = self._is_busy and begun.beside
+            self._is_busy &= begun.beside
             timings = [ChunkTiming(s.accepted_s.popleft(), began_s, ended_s, size) for s in streams]
             settled = zip(streams, outcomes, timings, strict=True)
             return [self._settle(*each, beside=begun.beside) for each in settled]
@@ -218,11 +219,9 @@ class Token2WavEngine:
             error = cause or StreamAbortedError(f"stream {stream_id} was aborted before this chunk ran")
             return [ChunkResult(stream_id, chunk.index, error, None) for chunk in waiting], summary
 
-    def ready_streams(self, *, beside: bool = False) -> int:
-        """Streams a step could run now; `beside`: see `begin_step`."""
+    def ready_streams(self) -> int:
+        """Streams a step could run now."""
         with self._lock:
-            if beside:
-                return len(self._beside_batch())
             return sum(stream.is_ready for stream in self._streams.values())
 
     def idle_streams(self) -> list[str]:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from servicekit.process import return_freed_memory
 from token2wav_service.contract import ServerStatus
-from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
+from token2wav_service.engine.engine import BegunStep, ChunkResult, Token2WavEngine
 from token2wav_service.engine.meter import Measurements
 from token2wav_service.engine.voices import STOP_TIMEOUT_S, BoundedPool, OnHeard
 from token2wav_service.errors import (
@@ -198,8 +198,8 @@ class ServingLoop:
     def _serve(self) -> None:
         error: Exception | None = None
         try:
-            while self._wait_for_work():
-                self._hand_on(self.engine.step())
+            while (begun := self._wait_for_step()) is not None:
+                self._hand_on(self.engine.end_step(begun))
                 self._worked()
         except Exception as err:
             logger.critical("the engine's thread failed; this process can't synthesise any more", exc_info=err)
@@ -219,8 +219,8 @@ class ServingLoop:
 
     def _serve_urgent(self) -> None:
         try:
-            while self._wait_for_work(beside=True):
-                self._deliver(self.engine.step(beside=True))
+            while (begun := self._wait_for_step(beside=True)) is not None:
+                self._deliver(self.engine.end_step(begun))
                 self._worked()
         except Exception as err:
             self._fail(err)
@@ -247,8 +247,8 @@ class ServingLoop:
         except Exception as err:
             self._fail(err)
 
-    def _wait_for_work(self, *, beside: bool = False) -> bool:
-        """Block until a step has something to run; False when stopping.
+    def _wait_for_step(self, *, beside: bool = False) -> BegunStep | None:
+        """Block until a step has something to run, and begin it; None when stopping. `beside`: see `begin_step`.
 
         Raises:
             DeviceLostError: making a voice found that the GPU is lost.
@@ -261,19 +261,19 @@ class ServingLoop:
             self._rest_if_due()
             with self._wake:
                 if self._stopping:
-                    return False
+                    return None
                 if self._failure is not None:
                     raise self._failure
-                if self.engine.ready_streams(beside=beside):
-                    if not beside:
-                        self._gather()
-                    return True
+                if not beside:
+                    self._gather()
+                if (begun := self.engine.begin_step(beside=beside)) is not None:
+                    return begun
                 self._wake.wait(REAP_INTERVAL_S)
 
     def _gather(self) -> None:
         """Give other streams the configured time to join the step; called with the condition held."""
         config = self.engine.config
-        if config.batch_window_us:
+        if config.batch_window_us and self.engine.ready_streams():
             full = min(config.max_batch_size, len(self.engine.open_stream_ids()))
             self._wake.wait_for(
                 lambda: self._stopping or self.engine.ready_streams() >= full, config.batch_window_us / 1e6

@@ -15,7 +15,7 @@ from tests.token2wav_service.streaming.flow_factory import VOCAB, make_flow, mak
 from tests.virtual_time import ManualClock
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
-from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner
+from token2wav_service.engine.runner import BesideRoom, ChunkOutcome, ChunkWork, Runner
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.features.prompt_models import OnTokens
 from token2wav_service.models.flow.flow import Flow
@@ -71,13 +71,15 @@ def make_engine(
     probe_device: Callable[[], None] = lambda: None,
     *,
     is_realtime: bool = False,
+    beside: int = 0,
     **changes: object,
 ) -> Token2WavEngine:
+    """Make an engine; `beside`: chunks that its runner takes beside others in a step."""
     policy = changes.pop("synthesis", SynthesisPolicy(ode_steps=2))
     config = replace(Token2WavConfig(Path("unused"), synthesis=policy), **changes)  # type: ignore[arg-type]
     flow, hift = _models()
     runner = PoisonableRunner(StreamFlow(flow, config.synthesis), StreamVocoder(hift, config.synthesis))
-    runner.batches = []
+    runner.batches, runner.beside = [], BesideRoom(beside, 0) if beside else None
     model = VoiceModel(lambda: MODEL_VERSION, speaker_dimensions=SPEAKER_DIMENSIONS)
     voices = VoiceStore(SeededExtractor(), runner, config.voice_cache_bytes, model)
     return Token2WavEngine(config, voices, runner, clock or ManualClock(), probe_device, is_realtime=is_realtime)
@@ -119,6 +121,12 @@ def drain(engine: Token2WavEngine) -> list[ChunkResult]:
     while made := engine.step():
         results += made
     return results
+
+
+def step_beside(engine: Token2WavEngine) -> list[str]:
+    """Run urgent chunks beside the running step; returns their streams."""
+    begun = engine.begin_step(beside=True)
+    return [] if begun is None else [result.stream_id for result in engine.end_step(begun)]
 
 
 def audio_of(results: list[ChunkResult], stream_id: str) -> FloatArray:

@@ -15,6 +15,7 @@ from tests.token2wav_service.engine.factory import (
     make_prompt,
     open_stream,
     push_all,
+    step_beside,
     tokens_of,
 )
 from tests.virtual_time import ManualClock
@@ -84,6 +85,21 @@ def test_a_slow_engine_admits_fewer_and_room_comes_back_with_the_streams_that_en
         _speak(engine, clock, _opened(engine, 9))
     assert LEAST_STREAMS <= engine.status().max_streams < 8
     assert len(_opened(engine, 9)) == engine.status().max_streams
+
+
+def test_late_pieces_that_were_made_beside_others_do_not_lower_the_limit() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock, max_streams=30, is_realtime=True, beside=2)
+    slowed(engine, clock, 2.0)
+    limit, opened = engine.status().max_streams, [open_stream(engine) for _ in range(20)]
+    for stream in opened:
+        engine.add_chunk(TokenChunk(stream, 0, tokens_of(CHUNK_TOKENS, 0), True))
+        if stream is opened[0]:
+            usual = engine.begin_step()
+        else:
+            assert step_beside(engine) == [stream]
+    assert engine.status().max_streams == limit
+    assert usual is not None and engine.end_step(usual)
 
 
 def test_without_listeners_as_many_streams_open_as_there_are_slots() -> None:

@@ -15,7 +15,6 @@ from tests.workers import wait_until
 from token2wav_service.contract import ErrorCode
 from token2wav_service.engine.engine import BegunStep, ChunkResult
 from token2wav_service.engine.loop import FEW_RESULTS, MAX_PENDING_VOICES, REAP_INTERVAL_S, REST_AFTER_S, ServingLoop
-from token2wav_service.engine.runner import BesideRoom
 from token2wav_service.errors import (
     CapacityError,
     EngineStoppedError,
@@ -48,8 +47,8 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def loop(clock: ManualClock) -> Iterator[ServingLoop]:
-    loop = ServingLoop(make_engine(clock))
+def loop(clock: ManualClock, request: pytest.FixtureRequest) -> Iterator[ServingLoop]:
+    loop = ServingLoop(make_engine(clock, beside=getattr(request, "param", 0)))
     loop.start()
     yield loop
     loop.stop()
@@ -106,18 +105,6 @@ def test_the_next_step_runs_while_many_callers_are_answered(loop: ServingLoop) -
     assert isinstance(crowd.other.results.get(timeout=WAIT_S), AudioChunk)
 
 
-@pytest.fixture
-def beside_loop(clock: ManualClock) -> Iterator[ServingLoop]:
-    """A loop whose runner has steps beside others, of two chunks."""
-    engine = make_engine(clock)
-    engine.runner.beside = BesideRoom(streams=2, bucket=0)
-    loop = ServingLoop(engine)
-    loop.start()
-    yield loop
-    loop.stop()
-    assert loop.stats().open_streams == 0
-
-
 class HeldStep:
     """A listener's second chunk, whose step is held until it may run."""
 
@@ -138,8 +125,9 @@ class HeldStep:
         assert runs.wait(WAIT_S)
 
 
-def test_urgent_chunks_do_not_wait_for_the_step_of_others(beside_loop: ServingLoop) -> None:
-    held, new = HeldStep(beside_loop), Listener(beside_loop)
+@pytest.mark.parametrize("loop", [2], indirect=True)
+def test_urgent_chunks_do_not_wait_for_the_step_of_others(loop: ServingLoop) -> None:
+    held, new = HeldStep(loop), Listener(loop)
     for index, is_last in ((0, False), (1, True)):  # a first chunk, and one whose listener has 0.2 s left to play
         new.push(index, 12, is_last)
         assert isinstance(new.results.get(timeout=WAIT_S), AudioChunk)
@@ -152,8 +140,7 @@ def test_urgent_chunks_do_not_wait_for_the_step_of_others(beside_loop: ServingLo
 
 def test_an_error_in_the_thread_of_urgent_chunks_is_fatal_too() -> None:
     failures: queue.Queue[Exception] = queue.Queue()
-    engine = make_engine()
-    engine.runner.beside = BesideRoom(streams=2, bucket=0)
+    engine = make_engine(beside=2)
     loop = ServingLoop(engine, failures.put)
     loop.start()
     held, new, end_step = HeldStep(loop), Listener(loop), engine.end_step

@@ -5,10 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from tests.token2wav_service.engine.factory import make_engine, open_stream, tokens_of
+from tests.token2wav_service.engine.factory import make_engine, open_stream, step_beside, tokens_of
 from tests.virtual_time import ManualClock
 from token2wav_service.engine.engine import BESIDE_WAITING
-from token2wav_service.engine.runner import BesideRoom
 from token2wav_service.engine.stream import CLASS_PENALTY_S, next_batch
 from token2wav_service.types import TokenChunk
 
@@ -159,30 +158,28 @@ def test_a_new_stream_whose_text_came_late_is_not_before_a_listener_who_runs_dry
 
 
 def test_a_step_beside_another_takes_the_urgent_chunks_if_it_has_room_for_all() -> None:
-    engine = make_engine(ManualClock())
-    engine.runner.beside = BesideRoom(streams=2, bucket=0)
+    engine = make_engine(ManualClock(), beside=2)
     playing, *new = (open_stream(engine, seed) for seed in range(4))
     engine.add_chunk(TokenChunk(playing, 0, tokens_of(40, 0), False))
-    assert engine.begin_step(beside=True) is None, "there is no step to run beside"
+    assert not step_beside(engine), "there is no step to run beside"
     engine.step()
     for index in (1, 2):
         engine.add_chunk(TokenChunk(playing, index, tokens_of(18, index), False))
     usual = engine.begin_step()
     assert usual is not None
-    assert engine.begin_step(beside=True) is None, "nothing is urgent"
+    assert not step_beside(engine), "nothing is urgent"
     for stream_id in new:
         engine.add_chunk(TokenChunk(stream_id, 0, tokens_of(18, 0), False))
-    assert engine.begin_step(beside=True) is None, "three are urgent"
+    assert not step_beside(engine), "three are urgent"
     engine.abort(new.pop())
-    assert [result.stream_id for result in engine.step(beside=True)] == new
+    assert step_beside(engine) == new
     assert [result.stream_id for result in engine.end_step(usual)] == [playing]
     for stream_id in (playing, *new):
         engine.abort(stream_id)
 
 
 def test_no_step_runs_beside_others_while_many_chunks_wait() -> None:
-    engine = make_engine(ManualClock())
-    engine.runner.beside = BesideRoom(streams=2, bucket=0)
+    engine = make_engine(ManualClock(), beside=2)
     playing = [open_stream(engine, seed) for seed in range(BESIDE_WAITING + 1)]
     for index in range(2):
         for stream_id in playing:
@@ -192,9 +189,9 @@ def test_no_step_runs_beside_others_while_many_chunks_wait() -> None:
     usual, new = engine.begin_step(), open_stream(engine, 1)
     assert usual is not None
     engine.add_chunk(TokenChunk(new, 0, tokens_of(18, 0), False))
-    assert engine.begin_step(beside=True) is None
+    assert not step_beside(engine)
     engine.abort(playing.pop())
-    assert [result.stream_id for result in engine.step(beside=True)] == [new]
+    assert step_beside(engine) == [new]
     engine.end_step(usual)
     for stream_id in (*playing, new):
         engine.abort(stream_id)
