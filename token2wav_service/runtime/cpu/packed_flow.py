@@ -166,13 +166,10 @@ class ColumnHiFT(HiFT):
         self.__dict__.update(hift.__dict__)
         dtype = dtype or product_type()
         self._kernels = {id(up): _columns(torch.as_tensor(up.weight).detach()) for up in hift.ups}
-        convolutions = [layer for layer in hift.modules() if isinstance(layer, nn.Conv1d)]
+        convolutions = [hift.conv_pre, hift.conv_post, *hift.source_downs]
         self._convolved = {id(layer): _Convolution(layer, torch.float32) for layer in convolutions}
         blocks: list[Any] = [*hift.source_resblocks, *hift.resblocks]
-        for conv1, conv2, snake1, snake2 in (layer for block in blocks for layer in block.layers()):
-            between = _alpha(snake2)
-            self._convolved[id(conv1)] = _Convolution(conv1, dtype, _alpha(snake1), between)
-            self._convolved[id(conv2)] = _Convolution(conv2, dtype, between)
+        self._layers = {id(block): [_packed(dtype, *layer) for layer in block.layers()] for block in blocks}
 
     def spectra(self, mel: Tensor, spectrum: Tensor, lengths: Tensor | None = None) -> Tensor:
         """See `HiFT.spectra`."""
@@ -195,9 +192,9 @@ class ColumnHiFT(HiFT):
 
     def _block(self, block: Any, x: Tensor, mask: Tensor | None) -> Tensor:
         """See `ResBlock.forward`."""
-        for conv1, conv2, snake, _ in block.layers():
-            inner = _masked(self._convolved[id(conv1)](_snaked(x * _alpha(snake))), mask)
-            x = x + _masked(self._convolved[id(conv2)](_snaked(inner)), mask)
+        for alpha, conv1, conv2 in self._layers[id(block)]:
+            inner = _masked(conv1(_snaked(x * alpha)), mask)
+            x = x + _masked(conv2(_snaked(inner)), mask)
         return x
 
     def _raised(self, conv: Any, x: Tensor) -> Tensor:
@@ -214,8 +211,11 @@ def _masked(x: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None else x.mul_(mask)
 
 
-def _alpha(snake: Any) -> Tensor:
-    return torch.as_tensor(snake.alpha.detach()[:, None, None] + Snake.EPSILON)
+def _packed(dtype: torch.dtype, *layer: Any) -> tuple[Tensor, _Convolution, _Convolution]:
+    """Return the alpha to multiply a block's layer's input by, and its convolutions."""
+    conv1, conv2, *snakes = layer
+    first, between = (snake.alpha.detach()[:, None, None] + Snake.EPSILON for snake in snakes)
+    return first, _Convolution(conv1, dtype, first, between), _Convolution(conv2, dtype, between)
 
 
 def _snaked(x: Tensor) -> Tensor:
