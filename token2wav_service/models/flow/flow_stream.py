@@ -48,15 +48,22 @@ Row = FlowInput[FlowState]
 class StreamFlow:
     """Runs a flow in chunks; holds the model and the policy, no stream's state."""
 
-    def __init__(self, flow: AnyFlow, policy: SynthesisPolicy, noise_buffer: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        flow: AnyFlow,
+        policy: SynthesisPolicy,
+        noise_buffer: Tensor | None = None,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         """Hold the model.
 
         Args:
             flow: in eval mode, on its device.
             policy: history, noise and solver steps.
             noise_buffer: [80, frames] for the reference; None draws the original's.
+            kv_dtype: of the solver's keys and values that a prompt leaves; None: the flow's.
         """
-        self.flow, self.policy = flow, policy
+        self.flow, self.policy, self._kv_dtype = flow, policy, kv_dtype or flow.dtype
         self.device = flow.device
         self.stride, self.lookahead, self.vocab_size = flow.stride, flow.lookahead, flow.vocab_size
         self.hop_multiple = flow.block_tokens or 1
@@ -134,8 +141,9 @@ class StreamFlow:
             # Without blocks, the prompt's first tokens stand for those that follow it, as in the original.
             heard = torch.cat([ids, ids[: self.lookahead]])[: whole + self.lookahead]
             _, (state,) = self.forward([FlowInput(state, heard, speaker, PROMPT_SEED, is_last=False)])
-        prompt_kv = None if self.flow.block_tokens else state.caches[SOLVER_KV]
-        return replace(state, end_token=len(ids), pending=ids[state.first_token :], prompt_kv=prompt_kv)
+        kv, pending = state.caches[SOLVER_KV].to(self._kv_dtype), ids[state.first_token :]
+        caches, prompt_kv = {**state.caches, SOLVER_KV: kv}, None if self.flow.block_tokens else kv
+        return replace(state, end_token=len(ids), pending=pending, caches=caches, prompt_kv=prompt_kv)
 
     def span(self, state: FlowState, tokens: int, is_last: bool) -> ChunkSpan:
         """Return what a row computes that gets so many tokens."""

@@ -65,21 +65,15 @@ class PackedFlow:
 
     def __init__(self, flow: Flow, policy: SynthesisPolicy, dtype: torch.dtype | None = None) -> None:
         """Hold a model in eval mode, in float32 on the CPU; `dtype`: of the solver's products, None by the cores."""
-        self._plain = StreamFlow(flow, policy)
-        self._solver = PackedSolver(flow.decoder, policy.ode_steps, dtype or product_type())
+        dtype = dtype or product_type()
+        self._plain = StreamFlow(flow, policy, kv_dtype=dtype)
+        self._solver = PackedSolver(flow.decoder, policy.ode_steps, dtype)
         self._policy = policy
         self.flow = flow
         self.device = self._plain.device
         self.stride, self.lookahead = self._plain.stride, self._plain.lookahead
         self.hop_multiple = self._plain.hop_multiple
-        self.vocab_size = self._plain.vocab_size
-
-    def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> FlowVoice:
-        """Run the prompt once; see `StreamFlow.prepare_voice`."""
-        start = self._plain.run_prompt(tokens, mel, speaker)
-        kv = start.caches[SOLVER_KV].to(self._solver.dtype)
-        start = replace(start, caches={**start.caches, SOLVER_KV: kv}, prompt_kv=kv)
-        return self._plain.voice(tokens, mel, speaker, {0: start})
+        self.vocab_size, self.prepare_voice = self._plain.vocab_size, self._plain.prepare_voice
 
     def begin(self, prompt: FlowVoice, hop: int) -> PackedState:
         """Return what a stream starts from: a copy of the voice's columns."""
