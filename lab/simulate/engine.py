@@ -19,7 +19,7 @@ from servicekit.clock import Clock
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.loop import OnResult, ServingLoop
-from token2wav_service.engine.runner import BesideRoom, ChunkOutcome, ChunkWork, ModelFacts
+from token2wav_service.engine.runner import BesideRoom, ChunkOutcome, ChunkWork, Finish, ModelFacts
 from token2wav_service.errors import CapacityError
 from token2wav_service.features.prompt_models import OnTokens, PromptFeatureExtractor, voice_id_of
 from token2wav_service.runtime.slots.step_shapes import STEP_TOKENS, StepShapes
@@ -60,6 +60,7 @@ class ModelledRunner:
         self.facts = ModelFacts(SPEECH_VOCAB_SIZE, LOOKAHEAD_TOKENS, FRAMES_PER_TOKEN)
         self.shapes = shapes or StepShapes()
         least = self.shapes.beside()
+        self.queues = False
         self.beside: BesideRoom | None = BesideRoom(least.stream_buckets[-1], least.token_buckets[-1])
         self._free = max_streams
 
@@ -94,9 +95,9 @@ class ModelledRunner:
         """Return the streams and the tokens that the batch's program has room for."""
         return self.shapes.stream_bucket(len(works)), self.shapes.token_bucket(max(map(_spoken, works)))
 
-    def run(self, works: Sequence[ChunkWork], *, beside: bool = False) -> list[ChunkOutcome]:
-        """See `Runner.run`."""
-        return [ChunkOutcome(_SILENCE[: self._advance(work)], work.state) for work in works]
+    def launch(self, works: Sequence[ChunkWork], *, beside: bool = False) -> Finish:
+        """See `Runner.launch`."""
+        return lambda: [ChunkOutcome(_SILENCE[: self._advance(work)], work.state) for work in works]
 
     def _advance(self, work: ChunkWork) -> int:
         """Move a state on; returns the samples that are delivered."""

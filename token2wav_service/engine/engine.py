@@ -12,6 +12,8 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
 
 import numpy as np
 
@@ -20,8 +22,8 @@ from servicekit.stream_limit import COLD_STREAMS, StreamLimit, extra_streams, re
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
 from token2wav_service.engine.meter import EngineMeter, Measurements
-from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner
-from token2wav_service.engine.stream import ChunkRules, Stream, check_options, next_batch, urgent_batch
+from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Finish, Runner
+from token2wav_service.engine.stream import ChunkRules, Stream, check_options, is_full, next_batch, urgent_batch
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import (
     CapacityError,
@@ -43,11 +45,6 @@ from token2wav_service.types import (
 logger = logging.getLogger(__name__)
 
 
-BESIDE_WAITING = 16
-"""Most chunks that wait for the usual steps while one may begin beside them: where more do, the GPU has no time for
-small steps."""
-
-
 @dataclass(frozen=True)
 class ChunkResult:
     """The outcome of one accepted chunk."""
@@ -61,7 +58,7 @@ class ChunkResult:
 
 @dataclass(frozen=True)
 class BegunStep:
-    """A batch that was chosen and has not run."""
+    """A batch that was chosen, and has ended for nobody yet."""
 
     streams: list[Stream]
     works: list[ChunkWork]
@@ -70,6 +67,7 @@ class BegunStep:
     """Clock time."""
     beside: bool
     """Whether it runs beside another step."""
+    finish: Finish
 
 
 class Token2WavEngine:
@@ -102,8 +100,10 @@ class Token2WavEngine:
         self._rules = ChunkRules(config, runner.facts)
         self._lock = threading.Lock()
         self._streams: dict[str, Stream] = {}
-        self._is_busy = False
-        """Whether a step runs that others may run beside."""
+        self._under_way = 0
+        """Steps begun and not ended, not counting those beside others."""
+        self._free_s = 0.0
+        """Clock time when the latest of them ended."""
         self._meter = EngineMeter()
         slots = config.max_streams
         most = max(1, slots - reserved_streams(slots)) if is_realtime else slots
@@ -169,34 +169,43 @@ class Token2WavEngine:
         return [] if begun is None else self.end_step(begun)
 
     def begin_step(self, *, beside: bool = False) -> BegunStep | None:
-        """Choose the next batch and keep it from every other; None when nothing is ready. `end_step` must follow.
+        """Choose and launch the next batch, which no other step then takes; None when nothing is ready.
+
+        `end_step` must follow. While a step runs, a second one begins to run behind it only if it is full: more chunks
+        that could join it meanwhile find no room anyway.
 
         Args:
             beside: take urgent chunks only, to run beside the step that runs now; None too when there is no such step.
         """
         with self._lock:
             open_streams, most = self._streams.values(), self.config.max_batch_size
-            streams = self._beside_batch() if beside else next_batch(open_streams, self.runner, most)
-            if not streams:
+            if beside:
+                streams = urgent_batch(open_streams, self.runner, self.clock.now()) if self._under_way else []
+            else:
+                streams = next_batch(open_streams, self.runner, most)
+            if not streams or (not beside and self._under_way and not is_full(streams, self.runner, most)):
                 return None
-            self._is_busy |= not beside
+            self._under_way += not beside
             for stream in streams:
                 stream.in_step = True
                 stream.status = StreamStatus.RUNNING
-            return BegunStep(streams, [_work(stream) for stream in streams], self.clock.now(), beside)
+            works, began_s = [_work(stream) for stream in streams], self.clock.now()
+        return BegunStep(streams, works, began_s, beside, self._launched(works, beside=beside))
 
     def end_step(self, begun: BegunStep) -> list[ChunkResult]:
-        """Run what `begin_step` chose; returns a result for every chunk in it.
+        """Wait for a step; returns a result for every chunk in it. Steps end in the order of their beginning.
 
         Raises:
             DeviceLostError: no step can run any more; chunks of this one have no result.
         """
-        outcomes = self._run(begun.works, beside=begun.beside)
+        outcomes = self._outcomes(begun.works, begun.finish, beside=begun.beside)
         with self._lock:
             began_s, ended_s = begun.began_s, self.clock.now()
+            if not begun.beside:
+                began_s = max(began_s, self._free_s)
+                self._under_way, self._free_s = self._under_way - 1, ended_s
             streams, size = begun.streams, len(begun.works)
             self._meter.step(size, ended_s - began_s)
-            self._is_busy &= begun.beside
             timings = [ChunkTiming(s.accepted_s.popleft(), began_s, ended_s, size) for s in streams]
             settled = zip(streams, outcomes, timings, strict=True)
             return [self._settle(*each, beside=begun.beside) for each in settled]
@@ -273,11 +282,6 @@ class Token2WavEngine:
             in_use = {stream.voice_id for stream in self._streams.values() if stream.making is None}
         assert self.voices.cache.stats().pinned_voices == len(in_use)
 
-    def _beside_batch(self) -> list[Stream]:
-        urgent = urgent_batch(self._streams.values(), self.runner, self.clock.now()) if self._is_busy else []
-        waiting = sum(bool(stream.waiting) for stream in self._streams.values()) - len(urgent)
-        return urgent if waiting <= BESIDE_WAITING else []
-
     def _begin(self, stream: Stream) -> None:
         """Pin a stream's voice and take a state."""
         voice = self.voices.cache.acquire(stream.voice_id)
@@ -312,17 +316,30 @@ class Token2WavEngine:
             raise StreamNotFoundError(f"stream {stream_id!r} is not open: it has ended, or never was; open a new one")
         return stream
 
-    def _run(self, works: Sequence[ChunkWork], *, beside: bool) -> list[ChunkOutcome | Token2WavError]:
-        """Run the batch; if it fails, run each chunk alone, so that only the chunk at fault fails."""
+    def _launched(self, works: Sequence[ChunkWork], *, beside: bool) -> Finish:
         try:
-            outcomes = self.runner.run(works, beside=beside)
+            return self.runner.launch(works, beside=beside)
+        except Exception as err:
+            return partial(_fail, err)
+
+    def _outcomes(
+        self, works: Sequence[ChunkWork], finish: Finish, *, beside: bool
+    ) -> list[ChunkOutcome | Token2WavError]:
+        """Wait for the batch; if it fails, run each chunk alone, so that only the chunk at fault fails."""
+        try:
+            outcomes = finish()
         except Exception as err:
             self.check_device(err)
             if len(works) == 1:
                 logger.exception("a chunk failed")
                 return [_as_ours(err)]
             logger.warning("a step of %d streams failed (%s); running them one by one", len(works), err)
-            return [outcome for work in works for outcome in self._run([work], beside=beside)]
+            alone = ([work] for work in works)
+            return [
+                outcome
+                for one in alone
+                for outcome in self._outcomes(one, self._launched(one, beside=beside), beside=beside)
+            ]
         return [_checked_outcome(outcome) for outcome in outcomes]
 
     def _settle(
@@ -367,6 +384,10 @@ class Token2WavEngine:
             extra={"stream_id": stream.stream_id, "trace_id": stream.options.trace_id},
         )
         return stream.summary()
+
+
+def _fail(err: Exception) -> NoReturn:
+    raise err
 
 
 def _as_ours(err: Exception) -> Token2WavError:

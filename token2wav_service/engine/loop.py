@@ -198,9 +198,12 @@ class ServingLoop:
     def _serve(self) -> None:
         error: Exception | None = None
         try:
-            while (begun := self._wait_for_step()) is not None:
+            begun = self._next_step()
+            while begun is not None:
+                behind = self._next_step(wait=False) if self.engine.runner.queues else None
                 self._hand_on(self.engine.end_step(begun))
                 self._worked()
+                begun = behind or self._next_step()
         except Exception as err:
             logger.critical("the engine's thread failed; this process can't synthesise any more", exc_info=err)
             error = err
@@ -219,7 +222,7 @@ class ServingLoop:
 
     def _serve_urgent(self) -> None:
         try:
-            while (begun := self._wait_for_step(beside=True)) is not None:
+            while (begun := self._next_step(beside=True)) is not None:
                 self._deliver(self.engine.end_step(begun))
                 self._worked()
         except Exception as err:
@@ -247,8 +250,12 @@ class ServingLoop:
         except Exception as err:
             self._fail(err)
 
-    def _wait_for_step(self, *, beside: bool = False) -> BegunStep | None:
-        """Block until a step has something to run, and begin it; None when stopping. `beside`: see `begin_step`.
+    def _next_step(self, *, beside: bool = False, wait: bool = True) -> BegunStep | None:
+        """Begin a step, when there is something to run; None when stopping.
+
+        Args:
+            beside: see `begin_step`.
+            wait: block until there is something to run; else None where there is nothing.
 
         Raises:
             DeviceLostError: making a voice found that the GPU is lost.
@@ -264,9 +271,9 @@ class ServingLoop:
                     return None
                 if self._failure is not None:
                     raise self._failure
-                if not beside:
+                if wait and not beside:
                     self._gather()
-                if (begun := self.engine.begin_step(beside=beside)) is not None:
+                if (begun := self.engine.begin_step(beside=beside)) is not None or not wait:
                     return begun
                 self._wake.wait(REAP_INTERVAL_S)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,6 +47,10 @@ class ChunkOutcome:
     state: Any
 
 
+Finish = Callable[[], list[ChunkOutcome]]
+"""Waits for a step that was launched, and returns what its chunks made."""
+
+
 @dataclass(frozen=True)
 class BesideRoom:
     """What a step may have that runs beside another one."""
@@ -59,12 +63,14 @@ class BesideRoom:
 class Runner(Protocol):
     """Computes; voices and states are the runner's own.
 
-    `run` is called by one thread at a time, and by one more with `beside`; the rest by any.
+    Steps are launched and finished by one thread at a time, and by one more with `beside`; the rest is called by any.
     """
 
     facts: ModelFacts
     beside: BesideRoom | None
     """Of steps beside another one; None: there is one step at a time."""
+    queues: bool
+    """Whether a step may be launched while one runs, to run right behind it."""
 
     def prepare_voice(self, features: VoiceFeatures) -> Any:
         """Run a voice's prompt once; the voice is shared by streams, never changed, and has `num_bytes`."""
@@ -93,12 +99,12 @@ class Runner(Protocol):
         """Return how many of `ready` chunks one step of a bucket's program should take: at least 1, the rest wait."""
         ...
 
-    def run(self, works: Sequence[ChunkWork], *, beside: bool = False) -> list[ChunkOutcome]:
-        """Run every chunk, in one program where the largest chunk's has room for as many.
+    def launch(self, works: Sequence[ChunkWork], *, beside: bool = False) -> Finish:
+        """Begin to run every chunk, in one program where the largest chunk's has room for as many.
 
         Args:
             beside: another step may run meanwhile, of other states; there is `self.beside` room.
 
-        When this raises, every state is as it was.
+        When this or what it returns raises, every state is as it was.
         """
         ...

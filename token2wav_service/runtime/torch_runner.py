@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from token2wav_service.engine.runner import BesideRoom, ChunkOutcome, ChunkWork, ModelFacts
+from token2wav_service.engine.runner import BesideRoom, ChunkOutcome, ChunkWork, Finish, ModelFacts
 from token2wav_service.models.causal import FlowInput, VocoderInput
 from token2wav_service.models.flow.flow_state import FlowVoice
 from token2wav_service.models.flow.flow_stream import StreamFlow
@@ -46,6 +46,7 @@ class ModelRunner:
 
     beside: BesideRoom | None = None
     """None: cores that are busy with one step have no time for another."""
+    queues = False
 
     def __init__(
         self, flow: StreamFlow | PackedFlow, vocoder: StreamVocoder | CausalStreamVocoder, at_once: int = 1
@@ -84,7 +85,11 @@ class ModelRunner:
         """A step takes them all."""
         return ready
 
-    def run(self, works: Sequence[ChunkWork], *, beside: bool = False) -> list[ChunkOutcome]:
+    def launch(self, works: Sequence[ChunkWork], *, beside: bool = False) -> Finish:
+        """See `Runner.launch`; what it returns computes."""
+        return partial(self.run, works)
+
+    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
         """Run every chunk; the works' states are unchanged, also when this raises."""
         threads = torch.get_num_threads()
         if self._at_once == 1 or len(works) <= max(1, threads // 2):

@@ -15,7 +15,7 @@ from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import TOKEN_RATE_HZ
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.runner import ChunkOutcome, ChunkWork
+from token2wav_service.engine.runner import ChunkWork, Finish
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import ProgramCaptureError
 from token2wav_service.runtime.slots.step_shapes import StepShapes
@@ -91,13 +91,13 @@ class MeasuredRunner(ModelledRunner):
         """See `Runner.bucket`."""
         return TOKEN_RATE_HZ if state.has_speech else 2 * TOKEN_RATE_HZ
 
-    def run(self, works: Sequence[ChunkWork], *, beside: bool = False) -> list[ChunkOutcome]:
-        """See `Runner.run`."""
+    def launch(self, works: Sequence[ChunkWork], *, beside: bool = False) -> Finish:
+        """See `Runner.launch`."""
         tokens = 18 if works[0].state.has_speech else 28
         streams = next((size for size in (1, 4, self.MOST_STREAMS) if size >= len(works)), 2 * self.MOST_STREAMS)
         steps = streams / self.MOST_STREAMS if streams > self.MOST_STREAMS else 1.0
         self._clock.time_s += steps * self.SECONDS[min(streams, self.MOST_STREAMS), tokens]
-        return super().run(works)
+        return super().launch(works)
 
 
 def test_listeners_who_come_one_after_another_keep_those_who_listen_from_no_chunk(

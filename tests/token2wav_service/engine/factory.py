@@ -53,7 +53,7 @@ class PoisonableRunner(ModelRunner):
 
     batches: list[int]
 
-    def run(self, works: Sequence[ChunkWork], *, beside: bool = False) -> list[ChunkOutcome]:
+    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
         self.batches.append(len(works))
         if any(POISON in work.token_ids for work in works):
             raise RuntimeError("poisoned")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from tests.virtual_time import ManualClock
 from tests.workers import is_whole
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.engine.engine import BegunStep, ChunkResult, Token2WavEngine
-from token2wav_service.engine.runner import BesideRoom, ChunkOutcome, ChunkWork, ModelFacts
+from token2wav_service.engine.runner import BesideRoom, ChunkOutcome, ChunkWork, Finish, ModelFacts
 from token2wav_service.engine.stream import FIRST_AUDIO_DUE_S
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import CapacityError, InvalidChunkError, StreamNotFoundError, Token2WavError
@@ -48,7 +50,7 @@ class TellingRunner:
     """Makes a sample a token, which tells token, place and seed; fails where the poison is; counts its states."""
 
     facts = ModelFacts(VOCABULARY, LOOKAHEAD, 2)
-    beside = BesideRoom(2, 0)
+    beside, queues = BesideRoom(2, 0), True
 
     def __init__(self) -> None:
         self.open_states = 0
@@ -72,7 +74,10 @@ class TellingRunner:
     def step_size(self, bucket: int, ready: int) -> int:
         return min(ready, 2 + bucket)
 
-    def run(self, works: Sequence[ChunkWork], *, beside: bool = False) -> list[ChunkOutcome]:
+    def launch(self, works: Sequence[ChunkWork], *, beside: bool = False) -> Finish:
+        return partial(self._run, works)
+
+    def _run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
         if any(POISON in work.token_ids for work in works):
             raise RuntimeError("poisoned")
         return [self._outcome(work) for work in works]
@@ -122,7 +127,8 @@ class EngineStates(RuleBasedStateMachine):
         store = VoiceStore(SeededExtractor(), self.runner, budget, model)  # type: ignore[arg-type]
         self.engine = Token2WavEngine(config, store, self.runner, self.clock)
         self.pushed: dict[str, Pushed] = {}
-        self.begun: dict[bool, BegunStep] = {}
+        self.begun: dict[bool, list[BegunStep]] = {False: [], True: []}
+        """Steps that have not ended; beside others, and not."""
         self.new_voices = 0
 
     @rule(target=streams, voice=st.integers(0, VOICES - 1), seed=st.integers(0, 5), priority=st.integers(1, 10))
@@ -203,29 +209,31 @@ class EngineStates(RuleBasedStateMachine):
 
     @rule(beside=st.booleans())
     def begin_step(self, beside: bool) -> None:
-        if beside in self.begun:
+        under_way = self.begun[beside]
+        if len(under_way) == (1 if beside else 2):
             return
         is_ready, begun = self.engine.ready_streams() > 0, self.engine.begin_step(beside=beside)
-        assert is_ready if begun is not None else beside or not is_ready
+        assert is_ready if begun is not None else beside or under_way or not is_ready
         if begun is None:
             return
+        assert beside or not under_way or len(begun.works) >= 2, "it is not full"
         if beside:
             assert len(begun.works) <= 2
             assert all(stream.due_s <= self.clock.seconds + FIRST_AUDIO_DUE_S for stream in begun.streams)
-        self.begun[beside] = begun
+        under_way.append(begun)
 
-    @precondition(lambda self: self.begun)
+    @precondition(lambda self: any(self.begun.values()))
     @rule(number=st.integers(0, MAX_BATCH - 1))
     def abort_in_the_step(self, number: int) -> None:
-        streams = [stream for begun in self.begun.values() for stream in begun.streams]
+        streams = [stream for begun in chain(*self.begun.values()) for stream in begun.streams]
         self.abort(streams[number % len(streams)].stream_id)
 
     @rule(beside=st.booleans())
     def end_step(self, beside: bool) -> None:
-        if beside in self.begun:
-            self._take(self.engine.end_step(self.begun.pop(beside)))
+        if self.begun[beside]:
+            self._take(self.engine.end_step(self.begun[beside].pop(0)))
 
-    @precondition(lambda self: not self.begun)
+    @precondition(lambda self: not any(self.begun.values()))
     @rule()
     def step(self) -> None:
         self._take(self.engine.step())
@@ -267,7 +275,7 @@ class EngineStates(RuleBasedStateMachine):
         open_ids = {stream_id for stream_id, pushed in self.pushed.items() if not pushed.is_ended}
         assert set(self.engine.open_stream_ids()) == open_ids
         assert len(open_ids) <= MAX_STREAMS
-        in_step = sum(len(begun.works) for begun in self.begun.values())
+        in_step = sum(len(begun.works) for begun in chain(*self.begun.values()))
         waiting = sum(stream.making is not None for stream in self.engine._streams.values())
         assert len(open_ids) - waiting <= self.runner.open_states <= len(open_ids) - waiting + in_step
 
@@ -281,7 +289,7 @@ class EngineStates(RuleBasedStateMachine):
                 assert sum(map(len, pushed.heard)) == len(pushed.tokens), "audio is missing"
 
     def teardown(self) -> None:
-        for beside in tuple(self.begun):
+        for beside in (False, False, True):
             self.end_step(beside)
         for stream_id in self.engine.open_stream_ids():
             self.abort(stream_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.workers import wait_until
 from token2wav_service.contract import ErrorCode
 from token2wav_service.engine.engine import BegunStep, ChunkResult
 from token2wav_service.engine.loop import FEW_RESULTS, MAX_PENDING_VOICES, REAP_INTERVAL_S, REST_AFTER_S, ServingLoop
+from token2wav_service.engine.runner import ChunkOutcome, Finish
 from token2wav_service.errors import (
     CapacityError,
     EngineStoppedError,
@@ -109,18 +111,21 @@ class HeldStep:
     """A listener's second chunk, whose step is held until it may run."""
 
     def __init__(self, loop: ServingLoop) -> None:
-        self.may_run, runs, run = threading.Event(), threading.Event(), loop.engine.runner.run
+        self.may_run, runs, launch = threading.Event(), threading.Event(), loop.engine.runner.launch
         self.listener = Listener(loop)
         self.listener.push(0, 40, False)
         assert isinstance(self.listener.results.get(timeout=WAIT_S), AudioChunk)
 
-        def held_run(works: Any, *, beside: bool = False) -> Any:
-            if not beside:
-                runs.set()
-                assert self.may_run.wait(WAIT_S)
-            return run(works, beside=beside)
+        def held(finish: Finish) -> list[ChunkOutcome]:
+            runs.set()
+            assert self.may_run.wait(WAIT_S)
+            return finish()
 
-        loop.engine.runner.run = held_run  # type: ignore[method-assign]
+        def held_launch(works: Any, *, beside: bool = False) -> Finish:
+            finish = launch(works, beside=beside)
+            return finish if beside else partial(held, finish)
+
+        loop.engine.runner.launch = held_launch  # type: ignore[method-assign]
         self.listener.push(1, 18, True)
         assert runs.wait(WAIT_S)
 
@@ -136,6 +141,21 @@ def test_urgent_chunks_do_not_wait_for_the_step_of_others(loop: ServingLoop) -> 
     held.may_run.set()
     assert isinstance(held.listener.results.get(timeout=WAIT_S), AudioChunk)
     assert held.listener.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
+
+
+def test_a_full_step_is_launched_while_another_one_runs(clock: ManualClock) -> None:
+    engine = make_engine(clock, max_batch_size=2)
+    engine.runner.queues = True
+    loop = ServingLoop(engine)
+    loop.start()
+    held, others = HeldStep(loop), [Listener(loop) for _ in range(3)]
+    for other in others:
+        other.push(0, 18, True)
+    held.may_run.set()
+    for listener in (held.listener, *others):
+        assert isinstance(listener.results.get(timeout=WAIT_S), AudioChunk)
+        assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
+    loop.stop()
 
 
 def test_an_error_in_the_thread_of_urgent_chunks_is_fatal_too() -> None:
@@ -331,7 +351,7 @@ def test_an_engine_that_fails_answers_everybody_and_says_so() -> None:
     def close(state: object) -> None:
         raise AssertionError("free without allocate")
 
-    def held_run(works: Any, *, beside: bool = False) -> Any:
+    def held_run(works: Any) -> Any:
         assert may_fail.wait(WAIT_S)
         return run(works)
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from tests.token2wav_service.engine.factory import make_engine, open_stream, step_beside, tokens_of
 from tests.virtual_time import ManualClock
-from token2wav_service.engine.engine import BESIDE_WAITING
-from token2wav_service.engine.stream import CLASS_PENALTY_S, next_batch
+from token2wav_service.engine.stream import BESIDE_WAITING, CLASS_PENALTY_S, next_batch
 from token2wav_service.types import TokenChunk
 
 

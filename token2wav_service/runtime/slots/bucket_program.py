@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -81,24 +81,30 @@ class BucketProgram:
         self._batch = SlotBatch(*self._fields.unbind(0))
         self._graph: torch.cuda.CUDAGraph | None = None
         self._speech: Tensor | None = None
-        self._host: Tensor | None = None
 
-    def run(self, fields: np.ndarray, tokens: np.ndarray) -> FloatArray:  # type: ignore[type-arg]
-        """Run with these inputs; returns samples [B, N] on the host, valid until the next run."""
-        self._fields.copy_(torch.from_numpy(fields))
-        self._tokens.copy_(torch.from_numpy(tokens))
+    def launch(self, fields: np.ndarray, tokens: np.ndarray) -> Callable[[], FloatArray]:  # type: ignore[type-arg]
+        """Begin to run with these inputs, behind what runs; returns what waits for samples [B, N] on the host."""
+        for kept, given in ((self._fields, fields), (self._tokens, tokens)):
+            # NOTE: a copy from other memory than pinned one waits for what runs.
+            source = torch.from_numpy(given)
+            kept.copy_(source.pin_memory() if kept.is_cuda else source, non_blocking=True)
         if self._graph is None:
-            speech = self._compute_to_keep()
-            if speech.is_cuda and self._host is None:
-                self._host = torch.empty(speech.shape, pin_memory=True)
+            self._compute_to_keep()
         else:
             self._graph.replay()
         assert self._speech is not None
-        if self._host is None:
-            return self._speech.numpy()
-        self._host.copy_(self._speech, non_blocking=True)
-        torch.cuda.current_stream().synchronize()
-        return self._host.numpy()
+        if not self._speech.is_cuda:
+            return self._speech.numpy
+        host = torch.empty(self._speech.shape, pin_memory=True)  # NOTE: PyTorch keeps what was freed for the next one
+        host.copy_(self._speech, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+
+        def samples() -> FloatArray:
+            done.synchronize()
+            return host.numpy()
+
+        return samples
 
     def _compute(self) -> Tensor:
         self.mel = self._flow.run(self._tokens, self._batch, self.prompt_size)
@@ -127,8 +133,6 @@ class BucketProgram:
         """
         with self._naming_failures():
             self._graph = capture(self._compute_to_keep, self._graph_memory, stream, error_mode="thread_local")
-            assert self._speech is not None
-            self._host = torch.empty(self._speech.shape, pin_memory=True)
 
     def _naming_failures(self) -> AbstractContextManager[None]:
         streams, tokens = self._tokens.shape

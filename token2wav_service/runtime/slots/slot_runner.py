@@ -7,7 +7,7 @@ changes in place. On a device without CUDA graphs the same programs run one kern
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from gpukit.graphs import compiling_side_by_side, own_stream
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
-from token2wav_service.engine.runner import BesideRoom, ChunkOutcome, ChunkWork, ModelFacts
+from token2wav_service.engine.runner import BesideRoom, ChunkOutcome, ChunkWork, Finish, ModelFacts
 from token2wav_service.errors import InvalidPromptError, Token2WavError
 from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.models.flow.flow_state import ChunkSpan, FlowState, FlowVoice, shared_tokens
@@ -143,6 +143,7 @@ class SlotRunner:
         """Streams of one voice share the states that they start from."""
         self._stream: torch.cuda.Stream | None = None
         self.beside: BesideRoom | None = None
+        self.queues = is_fused and self.device.type == "cuda"
         if is_fused:  # an engine of TensorRT's runs one step at a time
             shapes = self.shapes.beside()
             self.beside = BesideRoom(shapes.stream_buckets[-1], shapes.token_buckets[-1])
@@ -209,9 +210,13 @@ class SlotRunner:
         """Return the program of a bucket, making it at first use; one of any other size is not kept."""
         return (self._programs_beside if beside else self._programs).get(streams, tokens, prompt_size)
 
-    @torch.inference_mode()
     def run(self, works: Sequence[ChunkWork], *, beside: bool = False) -> list[ChunkOutcome]:
-        """Run every chunk; in the largest one's program if it has room for all, else each in its own bucket's.
+        """Launch a step and wait for it."""
+        return self.launch(works, beside=beside)()
+
+    @torch.inference_mode()
+    def launch(self, works: Sequence[ChunkWork], *, beside: bool = False) -> Finish:
+        """Begin every chunk; in the largest one's program if it has room for all, else each in its own bucket's.
 
         Raises:
             Token2WavError: a state was broken by a step that failed.
@@ -219,16 +224,17 @@ class SlotRunner:
         if any(work.state.is_broken for work in works):
             raise Token2WavError("an earlier step failed while it changed this stream; open it again")
         with torch.cuda.stream(self._stream if beside else None):
-            return self._run(works, beside=beside)
+            computed = [self._computed(len(work.token_ids), work.is_last, work.state) for work in works]
+            groups = [
+                (indices, self._launch_group([works[index] for index in indices], tokens, beside=beside))
+                for indices, tokens in self.shapes.groups(computed)
+            ]
 
-    def _run(self, works: Sequence[ChunkWork], *, beside: bool) -> list[ChunkOutcome]:
-        outcomes: dict[int, ChunkOutcome] = {}
-        computed = [self._computed(len(work.token_ids), work.is_last, work.state) for work in works]
-        for indices, tokens in self.shapes.groups(computed):
-            group = [works[index] for index in indices]
-            for index, samples in zip(indices, self._run_group(group, tokens, beside=beside), strict=True):
-                outcomes[index] = ChunkOutcome(samples, works[index].state)
-        return [outcomes[index] for index in range(len(works))]
+        def finish() -> list[ChunkOutcome]:
+            speech = {i: row for indices, group in groups for i, row in zip(indices, group(), strict=False)}
+            return [ChunkOutcome(self._advance(work, speech[i]), work.state) for i, work in enumerate(works)]
+
+        return finish
 
     def _computed(self, count: int, is_last: bool, state: StreamSlot) -> int:
         """Return the tokens from the stream's last complete block on that a chunk of `count` tokens makes mel of."""
@@ -237,18 +243,14 @@ class SlotRunner:
             return len(state.pending) + hop
         return hop + self._plain.waiting_tokens(state.voice.prompt, 0 if is_last else hop)
 
-    def _run_group(self, works: Sequence[ChunkWork], tokens: int, *, beside: bool) -> list[FloatArray]:
+    def _launch_group(self, works: Sequence[ChunkWork], tokens: int, *, beside: bool) -> Callable[[], FloatArray]:
         begun = [self._begin(work) for work in works if work.state.start is None]
         streams = self.shapes.stream_bucket(len(works))
         program = self.program(streams, tokens, self._prompt_size(works), beside=beside)
         for work in works:
             work.state.is_broken = True
         self._fill_slots(begun)
-        speech = program.run(*self._inputs(works, program.streams, tokens))
-        samples = [self._advance(work, row) for work, row in zip(works, speech, strict=False)]
-        for work in works:
-            work.state.is_broken = False
-        return samples
+        return program.launch(*self._inputs(works, program.streams, tokens))
 
     def _prompt_size(self, works: Sequence[ChunkWork]) -> int:
         """Return what the solver wants these streams' prompts padded to."""
@@ -266,8 +268,10 @@ class SlotRunner:
         state: StreamSlot = work.state
         hop = 0 if work.is_last else self.facts.new_tokens(len(work.token_ids), is_last=False)
         with self._beginning:
-            start = state.start = self._plain.begin(state.voice.prompt, hop)
-            if self._stream is not None:  # a step beside may read it next
+            prompt = state.voice.prompt
+            is_new = self._plain.trimmed(len(prompt.tokens), hop) not in prompt.starts
+            start = state.start = self._plain.begin(prompt, hop)
+            if is_new and self._stream is not None:  # a step beside may read it next
                 torch.cuda.current_stream().synchronize()
         state.first_token, state.end_token = start.first_token, start.end_token
         state.pending = tuple(start.pending.tolist()) if self.flow.block else ()
@@ -341,6 +345,7 @@ class SlotRunner:
         state.pending = ids[span.committed - span.first : span.end - span.first]
         state.first_token, state.end_token = span.committed, span.end
         state.generated += frames
+        state.is_broken = False
         return self.vocoder.deliver(state.vocoder, frames, speech, is_last=work.is_last)
 
 
