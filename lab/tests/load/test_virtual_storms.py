@@ -42,7 +42,7 @@ def test_of_300_at_once_a_cold_gateway_admits_few_and_speaks_all_of_them_to_the_
             await _warm_up(storm)
             await asyncio.gather(*(storm.ask() for _ in range(300)))
             storm.check()
-            assert capacity / 2 <= len(storm.admitted) <= 1.2 * COLD_STREAMS
+            assert capacity / 2 <= len(storm.admitted) <= 1.11 * COLD_STREAMS
             assert all(one.retry_s is not None and one.retry_s >= 1.0 for one in storm.refused)
 
     run_virtually(run)
