@@ -63,16 +63,14 @@ class StreamFlow:
             noise_buffer: [80, frames] for the reference; None draws the original's.
             kv_dtype: of the solver's keys and values that a prompt leaves; None: the flow's.
         """
-        self.flow, self.policy, self._kv_dtype = flow, policy, kv_dtype or flow.dtype
+        self.flow, self.policy, self._kv_dtype = flow, policy, kv_dtype
         self.device = flow.device
         self.stride, self.lookahead, self.vocab_size = flow.stride, flow.lookahead, flow.vocab_size
         self.hop_multiple = flow.block_tokens or 1
         self.specs = flow.state_specs(policy.ode_steps)
-        self.noise_buffer: Tensor | None = None
-        if policy.is_reference:
-            self.noise_buffer = noise_buffer
-            if noise_buffer is None:
-                self.noise_buffer = frozen_normal(flow.output_size, flow.noise_frames)
+        if policy.is_reference and noise_buffer is None:
+            noise_buffer = frozen_normal(flow.output_size, flow.noise_frames)
+        self.noise_buffer = noise_buffer if policy.is_reference else None
 
     def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> FlowVoice:
         """Run the prompt for streams whose first chunk has the usual size.
@@ -141,7 +139,7 @@ class StreamFlow:
             # Without blocks, the prompt's first tokens stand for those that follow it, as in the original.
             heard = torch.cat([ids, ids[: self.lookahead]])[: whole + self.lookahead]
             _, (state,) = self.forward([FlowInput(state, heard, speaker, PROMPT_SEED, is_last=False)])
-        kv, pending = state.caches[SOLVER_KV].to(self._kv_dtype), ids[state.first_token :]
+        kv, pending = state.caches[SOLVER_KV].to(self._kv_dtype or dtype), ids[state.first_token :]
         caches, prompt_kv = {**state.caches, SOLVER_KV: kv}, None if self.flow.block_tokens else kv
         return replace(state, end_token=len(ids), pending=pending, caches=caches, prompt_kv=prompt_kv)
 
