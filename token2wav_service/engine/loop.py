@@ -279,12 +279,10 @@ class ServingLoop:
 
     def _gather(self) -> None:
         """Give other streams the configured time to join the step; called with the condition held."""
-        config = self.engine.config
-        if config.batch_window_us and self.engine.ready_streams():
-            full = min(config.max_batch_size, len(self.engine.open_stream_ids()))
-            self._wake.wait_for(
-                lambda: self._stopping or self.engine.ready_streams() >= full, config.batch_window_us / 1e6
-            )
+        engine, window_s = self.engine, self.engine.config.batch_window_us / 1e6
+        if window_s and engine.ready_streams():
+            full = min(engine.config.max_batch_size, len(engine.open_stream_ids()))
+            self._wake.wait_for(lambda: self._stopping or engine.ready_streams() >= full, window_s)
 
     def _reap_if_due(self) -> None:
         now_s = self.engine.clock.now()

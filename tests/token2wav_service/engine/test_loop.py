@@ -57,6 +57,14 @@ def loop(clock: ManualClock, request: pytest.FixtureRequest) -> Iterator[Serving
     assert loop.stats().open_streams == 0
 
 
+def started(**engine: Any) -> tuple[ServingLoop, queue.Queue[Exception]]:
+    """Return a running loop, and what it ends by."""
+    failures: queue.Queue[Exception] = queue.Queue()
+    loop = ServingLoop(make_engine(**engine), failures.put)
+    loop.start()
+    return loop, failures
+
+
 class Crowd:
     """So many listeners whose first chunks run in one step, and one more; answering the first takes its time."""
 
@@ -159,11 +167,8 @@ def test_a_full_step_is_launched_while_another_one_runs(clock: ManualClock) -> N
 
 
 def test_an_error_in_the_thread_of_urgent_chunks_is_fatal_too() -> None:
-    failures: queue.Queue[Exception] = queue.Queue()
-    engine = make_engine(beside=2)
-    loop = ServingLoop(engine, failures.put)
-    loop.start()
-    held, new, end_step = HeldStep(loop), Listener(loop), engine.end_step
+    loop, failures = started(beside=2)
+    held, new, end_step = HeldStep(loop), Listener(loop), loop.engine.end_step
 
     def break_off(begun: BegunStep) -> list[ChunkResult]:
         if begun.beside:
@@ -171,7 +176,7 @@ def test_an_error_in_the_thread_of_urgent_chunks_is_fatal_too() -> None:
             raise AssertionError("broken books")
         return end_step(begun)
 
-    engine.end_step = break_off  # type: ignore[method-assign]
+    loop.engine.end_step = break_off  # type: ignore[method-assign]
     new.push(0, 18, True)
     assert "broken books" in str(failures.get(timeout=WAIT_S))
     assert isinstance(new.results.get(timeout=WAIT_S), EngineStoppedError)
@@ -179,9 +184,7 @@ def test_an_error_in_the_thread_of_urgent_chunks_is_fatal_too() -> None:
 
 
 def test_an_error_in_the_second_thread_is_fatal_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    failures: queue.Queue[Exception] = queue.Queue()
-    loop = ServingLoop(make_engine(), failures.put)
-    loop.start()
+    loop, failures = started()
     end = loop._end
 
     def break_off(summary: StreamSummary) -> None:
@@ -342,9 +345,7 @@ def test_an_idle_stream_is_aborted_under_load_too(loop: ServingLoop, clock: Manu
 
 
 def test_an_engine_that_fails_answers_everybody_and_says_so() -> None:
-    failures: queue.Queue[Exception] = queue.Queue()
-    loop = ServingLoop(make_engine(), failures.put)
-    loop.start()
+    loop, failures = started()
     speaking, waiting = Listener(loop), Listener(loop)
     run, may_fail = loop.engine.runner.run, threading.Event()
 
@@ -376,9 +377,7 @@ def _lost() -> None:
 
 
 def test_a_lost_gpu_is_fatal_and_a_failed_chunk_is_not() -> None:
-    failures: queue.Queue[Exception] = queue.Queue()
-    loop = ServingLoop(make_engine(probe_device=_lost), failures.put)
-    loop.start()
+    loop, failures = started(probe_device=_lost)
     good, bad = Listener(loop), Listener(loop)
     good.push(0, 18, False)
     assert isinstance(good.results.get(timeout=WAIT_S), AudioChunk)
@@ -391,9 +390,7 @@ def test_a_lost_gpu_is_fatal_and_a_failed_chunk_is_not() -> None:
 
 
 def test_a_gpu_that_is_lost_in_the_making_of_a_voice_is_fatal() -> None:
-    failures: queue.Queue[Exception] = queue.Queue()
-    loop = ServingLoop(make_engine(probe_device=_lost), failures.put)
-    loop.start()
+    loop, failures = started(probe_device=_lost)
 
     def extract(*args: object) -> object:
         raise RuntimeError("CUDA error")
@@ -428,9 +425,7 @@ def test_voices_that_nobody_wants_are_not_made_and_too_many_are_refused(loop: Se
 
 
 def test_stop_ends_streams_and_refuses_later_calls() -> None:
-    failures: queue.Queue[Exception] = queue.Queue()
-    loop = ServingLoop(make_engine(), failures.put)
-    loop.start()
+    loop, failures = started()
     listener = Listener(loop)
     assert not loop.status().is_draining
     loop.stop()
