@@ -87,9 +87,9 @@ class ModelledRunner:
         """See `Runner.bucket`."""
         return self.shapes.token_bucket(_spoken(chunk))
 
-    def step_size(self, bucket: int, ready: int) -> int:
+    def step_size(self, bucket: int, ready: int, is_crowded: bool = False) -> int:
         """See `Runner.step_size`."""
-        return self.shapes.step_size(bucket, ready)
+        return self.shapes.step_size(bucket, ready, is_crowded)
 
     def program(self, works: Sequence[ChunkWork]) -> tuple[int, int]:
         """Return the streams and the tokens that the batch's program has room for."""

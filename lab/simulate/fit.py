@@ -89,7 +89,7 @@ def step_points(engine_raw: Mapping[str, Any]) -> list[tuple[int, int, float]]:
         points.append((int(streams), shapes.token_buckets[0], statistics.median(seconds)))
     for row in engine_raw["batches"]:
         tokens = shapes.token_bucket(row["tokens"] - LOOKAHEAD_TOKENS)
-        steps = math.ceil(row["streams"] / shapes.most_streams(tokens))
+        steps = math.ceil(row["streams"] / shapes.most_streams(tokens, is_crowded=False))
         points.append((row["streams"] // steps, tokens, statistics.median(row["seconds"]) / steps))
     return points
 

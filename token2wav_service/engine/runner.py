@@ -95,8 +95,12 @@ class Runner(Protocol):
         """
         ...
 
-    def step_size(self, bucket: int, ready: int) -> int:
-        """Return how many of `ready` chunks one step of a bucket's program should take: at least 1, the rest wait."""
+    def step_size(self, bucket: int, ready: int, is_crowded: bool = False) -> int:
+        """Return how many of `ready` chunks one step of a bucket's program should take: at least 1, the rest wait.
+
+        Args:
+            is_crowded: so many chunks wait that a longer step which makes more in a time is worth its length.
+        """
         ...
 
     def launch(self, works: Sequence[ChunkWork], *, beside: bool = False) -> Finish:

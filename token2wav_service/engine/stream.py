@@ -165,9 +165,9 @@ class ChunkRules:
 
 CLASS_PENALTY_S = 0.5
 """Each priority class behind the first may be made to wait so much longer, and no longer: none starves."""
-CROWDED_STEPS = 10.0
-"""Where the ready chunks fill so many steps, a step may take chunks of several buckets. Below it new streams would wait
-longer than they do beside steps of one bucket (simulated)."""
+CROWDED_STEPS = 5.0
+"""Where the ready chunks fill so many usual steps, a step may be larger and take chunks of several buckets. Below it
+new streams would wait longer than they do for usual steps of one bucket (simulated)."""
 BESIDE_WAITING = 16
 """Most other chunks that wait, or run, while urgent ones may run beside them."""
 LEAST_SHARE = 0.5
@@ -196,12 +196,13 @@ def next_batch(
     buckets = [programs.bucket(stream.waiting[0], stream.state) for stream in ready]
     counts, first = Counter(buckets), buckets[0]
     most = {bucket: programs.step_size(bucket, max_batch_size) for bucket in counts}
+    is_crowded = sum(count / most[bucket] for bucket, count in counts.items()) >= crowded_steps
 
     def taken(bucket: int, fitting: list[Stream]) -> list[Stream]:
-        return fitting[: programs.step_size(bucket, min(len(fitting), max_batch_size))]
+        return fitting[: programs.step_size(bucket, min(len(fitting), max_batch_size), is_crowded)]
 
     own = taken(first, [stream for stream, bucket in zip(ready, buckets, strict=True) if bucket == first])
-    if sum(count / most[bucket] for bucket, count in counts.items()) < crowded_steps:
+    if not is_crowded:
         return own
     for larger in sorted(bucket for bucket in counts if bucket > first):
         batch = taken(larger, [stream for stream, bucket in zip(ready, buckets, strict=True) if bucket <= larger])

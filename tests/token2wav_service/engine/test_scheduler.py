@@ -17,7 +17,7 @@ class TwoBuckets:
     def bucket(self, chunk: TokenChunk, state: object) -> int:
         return 10 if len(chunk.token_ids) <= 10 else 100
 
-    def step_size(self, bucket: int, ready: int) -> int:
+    def step_size(self, bucket: int, ready: int, is_crowded: bool = False) -> int:
         return min(ready, 3 if bucket == 10 else 1)
 
 
@@ -27,7 +27,7 @@ class ThreeBuckets:
     def bucket(self, chunk: TokenChunk, state: object) -> int:
         return next(bucket for bucket in (10, 20, 40) if len(chunk.token_ids) <= bucket)
 
-    def step_size(self, bucket: int, ready: int) -> int:
+    def step_size(self, bucket: int, ready: int, is_crowded: bool = False) -> int:
         return min(ready, 160 // bucket)
 
 
@@ -37,7 +37,7 @@ class OneBucket:
     def bucket(self, chunk: TokenChunk, state: object) -> int:
         return 0
 
-    def step_size(self, bucket: int, ready: int) -> int:
+    def step_size(self, bucket: int, ready: int, is_crowded: bool = False) -> int:
         return ready
 
 

@@ -277,7 +277,12 @@ def test_a_step_that_no_graph_holds_is_named_with_its_cause() -> None:
     [(15, 1, 1), (15, 3, 3), (15, 5, 4), (15, 13, 13), (15, 40, 32), (15, 48, 48), (15, 99, 64), (100, 64, 8)],
 )
 def test_a_step_fills_its_program_and_stays_short(bucket: int, ready: int, taken: int) -> None:
-    assert StepShapes(token_buckets=(15, 100)).step_size(bucket, ready) == taken
+    assert StepShapes(token_buckets=(15, 100)).step_size(bucket, ready, is_crowded=False) == taken
+
+
+@pytest.mark.parametrize(("bucket", "taken"), [(15, 64), (25, 64), (50, 32), (103, 16)])
+def test_a_step_is_larger_where_many_wait(bucket: int, taken: int) -> None:
+    assert StepShapes().step_size(bucket, 99, is_crowded=True) == taken
 
 
 @pytest.mark.parametrize(
@@ -285,9 +290,9 @@ def test_a_step_fills_its_program_and_stays_short(bucket: int, ready: int, taken
     [
         pytest.param([], [], id="nothing"),
         pytest.param([100, 9], [([0, 1], 103)], id="the largest chunk's program has room for all"),
-        pytest.param([15, 14, 103, *[15] * 5], [(list(range(8)), 103)], id="as many as it holds"),
-        pytest.param([15, 14, 103, *[15] * 6], [([0, 1, *range(3, 9)], 15), ([2], 103)], id="one more than it holds"),
-        pytest.param([103] * 9, [(list(range(8)), 103), ([8], 103)], id="more of one bucket than one program holds"),
+        pytest.param([15, 103, *[15] * 14], [(list(range(16)), 103)], id="as many as it holds"),
+        pytest.param([15, 103, *[15] * 15], [([0, *range(2, 17)], 15), ([1], 103)], id="one more than it holds"),
+        pytest.param([103] * 17, [(list(range(16)), 103), ([16], 103)], id="more of one bucket than one program holds"),
     ],
 )
 def test_chunks_share_the_largest_ones_program_or_run_by_bucket(

@@ -202,9 +202,9 @@ class SlotRunner:
         """Return the tokens that the chunk's program has room for."""
         return self.shapes.token_bucket(self._computed(len(chunk.token_ids), chunk.is_last, state))
 
-    def step_size(self, bucket: int, ready: int) -> int:
-        """Return how many of so many chunks one step of a bucket's program should take."""
-        return self.shapes.step_size(bucket, ready)
+    def step_size(self, bucket: int, ready: int, is_crowded: bool = False) -> int:
+        """See `Runner.step_size`."""
+        return self.shapes.step_size(bucket, ready, is_crowded)
 
     def program(self, streams: int, tokens: int, prompt_size: int = 0, *, beside: bool = False) -> BucketProgram:
         """Return the program of a bucket, making it at first use; one of any other size is not kept."""
