@@ -5,7 +5,7 @@ many are done with hardly any time left, which is before a listener has nothing 
 than the limit allows, none is admitted, and it does not shrink further.
 
 A stream's later pieces cost more than its first ones, and come seconds after them. So the limit follows at once what is
-made only as far as `COLD_STREAMS` new streams a second need; above, it is fast only while pieces come a second early.
+made only as far as `COLD_STREAMS` new streams a second need; above, it is fast only while pieces come early.
 
 A piece of work is a chunk of audio, or some tokens. Its *room* is the time from its order until its listener has
 nothing left; its *slack* is what was left of that time when it was done.
@@ -33,7 +33,7 @@ _WINDOW_S, _WINDOW_PIECES = 0.5, 16
 """Least length of a window, and fewest pieces in it, after which the limit may change."""
 _FEW, _SOME, _MANY, _HALF = 0.05, 0.1, 1 / 3, 1 / 2
 """Shares of a window's pieces. With more than some tight ones the limit falls: while streams begin, up to a tenth is.
-It grows until many take over half of their room, or half of them if their mean slack is comfortable, `FIRST_ROOM_S`;
+It grows until many take over half of their room, or half of them if their mean slack is comfortable, `_AHEAD_S`;
 where as many streams are open as can be served, more do. It may grow fastest while few do."""
 _USED_SHARE = 0.9
 """A service that makes so many seconds of speech a second can serve as many streams, or as many as are open if it is
@@ -44,6 +44,8 @@ _IN_USE = 0.6
 streams have begun at once, what was made is what was asked for, and what was not proven is forgotten."""
 _GROWTH, _AHEAD_GROWTH, _FASTEST_GROWTH, _LEAST_GROWTH = 0.01, 0.06, 0.1, 0.1
 """Growth in a window, as a share: usual, with comfortable slack, and at most; and the least number of streams."""
+_AHEAD_S = 0.7
+"""Slack that is comfortable."""
 _CALM_WINDOWS = 60
 """Windows after a fall until the limit may grow fastest."""
 _FIRST_LASTED_S, _NEWEST_SHARE = 6.0, 0.1
@@ -116,7 +118,7 @@ class StreamLimit:
         """Change the limit by the pieces of the window that ends now."""
         tight, slack_s = self._tight / self._pieces, self._slack_s / self._pieces
         is_better, self._mean_slack_s = slack_s > self._mean_slack_s, slack_s
-        is_ahead = slack_s >= FIRST_ROOM_S and self._limit > COLD_STREAMS
+        is_ahead = slack_s >= _AHEAD_S and self._limit > COLD_STREAMS
         self._windows += 1
         if tight > _SOME:
             if open_streams <= self._limit and not is_better:
