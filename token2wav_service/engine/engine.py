@@ -23,7 +23,7 @@ from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
 from token2wav_service.engine.meter import EngineMeter, Measurements
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Finish, Runner
-from token2wav_service.engine.stream import ChunkRules, Stream, check_options, is_full, next_batch, urgent_batch
+from token2wav_service.engine.stream import ChunkRules, Stream, check_options, next_batch, urgent_batch
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import (
     CapacityError,
@@ -43,6 +43,10 @@ from token2wav_service.types import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+LAUNCH_SHARE = 0.8
+"""Share of its usual time after which the step behind one is launched; the rest is the host's for its inputs."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class BegunStep:
     """Clock time."""
     beside: bool
     """Whether it runs beside another step."""
+    kind: tuple[int, int]
+    """Its bucket, and its size in bits: steps of a kind take alike."""
     finish: Finish
 
 
@@ -104,6 +110,8 @@ class Token2WavEngine:
         """Steps begun and not ended, not counting those beside others."""
         self._free_s = 0.0
         """Clock time when the latest of them ended."""
+        self._took_s: dict[tuple[int, int], float] = {}
+        """Seconds that steps of each kind took, rather the least of late."""
         self._meter = EngineMeter()
         slots = config.max_streams
         most = max(1, slots - reserved_streams(slots)) if is_realtime else slots
@@ -183,14 +191,27 @@ class Token2WavEngine:
                 streams = urgent_batch(open_streams, self.runner, self.clock.now()) if self._under_way else []
             else:
                 streams = next_batch(open_streams, self.runner, most)
-            if not streams or (not beside and self._under_way and not is_full(streams, self.runner, most)):
+            if not streams:
+                return None
+            bucket = max(self.runner.bucket(stream.waiting[0], stream.state) for stream in streams)
+            if not beside and self._under_way and len(streams) < self.runner.step_size(bucket, most):
                 return None
             self._under_way += not beside
             for stream in streams:
                 stream.in_step = True
                 stream.status = StreamStatus.RUNNING
             works, began_s = [_work(stream) for stream in streams], self.clock.now()
-        return BegunStep(streams, works, began_s, beside, self._launched(works, beside=beside))
+        kind = bucket, (len(works) - 1).bit_length()
+        return BegunStep(streams, works, began_s, beside, kind, self._launched(works, beside=beside))
+
+    def rest_s(self, begun: BegunStep) -> float:
+        """Return the seconds until the next step should be launched behind one that runs; 0 or less: now.
+
+        That is shortly before it ends: the later the next batch is chosen, the fewer urgent chunks come behind it.
+        """
+        with self._lock:
+            began_s = max(begun.began_s, self._free_s)
+            return began_s + LAUNCH_SHARE * self._took_s.get(begun.kind, 0.0) - self.clock.now()
 
     def end_step(self, begun: BegunStep) -> list[ChunkResult]:
         """Wait for a step; returns a result for every chunk in it. Steps end in the order of their beginning.
@@ -204,6 +225,8 @@ class Token2WavEngine:
             if not begun.beside:
                 began_s = max(began_s, self._free_s)
                 self._under_way, self._free_s = self._under_way - 1, ended_s
+                took_s = ended_s - began_s
+                self._took_s[begun.kind] = min(took_s, 1.1 * self._took_s.get(begun.kind, took_s))
             streams, size = begun.streams, len(begun.works)
             self._meter.step(size, ended_s - began_s)
             timings = [ChunkTiming(s.accepted_s.popleft(), began_s, ended_s, size) for s in streams]

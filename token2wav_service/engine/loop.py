@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -200,7 +201,10 @@ class ServingLoop:
         try:
             begun = self._next_step()
             while begun is not None:
-                behind = self._next_step(wait=False) if self.engine.runner.queues else None
+                behind = None
+                if self.engine.runner.queues:
+                    time.sleep(max(0.0, self.engine.rest_s(begun)))
+                    behind = self._next_step(wait=False)
                 self._hand_on(self.engine.end_step(begun))
                 self._worked()
                 begun = behind or self._next_step()

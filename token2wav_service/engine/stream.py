@@ -4,7 +4,7 @@ streams run in the next step."""
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -169,7 +169,10 @@ CROWDED_STEPS = 5.0
 """Where the ready chunks fill so many usual steps, a step may be larger and take chunks of several buckets. Below it
 new streams would wait longer than they do for usual steps of one bucket (simulated)."""
 BESIDE_WAITING = 16
-"""Most other chunks that wait, or run, while urgent ones may run beside them."""
+"""Most other chunks that wait, or run, while all urgent ones may run beside them."""
+LATE_S = 0.1
+"""Where more wait, those run beside others whose listeners have nothing left so soon: after the step that runs and one
+of their own, their audio would be late."""
 LEAST_SHARE = 0.5
 """Share of the most chunks of a bucket's step; a step of several buckets takes no fewer, and more than without them."""
 
@@ -211,17 +214,12 @@ def next_batch(
     return own
 
 
-def is_full(batch: Sequence[Stream], programs: Runner, max_batch_size: int) -> bool:
-    """Tell whether a batch is as large as any of its largest bucket."""
-    bucket = max(programs.bucket(stream.waiting[0], stream.state) for stream in batch)
-    return len(batch) >= programs.step_size(bucket, max_batch_size)
-
-
 def urgent_batch(streams: Iterable[Stream], programs: Runner, now_s: float) -> list[Stream]:
     """Return the streams of the next step beside another one, which none of them waits for.
 
     They are those whose listeners soon have nothing to play, or have heard nothing yet, in the order of `next_batch`.
-    Where there are more than such a step takes, or many others wait, the GPU has no time for small steps.
+    Where many chunks wait, the GPU has little time for small steps: only those who soon have nothing then. Where there
+    are more than such a step takes, it has none.
 
     Args:
         streams: all open streams.
@@ -229,10 +227,11 @@ def urgent_batch(streams: Iterable[Stream], programs: Runner, now_s: float) -> l
         now_s: clock time.
     """
     room, waiting = programs.beside, [stream for stream in streams if stream.waiting]
-    if room is None or len(waiting) > room.streams + BESIDE_WAITING:
+    if room is None:
         return []
-    urgent = [stream for stream in waiting if stream.is_ready and stream.due_s <= now_s + FIRST_AUDIO_DUE_S]
-    if len(urgent) > room.streams or len(waiting) > len(urgent) + BESIDE_WAITING:
+    due_s = now_s + (FIRST_AUDIO_DUE_S if len(waiting) <= room.streams + BESIDE_WAITING else LATE_S)
+    urgent = [stream for stream in waiting if stream.is_ready and stream.due_s <= due_s]
+    if len(urgent) > room.streams:
         return []
     fitting = [each for each in urgent if programs.bucket(each.waiting[0], each.state) <= room.bucket]
     return sorted(fitting, key=_due_s)

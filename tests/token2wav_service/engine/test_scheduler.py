@@ -5,9 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tests.token2wav_service.engine.factory import make_engine, open_stream, step_beside, tokens_of
 from tests.virtual_time import ManualClock
-from token2wav_service.engine.stream import BESIDE_WAITING, CLASS_PENALTY_S, next_batch
+from token2wav_service.engine.engine import LAUNCH_SHARE
+from token2wav_service.engine.stream import BESIDE_WAITING, CLASS_PENALTY_S, FIRST_AUDIO_DUE_S, LATE_S, next_batch
 from token2wav_service.types import TokenChunk
 
 
@@ -177,9 +180,10 @@ def test_a_step_beside_another_takes_the_urgent_chunks_if_it_has_room_for_all() 
         engine.abort(stream_id)
 
 
-def test_no_step_runs_beside_others_while_many_chunks_wait() -> None:
-    engine = make_engine(ManualClock(), beside=2)
-    playing = [open_stream(engine, seed) for seed in range(BESIDE_WAITING + 1)]
+def test_while_many_chunks_wait_those_run_beside_others_who_soon_have_nothing() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock, beside=2)
+    playing = [open_stream(engine, seed) for seed in range(BESIDE_WAITING + 2)]
     for index in range(2):
         for stream_id in playing:
             engine.add_chunk(TokenChunk(stream_id, index, tokens_of(40, 0), False))
@@ -189,8 +193,24 @@ def test_no_step_runs_beside_others_while_many_chunks_wait() -> None:
     assert usual is not None
     engine.add_chunk(TokenChunk(new, 0, tokens_of(18, 0), False))
     assert not step_beside(engine)
-    engine.abort(playing.pop())
+    clock.seconds = FIRST_AUDIO_DUE_S - LATE_S
     assert step_beside(engine) == [new]
     engine.end_step(usual)
     for stream_id in (*playing, new):
         engine.abort(stream_id)
+
+
+def test_the_next_step_is_launched_shortly_before_one_that_runs_ends() -> None:
+    clock = ManualClock()
+    engine, took_s = make_engine(clock), (1.0, 3.0)
+    stream_id = open_stream(engine)
+    for index in range(3):
+        engine.add_chunk(TokenChunk(stream_id, index, tokens_of(18, 0), False))
+        begun = engine.begin_step()
+        assert begun is not None
+        if index < len(took_s):
+            clock.seconds += took_s[index]
+            engine.end_step(begun)
+    assert engine.rest_s(begun) == pytest.approx(1.1 * LAUNCH_SHARE), "an outlier tells little"
+    engine.end_step(begun)
+    engine.abort(stream_id)
