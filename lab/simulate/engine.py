@@ -184,7 +184,9 @@ class VirtualEngineLoop(ServingLoop):
                 continue
             streams, tokens = self._runner.program(begun.works)
             load = min(streams * tokens / STEP_TOKENS, 1.0)
-            await asyncio.sleep(self._cost.around_s + self._cost.stream_s * len(begun.works))
+            if len(begun.works) < self._runner.step_size(begun.kind[0], self.engine.config.max_batch_size):
+                # Else the host prepared it while the one before ran.
+                await asyncio.sleep(self._cost.around_s + self._cost.stream_s * len(begun.works))
             seconds = self._cost.step.of(streams, tokens) * self._jitter.factor()
             await self._gpu.run(service, seconds, load)
             for result in self.engine.end_step(begun):
