@@ -23,7 +23,14 @@ from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
 from token2wav_service.engine.meter import EngineMeter, Measurements
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Finish, Runner
-from token2wav_service.engine.stream import ChunkRules, Stream, check_options, next_batch, urgent_batch
+from token2wav_service.engine.stream import (
+    BESIDE_WAITING,
+    ChunkRules,
+    Stream,
+    check_options,
+    next_batch,
+    urgent_batch,
+)
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import (
     CapacityError,
@@ -209,6 +216,8 @@ class Token2WavEngine:
 
         That is shortly before it ends: the later the next batch is chosen, the fewer urgent chunks come behind it.
         """
+        if self.ready_streams() <= BESIDE_WAITING:
+            return 0.0
         with self._lock:
             began_s = max(begun.began_s, self._free_s)
             return began_s + LAUNCH_SHARE * self._took_s.get(begun.kind, 0.0) - self.clock.now()

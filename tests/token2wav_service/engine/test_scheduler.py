@@ -202,15 +202,20 @@ def test_while_many_chunks_wait_those_run_beside_others_who_soon_have_nothing() 
 
 def test_the_next_step_is_launched_shortly_before_one_that_runs_ends() -> None:
     clock = ManualClock()
-    engine, took_s = make_engine(clock), (1.0, 3.0)
-    stream_id = open_stream(engine)
-    for index in range(3):
-        engine.add_chunk(TokenChunk(stream_id, index, tokens_of(18, 0), False))
+    engine, took_s = make_engine(clock, max_batch_size=1), (1.0, 3.0)
+    streams = [open_stream(engine, seed) for seed in range(BESIDE_WAITING + 4)]
+    for stream_id in streams:
+        engine.add_chunk(TokenChunk(stream_id, 0, tokens_of(5, 0), True))
+    for took in took_s:
         begun = engine.begin_step()
         assert begun is not None
-        if index < len(took_s):
-            clock.seconds += took_s[index]
-            engine.end_step(begun)
+        clock.seconds += took
+        engine.end_step(begun)
+    begun = engine.begin_step()
+    assert begun is not None
     assert engine.rest_s(begun) == pytest.approx(1.1 * LAUNCH_SHARE), "an outlier tells little"
+    engine.abort(streams[-1])
+    assert engine.rest_s(begun) == 0, "few wait"
     engine.end_step(begun)
-    engine.abort(stream_id)
+    for stream_id in streams:
+        engine.abort(stream_id)
