@@ -273,6 +273,11 @@ def load_identifier() -> Any:
             scores: npt.NDArray[np.float32] = (self.nb_ptc[used] * fv[used, np.newaxis]).sum(axis=0) + self.nb_pc
             return scores
 
+        def classify(self, text: str, datatype: str = "uint16") -> tuple[str, float]:
+            scores = self.nb_classprobs(self.instance2fv(text, datatype))
+            best = int(scores.argmax())  # the library has the probabilities of all the others too
+            return self.nb_classes[best], float(1 / np.exp(scores - scores[best]).sum())
+
     return FrugalIdentifier.from_pickled_model(MODEL_FILE, norm_probs=True)
 
 
