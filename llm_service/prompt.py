@@ -66,7 +66,7 @@ def build_prompt(
         VocabularyError: a prompt speech token is out of range.
     """
     target_ids = _encode_target(encode, target_text, vocabulary)
-    speech_ids = [vocabulary.llm_id(int(token)) for token in prompt_speech_tokens]
+    speech_ids = _llm_ids(prompt_speech_tokens, vocabulary)
     prompt_ids = _encode_text(encode, prompt_text, vocabulary)
     begin = (vocabulary.sos_id, *instruction_ids(encode, vocabulary, instruction))
     return SpeechPrompt((*begin, *prompt_ids, *target_ids, vocabulary.task_id, *speech_ids), len(target_ids))
@@ -108,7 +108,7 @@ def build_interleaved_prompt(
     """
     begin = (vocabulary.sos_id, *instruction_ids(encode, vocabulary, instruction))
     transcript = _encode_text(encode, prompt_text, vocabulary)
-    speech_ids = [vocabulary.llm_id(int(token)) for token in prompt_speech_tokens]
+    speech_ids = _llm_ids(prompt_speech_tokens, vocabulary)
     drawn: list[int] = []
     for place, token in enumerate((*spoken_tokens, None)):
         drawn += [vocabulary.fill_id] * sum(fill == place for fill in fills)
@@ -189,6 +189,12 @@ def _encode_text(encode: Encode, text: str, vocabulary: SpeechVocabulary) -> lis
     return _checked(encode(spoken), vocabulary) if spoken else []
 
 
+def _llm_ids(speech_tokens: Sequence[int], vocabulary: SpeechVocabulary) -> list[int]:
+    for outermost in (min(speech_tokens, default=0), max(speech_tokens, default=0)):
+        vocabulary.llm_id(outermost)  # raises where one is out of range
+    return [vocabulary.first_id + int(token) for token in speech_tokens]
+
+
 def _as_spoken(text: str) -> str:
     # NOTE: models learn from texts without blank space at their ends; with it some miss their end and babble on.
     return text.strip()
@@ -196,7 +202,7 @@ def _as_spoken(text: str) -> str:
 
 def _checked(text_ids: list[int], vocabulary: SpeechVocabulary) -> list[int]:
     """Refuse what only a wrong encoder yields: an id of the speech part of the table."""
-    if any(token_id >= vocabulary.first_id for token_id in text_ids):
+    if max(text_ids, default=0) >= vocabulary.first_id:
         first = vocabulary.first_id
         raise PromptError(f"the encoder gave ids from {first} on for a text; use TextEncoder.encode")
     return text_ids

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -169,7 +168,7 @@ class TokenStreamClient:
 
     def _request(self, utterance: Utterance, sampling: Sampling, seed: int) -> Any:
         asked = messages.GenerateRequest(
-            sampling=messages.Sampling(**asdict(sampling)), seed=seed, continued_tokens=len(utterance.spoken_tokens)
+            sampling=messages.Sampling(**vars(sampling)), seed=seed, continued_tokens=len(utterance.spoken_tokens)
         )
         if utterance.coming_text is not None:
             begun = self._wire.interleaved_prompt(utterance)
