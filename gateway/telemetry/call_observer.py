@@ -132,7 +132,8 @@ class _ObservedStream(StreamObserver):
         else:
             slack_s = max(self._dry_s, self._asked_s) - now_s
             self._metrics.slack.observe(slack_s)
-            self._metrics.underrun.inc(max(-slack_s, 0.0))
+            if slack_s < 0:
+                self._metrics.underrun.inc(-slack_s)
         self._dry_s = max(self._dry_s, now_s) + audio.duration_s
         self._samples += len(audio.samples)
         self._audio_s += audio.duration_s
