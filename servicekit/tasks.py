@@ -139,7 +139,7 @@ def _place(task: asyncio.Future[Any]) -> str:
     return ", ".join(f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in frames) or "a place unknown"
 
 
-def failed(future: asyncio.Future[T], error: Exception) -> asyncio.Future[T]:
+def failed(future: asyncio.Future[T], error: BaseException) -> asyncio.Future[T]:
     """Return a future that fails with an error, unless it is done; nobody need ever await it."""
     if not future.done():
         future.set_exception(error)

@@ -25,6 +25,7 @@ from tritonclient.grpc import service_pb2_grpc as stubs
 from gateway import errors
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
+from gateway.token2wav.replica import Settle
 from gateway.token2wav.triton_call import Tensors, TritonCall, text_of
 from servicekit.tasks import failed, stop
 from servicekit.timeouts import LoopLag, Patience, PatientTimer
@@ -240,8 +241,8 @@ class Token2WavCallStream:
         """The server's own name of the stream."""
         self._push_deadline_s = push_deadline_s
         self._patience = patience
-        self._waiting: dict[str, tuple[TokenChunk, asyncio.Future[AudioChunk]]] = {}
-        """Chunks on their way, oldest first, with the futures of their audio; the timer is that of the oldest."""
+        self._waiting: dict[str, tuple[TokenChunk, Settle]] = {}
+        """Chunks on their way, oldest first, and what takes their audio; the timer is that of the oldest."""
         self._timer = PatientTimer()
         self._failure: errors.GatewayError | None = None
         self._reader = asyncio.create_task(self._read(), name=f"token2wav-{stream_id}")
@@ -249,14 +250,19 @@ class Token2WavCallStream:
     def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
         """Send a chunk; see `Token2WavStream.push`."""
         future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
+        self.send(chunk, partial(_settle, future))
+        return future
+
+    def send(self, chunk: TokenChunk, settle: Settle) -> None:
+        """Send a chunk; see `ReplicaStream.send`."""
         if self._failure is not None:
-            return failed(future, self._failure)
+            settle(self._failure)
+            return
         request_id, is_oldest = f"push-{chunk.index}", not self._waiting
-        self._waiting[request_id] = chunk, future
+        self._waiting[request_id] = chunk, settle
         if is_oldest:
             self._await_oldest()
         self._call.send(Operation.PUSH, request_id, _chunk_tensors(self.stream_id, chunk))
-        return future
 
     def _await_oldest(self) -> None:
         limit_s = self._push_deadline_s
@@ -296,9 +302,8 @@ class Token2WavCallStream:
         if (push := self._waiting.pop(request_id, None)) is not None:
             self._patience.progressed()
             self._await_oldest()
-            chunk, future = push
-            if not future.done():
-                future.set_result(AudioChunk(chunk.index, finite, chunk.is_last))
+            chunk, settle = push
+            settle(AudioChunk(chunk.index, finite, chunk.is_last))
 
     def _finite(self, samples: Any) -> FloatArray:
         wave: FloatArray = np.ascontiguousarray(samples, dtype=np.float32).ravel()
@@ -320,8 +325,15 @@ class Token2WavCallStream:
             self._failure = error
         self._timer.cancel()
         waiting, self._waiting = self._waiting, {}
-        for _, future in waiting.values():
-            failed(future, self._failure)
+        for _, settle in waiting.values():
+            settle(self._failure)
+
+
+def _settle(future: asyncio.Future[AudioChunk], outcome: AudioChunk | BaseException) -> None:
+    if isinstance(outcome, BaseException):
+        failed(future, outcome)
+    elif not future.done():
+        future.set_result(outcome)
 
 
 def _prompt_tensor(audio: bytes | FloatArray) -> dict[str, Any]:

@@ -17,10 +17,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gateway.chunking.chunker import TokenChunk
-from gateway.core import AudioChunk, FloatArray
+from gateway.core import AudioChunk
 from gateway.errors import GatewayError, Token2WavInterruptedError, Token2WavUnavailableError
 from gateway.routing.fleet import SlotLease
 from gateway.routing.router import is_replica_fault
@@ -108,21 +109,19 @@ class FailoverStream:
     def _send_next(self, at_replica: _ReplicaStream) -> None:
         position = at_replica.sent
         at_replica.sent += 1
-        push = at_replica.lease.stream.push(self._chunks[position])
-        push.add_done_callback(lambda done: self._settle(at_replica, position, done))
+        at_replica.lease.stream.send(self._chunks[position], partial(self._settle, at_replica, position))
 
-    def _settle(self, at_replica: _ReplicaStream, position: int, push: asyncio.Future[AudioChunk]) -> None:
-        if at_replica is not self._current or push.cancelled():
+    def _settle(self, at_replica: _ReplicaStream, position: int, outcome: AudioChunk | BaseException) -> None:
+        if at_replica is not self._current:
             return
-        error = push.exception()
-        if isinstance(error, GatewayError):
-            self._lose(at_replica, error)
-        elif error is not None:
-            self._fail(Token2WavInterruptedError(f"stream {self.stream_id} failed: {error!r}"))
+        if isinstance(outcome, GatewayError):
+            self._lose(at_replica, outcome)
+        elif isinstance(outcome, BaseException):
+            self._fail(Token2WavInterruptedError(f"stream {self.stream_id} failed: {outcome!r}"))
         elif at_replica.error is None:
             at_replica.lease.slot.replica.succeeded()
             at_replica.answered = position + 1
-            self._deliver(at_replica, position, push.result())
+            self._deliver(at_replica, position, outcome)
             at_replica.progress.set()
 
     def _deliver(self, at_replica: _ReplicaStream, position: int, audio: AudioChunk) -> None:
@@ -131,11 +130,11 @@ class FailoverStream:
         future = self._waiting.pop(position, None)
         if future is None:
             return
-        samples: FloatArray = audio.samples[dropped:] if dropped else audio.samples
-        self._delivered_samples += len(samples)
+        heard = replace(audio, samples=audio.samples[dropped:]) if dropped else audio
+        self._delivered_samples += len(heard.samples)
         self._failovers_left = self._max_failovers
         if not future.done():
-            future.set_result(AudioChunk(audio.index, samples, audio.is_last))
+            future.set_result(heard)
 
     def _lose(self, at_replica: _ReplicaStream, error: GatewayError) -> None:
         """Note that a replica is lost for this stream, once; go on elsewhere if that may help."""

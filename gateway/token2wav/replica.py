@@ -18,7 +18,8 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from gateway import errors
-from gateway.core import Token2WavStream, VoiceMaker
+from gateway.chunking.chunker import TokenChunk
+from gateway.core import AudioChunk, Token2WavStream, VoiceMaker
 from gateway.errors import GatewayError
 from gateway.routing.fleet import SlotLease
 from gateway.routing.replica import LoadReport
@@ -125,12 +126,24 @@ MAX_IMPORTS = 3
 """Most imports of one voice for one stream; a replica that restarts meanwhile, or is full, loses it again."""
 
 
+Settle = Callable[[AudioChunk | BaseException], None]
+"""Takes a chunk's audio, or the error that it failed with."""
+
+
+class ReplicaStream(Token2WavStream, Protocol):
+    """One open stream at a replica."""
+
+    def send(self, chunk: TokenChunk, settle: Settle) -> None:
+        """Do what `push` does without a future; `settle` is called once, maybe at once."""
+        ...
+
+
 class Token2WavReplicaClient(VoiceMaker, Protocol):
     """A client of one replica (`gateway.token2wav.client.Token2WavClient`, or a fake)."""
 
     def open_stream(
         self, voice_id: str, seed: int, priority: int = ..., caller_has_share: bool = ...
-    ) -> AbstractAsyncContextManager[Token2WavStream]: ...
+    ) -> AbstractAsyncContextManager[ReplicaStream]: ...
     async def status(self) -> ServerStatus: ...
     async def close(self) -> None: ...
 
@@ -141,14 +154,14 @@ class StreamLease:
     def __init__(
         self,
         slot: SlotLease,
-        context: AbstractAsyncContextManager[Token2WavStream],
-        stream: Token2WavStream,
+        context: AbstractAsyncContextManager[ReplicaStream],
+        stream: ReplicaStream,
         hop_multiple: int,
     ) -> None:
         self.hop_multiple = hop_multiple
         self.slot = slot
         self.stream = stream
-        self._context: AbstractAsyncContextManager[Token2WavStream] | None = context
+        self._context: AbstractAsyncContextManager[ReplicaStream] | None = context
 
     async def close(self, fault: errors.GatewayError | None, is_cut: bool) -> None:
         """Free the stream at the replica and its slot; harmless the second time.

@@ -21,6 +21,7 @@ from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Token2Wav
 from gateway.routing.discovery import Places
 from gateway.routing.fleet import TOKEN2WAV, Fleet
 from gateway.routing.replica import LoadReport, RoutingSettings
+from gateway.token2wav.replica import Settle
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import SystemClock
 from token2wav_service.contract import ServerStatus
@@ -55,6 +56,9 @@ class InstantToken2Wav:
         future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
         future.set_result(AudioChunk(chunk.index, np.zeros(1, np.float32), chunk.is_last))
         return future
+
+    def send(self, chunk: TokenChunk, settle: Settle) -> None:
+        settle(AudioChunk(chunk.index, np.zeros(1, np.float32), chunk.is_last))
 
     async def status(self) -> ServerStatus:
         return ServerStatus(SLOTS, 0, 0, None, False)

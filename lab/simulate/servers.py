@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 
 from gateway import errors
-from gateway.core import FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Token2WavStream, Utterance
+from gateway.core import FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.routing.replica import LoadReport
+from gateway.token2wav.replica import ReplicaStream
 from lab.simulate.compute import SerialProcess
 from lab.simulate.llm import ModelledLLM
 from lab.simulate.token2wav import ModelledToken2Wav
@@ -93,7 +94,7 @@ class Token2WavLink:
 
     def open_stream(
         self, voice_id: str, seed: int, priority: int = DEFAULT_PRIORITY, caller_has_share: bool = False
-    ) -> AbstractAsyncContextManager[Token2WavStream]:
+    ) -> AbstractAsyncContextManager[ReplicaStream]:
         """See `Token2Wav.open_stream`."""
         return self._server.process.open_stream(voice_id, seed, priority, self._gateway, caller_has_share)
 

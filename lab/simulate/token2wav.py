@@ -18,6 +18,7 @@ import numpy as np
 from gateway import errors
 from gateway.chunking.chunker import TokenChunk as CutChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
+from gateway.token2wav.replica import Settle
 from lab.simulate.compute import Compute, SerialProcess
 from lab.simulate.costs import CostModel
 from lab.simulate.engine import ModelledExtractor, ModelledRunner, VirtualEngineLoop
@@ -205,6 +206,9 @@ class _ModelledStream:
             chunk = TokenChunk(self._stream_id, window.index, window.token_ids, window.is_last)
             self._server.push_later(chunk, self)
         return answer
+
+    def send(self, window: CutChunk, settle: Settle) -> None:
+        self.push(window).add_done_callback(lambda done: settle(done.exception() or done.result()))
 
     def arrive(self, chunk: TokenChunk) -> None:
         """The engine's side of a push."""

@@ -22,7 +22,7 @@ from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.discovery import Places
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
 from gateway.routing.replica import LoadReport, RoutingSettings
-from gateway.token2wav.replica import VoiceFileCache
+from gateway.token2wav.replica import Settle, VoiceFileCache
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import ServerStatus
@@ -61,6 +61,9 @@ class ScriptedStream:
         self.held.append((chunk, future))
         self.answer()
         return future
+
+    def send(self, chunk: TokenChunk, settle: Settle) -> None:
+        self.push(chunk).add_done_callback(lambda done: settle(done.exception() or done.result()))
 
     def answer(self, force: int = 0) -> None:
         """Answer what may be answered, and `force` chunks more."""
