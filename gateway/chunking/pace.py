@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from servicekit.clock import Clock
 from token2wav_service.contract import LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
@@ -52,8 +53,7 @@ _CHOICE_HOLDS_S = 5.0
 """Time for which the length of a first chunk holds for other streams, as long as no crowd comes or goes."""
 
 
-@dataclass(frozen=True)
-class ChunkCost:
+class ChunkCost(NamedTuple):
     """Seconds from pushing a chunk to its audio when nothing is queued before it."""
 
     fixed_s: float
@@ -79,8 +79,7 @@ PRIOR_TOKEN_RATE_HZ = 2.0 * TOKEN_RATE_HZ
 """Token rate until a stream was measured: twice as fast as speech."""
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(NamedTuple):
     """A stream's speed as measured up to now; all seconds count from now."""
 
     token_rate_hz: float = PRIOR_TOKEN_RATE_HZ
@@ -397,8 +396,10 @@ class PaceMeter:
 
     def _cautious_cost(self) -> ChunkCost:
         line = self._book.line
-        own = max((_times_usual(line, *chunk) for chunk in self._own), default=0.0)
-        return line.scaled(max(1 + self._book.spread, own))
+        times = 1 + self._book.spread
+        for chunk in self._own:
+            times = max(times, _times_usual(line, *chunk))
+        return line.scaled(times)
 
     def _token_rate(self, now_s: float) -> float:
         prior_hz = self._book.token_rate_hz

@@ -8,9 +8,9 @@ Source: CosyVoice runtime/triton_trtllm/model_repo/cosyvoice2_dit; differs in th
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.chunking.outlook import Outlook
 from gateway.chunking.pace import CAUTION, Pace
@@ -45,8 +45,7 @@ DEFAULT_POLICY = "deadline"
 UNMEASURED = Pace()
 
 
-@dataclass(frozen=True)
-class ChunkProgress:
+class ChunkProgress(NamedTuple):
     """What a policy may look at when it chooses the next hop."""
 
     chunks_sent: int
@@ -198,7 +197,7 @@ class DeadlineChunks:
         urgent_cost = outlook.pace.urgent_cost
         if urgent_cost is None:
             return hop
-        urgent_pace = replace(outlook.pace, cost=urgent_cost)
+        urgent_pace = outlook.pace._replace(cost=urgent_cost)
         urgent = Outlook.measured(urgent_pace, outlook.tokens_pending, outlook.last_hop_tokens, caution=1.0)
         sizes = sorted({self.hop_tokens, *CHUNK_SIZES_TOKENS})
         for longer in (size for size in sizes if max(hop, self.hop_tokens - 1) < size <= _LONGEST_FIRST_TOKENS):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -93,7 +92,7 @@ PACES = st.builds(
 )
 def test_hops_are_bounded_whatever_was_measured(sent: int, pending: int, last_hop: int, pace: Pace) -> None:
     if not sent:
-        last_hop, pace = 0, replace(pace, dry_in_s=float("inf"))
+        last_hop, pace = 0, pace._replace(dry_in_s=float("inf"))
     hop = DeadlineChunks(max_hop_tokens=60).next_hop(ChunkProgress(sent, 0, pending, 0.0, last_hop, None, pace))
     assert 4 <= hop <= 60
     assert sent or 5 <= hop <= 15
@@ -229,7 +228,7 @@ def test_a_crowd_that_came_beside_much_load_is_not_expected_to_cost_as_much_with
 def test_a_first_hop_that_seems_short_enough_is_longer_in_a_crowd() -> None:
     alone = Pace(150, cost=ChunkCost(0.05, 0.002))
     hop = DeadlineChunks().next_hop(ChunkProgress(0, 0, 0, 0.0, pace=alone))
-    in_crowd = replace(alone, urgent_cost=ChunkCost(0.4, 0.012))
+    in_crowd = alone._replace(urgent_cost=ChunkCost(0.4, 0.012))
     assert hop < 15 < DeadlineChunks().next_hop(ChunkProgress(0, 0, 0, 0.0, pace=in_crowd))
 
 
@@ -522,7 +521,7 @@ def test_a_stalled_llm_is_seen_before_its_next_token() -> None:
 def test_a_block_masked_flow_s_first_hop_is_the_usual_one_whatever_the_pace() -> None:
     pace = Pace(200.0, 1, ChunkCost(0.01, 0.0001))
     assert DeadlineChunks().next_hop(ChunkProgress(0, 0, 0, 0.0, pace=pace)) < 15
-    blocks = replace(pace, hop_multiple=25)
+    blocks = pace._replace(hop_multiple=25)
     assert DeadlineChunks().next_hop(ChunkProgress(0, 0, 0, 0.0, pace=blocks)) == 15
     assert DeadlineChunks(first_hop_tokens=9).next_hop(ChunkProgress(0, 0, 0, 0.0, pace=blocks)) == 9
 
