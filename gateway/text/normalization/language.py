@@ -22,6 +22,7 @@ _MIN_KANA_SHARE = 0.1
 """Least share of kana among Han and kana for Japanese; Chinese rarely has any, Japanese mostly a third."""
 _MIN_PROBABILITY = 0.9
 _SURE_PROBABILITY = 0.99
+_NO_SCORE = -1e9  # of a language that is no candidate
 _SURE_LETTERS = 20
 """Latin letters that a guess needs; a few words may be names or belong to several languages."""
 _EAST_ASIAN_WEIGHT = 3
@@ -54,9 +55,8 @@ class LanguageGuesser:
 
     def surely(self, text: str) -> str | None:
         """Return the language, any that there is, where there is hardly a doubt."""
-        return (None if text.isascii() else _east_asian(text)) or self._any(
-            _OTHER_WORD.findall(text), _SURE_PROBABILITY
-        )
+        east_asian = None if text.isascii() else _east_asian(text)
+        return east_asian or self._likeliest(_OTHER_WORD.findall(text), _SURE_PROBABILITY)
 
     def guess(self, text: str) -> str | None:
         """Return the language as a primary subtag of BCP 47; None if the text does not tell."""
@@ -66,19 +66,17 @@ class LanguageGuesser:
         languages = self._of_script.get(_LATIN if text.isascii() else _main_script(text), [])
         if len(languages) == 1:
             return languages[0]
-        return self._one_of(languages, words) if languages else self._any(words, _MIN_PROBABILITY)
+        return self._likeliest(words, _SURE_PROBABILITY if languages else _MIN_PROBABILITY, languages)
 
-    def _any(self, words: list[str], min_probability: float) -> str | None:
+    def _likeliest(self, words: list[str], least: float, languages: Sequence[str] = ()) -> str | None:
+        """Return the language that words are in, of these or of all, where the probability is at `least` so high."""
         if not words:
             return None
-        language, probability = self._identifier.classify(" ".join(words))
-        return primary_language(language) if probability >= min_probability else None
-
-    def _one_of(self, languages: list[str], words: list[str]) -> str | None:
-        """Return the language that the words are in, of these that are written as they are; None: any of them."""
-        shares = {name: share for name, share in self._identifier.rank(" ".join(words)) if name in languages}
-        best = max(shares, key=shares.__getitem__, default=None)
-        return best if best is not None and shares[best] >= _SURE_PROBABILITY * sum(shares.values()) else None
+        scores, names = self._identifier.scores(" ".join(words)), self._identifier.nb_classes
+        if languages:
+            scores = np.where(np.isin(names, languages), scores, _NO_SCORE)
+        best = int(scores.argmax())
+        return primary_language(names[best]) if 1 / np.exp(scores - scores[best]).sum() >= least else None
 
 
 class DeclaredLanguages:
@@ -268,17 +266,14 @@ def load_identifier() -> Any:
         all cores of the host were busy at a few texts a second.
         """
 
-        def nb_classprobs(self, fv: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
-            used = np.flatnonzero(fv)
-            scores: npt.NDArray[np.float32] = (self.nb_ptc[used] * fv[used, np.newaxis]).sum(axis=0) + self.nb_pc
+        def scores(self, text: str) -> npt.NDArray[np.float32]:
+            """Return the logarithms of the languages' likelihoods, [`nb_classes`]."""
+            counts = self.instance2fv(text)
+            used = np.flatnonzero(counts)
+            scores: npt.NDArray[np.float32] = (self.nb_ptc[used] * counts[used, np.newaxis]).sum(axis=0) + self.nb_pc
             return scores
 
-        def classify(self, text: str, datatype: str = "uint16") -> tuple[str, float]:
-            scores = self.nb_classprobs(self.instance2fv(text, datatype))
-            best = int(scores.argmax())  # the library has the probabilities of all the others too
-            return self.nb_classes[best], float(1 / np.exp(scores - scores[best]).sum())
-
-    return FrugalIdentifier.from_pickled_model(MODEL_FILE, norm_probs=True)
+    return FrugalIdentifier.from_pickled_model(MODEL_FILE)
 
 
 def _east_asian(text: str) -> str | None:
