@@ -25,9 +25,9 @@ from tritonclient.grpc import service_pb2_grpc as stubs
 from gateway import errors
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
-from gateway.token2wav.replica import Settle
+from gateway.token2wav.replica import ReplicaStream, Settle
 from gateway.token2wav.triton_call import Tensors, TritonCall, text_of
-from servicekit.tasks import failed, stop
+from servicekit.tasks import stop
 from servicekit.timeouts import LoopLag, Patience, PatientTimer
 from token2wav_service.contract import CALLER_HAS_SHARE, DEFAULT_PRIORITY, TOKEN2WAV_MODEL, Operation, ServerStatus
 
@@ -228,11 +228,8 @@ class _Connection:
     calls: int = 0
 
 
-class Token2WavCallStream:
+class Token2WavCallStream(ReplicaStream):
     """An open stream on its own bidirectional call; made by `Token2WavClient.open_stream`."""
-
-    hop_multiple = 1
-    """See `Token2WavStream`; the server's status says it, which a stream alone does not ask for."""
 
     def __init__(self, call: TritonCall, stream_id: str, push_deadline_s: float, patience: Patience) -> None:
         """Start to read the call's responses; `patience` is that of all streams at the server."""
@@ -246,12 +243,6 @@ class Token2WavCallStream:
         self._timer = PatientTimer()
         self._failure: errors.GatewayError | None = None
         self._reader = asyncio.create_task(self._read(), name=f"token2wav-{stream_id}")
-
-    def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
-        """Send a chunk; see `Token2WavStream.push`."""
-        future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
-        self.send(chunk, partial(_settle, future))
-        return future
 
     def send(self, chunk: TokenChunk, settle: Settle) -> None:
         """Send a chunk; see `ReplicaStream.send`."""
@@ -327,13 +318,6 @@ class Token2WavCallStream:
         waiting, self._waiting = self._waiting, {}
         for _, settle in waiting.values():
             settle(self._failure)
-
-
-def _settle(future: asyncio.Future[AudioChunk], outcome: AudioChunk | BaseException) -> None:
-    if isinstance(outcome, BaseException):
-        failed(future, outcome)
-    elif not future.done():
-        future.set_result(outcome)
 
 
 def _prompt_tensor(audio: bytes | FloatArray) -> dict[str, Any]:

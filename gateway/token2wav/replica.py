@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -19,12 +20,12 @@ from weakref import WeakValueDictionary
 
 from gateway import errors
 from gateway.chunking.chunker import TokenChunk
-from gateway.core import AudioChunk, Token2WavStream, VoiceMaker
+from gateway.core import AudioChunk, VoiceMaker
 from gateway.errors import GatewayError
 from gateway.routing.fleet import SlotLease
 from gateway.routing.replica import LoadReport
 from gateway.routing.router import give_back
-from servicekit.tasks import cancel, stop
+from servicekit.tasks import cancel, failed, stop
 from token2wav_service.contract import ServerStatus
 
 logger = logging.getLogger(__name__)
@@ -130,12 +131,29 @@ Settle = Callable[[AudioChunk | BaseException], None]
 """Takes a chunk's audio, or the error that it failed with."""
 
 
-class ReplicaStream(Token2WavStream, Protocol):
-    """One open stream at a replica."""
+class ReplicaStream(ABC):
+    """One open stream at a replica; implements `core.Token2WavStream`."""
 
+    stream_id: str
+    hop_multiple = 1
+    """See `Token2WavStream`; the server's status says it, which a stream alone does not ask for."""
+
+    def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
+        """See `Token2WavStream.push`."""
+        future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
+
+        def settle(outcome: AudioChunk | BaseException) -> None:
+            if isinstance(outcome, BaseException):
+                failed(future, outcome)
+            elif not future.done():
+                future.set_result(outcome)
+
+        self.send(chunk, settle)
+        return future
+
+    @abstractmethod
     def send(self, chunk: TokenChunk, settle: Settle) -> None:
-        """Do what `push` does without a future; `settle` is called once, maybe at once."""
-        ...
+        """Do the same without a future; `settle` is called once, maybe at once."""
 
 
 class Token2WavReplicaClient(VoiceMaker, Protocol):
@@ -236,7 +254,8 @@ class Token2WavReplica:
         imports = 0
         while True:
             try:
-                return await self._open(slot, name, seed, priority, caller_has_share)
+                context = self.client.open_stream(name, seed, priority, caller_has_share)
+                return StreamLease(slot, context, await context.__aenter__(), self._hop_multiple)
             except errors.VoiceEvictedError as error:
                 if imports == MAX_IMPORTS:
                     lost = f"{slot.address} lost voice {voice_id} after each of {imports} imports"
@@ -247,10 +266,6 @@ class Token2WavReplica:
     def keep_file(self, voice_id: str) -> None:
         """See to it, beside what goes on, that a voice's file is in the voice file cache."""
         self._voice_file_cache.fetch(voice_id, partial(self.client.export_voice, self._names.get(voice_id, voice_id)))
-
-    async def _open(self, slot: SlotLease, name: str, seed: int, priority: int, caller_has_share: bool) -> StreamLease:
-        context = self.client.open_stream(name, seed, priority, caller_has_share)
-        return StreamLease(slot, context, await context.__aenter__(), self._hop_multiple)
 
     async def _bring(self, voice_id: str) -> str:
         """Import a voice from the voice file cache, once however many streams want it; returns its name there."""

@@ -86,7 +86,8 @@ class TritonCall:
         try:
             with contextlib.suppress(errors.GatewayError, asyncio.TimeoutError):
                 async with timeout(deadline_s):
-                    await self._drain()
+                    while await self.next_result() is not None:
+                        pass
         finally:
             self.close()
 
@@ -141,26 +142,19 @@ class TritonCall:
         """
         try:
             async with patient_timeout(deadline_s, patience.begin(deadline_s)):
-                return await self._first_with(wanted)
+                while (result := await self.next_result()) is not None:
+                    if wanted in result[1]:
+                        return result[1]
         except asyncio.TimeoutError as error:
             got = f"token2wav at {self._url} did not answer within {deadline_s} s"
             raise errors.Token2WavDeadlineError(f"{got}; it is overloaded or stuck: see its log") from error
+        raise errors.Token2WavProtocolError(
+            f"token2wav at {self._url} ended without {wanted!r}; gateway and server are of different versions"
+        )
 
     def interrupted(self, what: str) -> errors.Token2WavInterruptedError:
         """Make the error of a call that ended too early."""
         return errors.Token2WavInterruptedError(f"token2wav at {self._url}: {what}; try again, and see its log")
-
-    async def _drain(self) -> None:
-        while await self.next_result() is not None:
-            pass
-
-    async def _first_with(self, wanted: str) -> Tensors:
-        while (result := await self.next_result()) is not None:
-            if wanted in result[1]:
-                return result[1]
-        raise errors.Token2WavProtocolError(
-            f"token2wav at {self._url} ended without {wanted!r}; gateway and server are of different versions"
-        )
 
     def _from_rpc(self, error: Any) -> errors.GatewayError:
         code, details = error.code(), error.details()

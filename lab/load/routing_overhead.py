@@ -21,7 +21,7 @@ from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Token2Wav
 from gateway.routing.discovery import Places
 from gateway.routing.fleet import TOKEN2WAV, Fleet
 from gateway.routing.replica import LoadReport, RoutingSettings
-from gateway.token2wav.replica import Settle
+from gateway.token2wav.replica import ReplicaStream, Settle
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import SystemClock
 from token2wav_service.contract import ServerStatus
@@ -31,7 +31,7 @@ SLOTS = 100_000
 _US = 1e6
 
 
-class InstantToken2Wav:
+class InstantToken2Wav(ReplicaStream):
     """A replica that answers at once."""
 
     async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
@@ -50,12 +50,6 @@ class InstantToken2Wav:
         yield self
 
     stream_id = "stream"
-    hop_multiple = 1
-
-    def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
-        future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
-        future.set_result(AudioChunk(chunk.index, np.zeros(1, np.float32), chunk.is_last))
-        return future
 
     def send(self, chunk: TokenChunk, settle: Settle) -> None:
         settle(AudioChunk(chunk.index, np.zeros(1, np.float32), chunk.is_last))

@@ -18,7 +18,7 @@ import numpy as np
 from gateway import errors
 from gateway.chunking.chunker import TokenChunk as CutChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
-from gateway.token2wav.replica import Settle
+from gateway.token2wav.replica import ReplicaStream, Settle
 from lab.simulate.compute import Compute, SerialProcess
 from lab.simulate.costs import CostModel
 from lab.simulate.engine import ModelledExtractor, ModelledRunner, VirtualEngineLoop
@@ -176,39 +176,28 @@ class ModelledToken2Wav:
             raise errors.Token2WavUnavailableError("token2wav is gone; try another replica")
 
 
-class _ModelledStream:
+class _ModelledStream(ReplicaStream):
     """An open stream of the engine, as the gateway sees it."""
-
-    hop_multiple = 1
 
     def __init__(
         self, server: ModelledToken2Wav, gateway: SerialProcess, voice_id: str, options: StreamOptions
     ) -> None:
         self._server = server
         self._gateway = gateway
-        self._waiting: dict[int, asyncio.Future[AudioChunk]] = {}
+        self._waiting: dict[int, Settle] = {}
         self._failure: errors.GatewayError | None = None
         try:
-            self._stream_id = server.loop.open_stream(voice_id, options, self._note_end)
+            self.stream_id = server.loop.open_stream(voice_id, options, self._note_end)
         except engine_errors.Token2WavError as error:
             raise _gateway_error(error) from error
 
-    @property
-    def stream_id(self) -> str:
-        return self._stream_id
-
-    def push(self, window: CutChunk) -> asyncio.Future[AudioChunk]:
-        answer: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
-        self._waiting[window.index] = answer
+    def send(self, chunk: CutChunk, settle: Settle) -> None:
         if self._failure is not None:
-            self._fail(self._failure)
-        else:
-            chunk = TokenChunk(self._stream_id, window.index, window.token_ids, window.is_last)
-            self._server.push_later(chunk, self)
-        return answer
-
-    def send(self, window: CutChunk, settle: Settle) -> None:
-        self.push(window).add_done_callback(lambda done: settle(done.exception() or done.result()))
+            settle(self._failure)
+            return
+        self._waiting[chunk.index] = settle
+        window = TokenChunk(self.stream_id, chunk.index, chunk.token_ids, chunk.is_last)
+        self._server.push_later(window, self)
 
     def arrive(self, chunk: TokenChunk) -> None:
         """The engine's side of a push."""
@@ -221,12 +210,12 @@ class _ModelledStream:
 
     def close(self) -> None:
         """Free the stream, whatever its state."""
-        self._fail(errors.Token2WavInterruptedError(f"stream {self._stream_id} was closed before its audio came"))
-        self._server.loop.abort(self._stream_id)
+        self._fail(errors.Token2WavInterruptedError(f"stream {self.stream_id} was closed before its audio came"))
+        self._server.loop.abort(self.stream_id)
 
     def break_off(self) -> None:
         """The connection is gone."""
-        self._fail(errors.Token2WavInterruptedError(f"stream {self._stream_id}: the connection broke"))
+        self._fail(errors.Token2WavInterruptedError(f"stream {self.stream_id}: the connection broke"))
 
     def _note_result(self, outcome: engine_types.AudioChunk | engine_errors.Token2WavError) -> None:
         self._server.answer_later(self._gateway, partial(self._settle, outcome))
@@ -235,9 +224,8 @@ class _ModelledStream:
         if isinstance(outcome, engine_errors.Token2WavError):
             self._fail(_gateway_error(outcome))
             return
-        answer = self._waiting.pop(outcome.index, None)
-        if answer is not None and not answer.done():
-            answer.set_result(AudioChunk(outcome.index, outcome.samples, outcome.is_last))
+        if (settle := self._waiting.pop(outcome.index, None)) is not None:
+            settle(AudioChunk(outcome.index, outcome.samples, outcome.is_last))
 
     def _note_end(self, summary: StreamSummary) -> None:
         """The engine's account of the stream; its answers have said it all."""
@@ -245,10 +233,8 @@ class _ModelledStream:
     def _fail(self, error: errors.GatewayError) -> None:
         self._failure = self._failure or error
         waiting, self._waiting = self._waiting, {}
-        for answer in waiting.values():
-            if not answer.done():
-                answer.set_exception(self._failure)
-                answer.exception()  # NOTE: pipelined pushes fail together and only the first may ever be awaited
+        for settle in waiting.values():
+            settle(self._failure)
 
 
 def _gateway_error(error: engine_errors.Token2WavError) -> errors.GatewayError:

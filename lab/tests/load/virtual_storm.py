@@ -22,7 +22,7 @@ from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
 from gateway.routing.replica import LoadReport, ReplicaState, RoutingSettings
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import Speaker
-from gateway.token2wav.replica import Settle
+from gateway.token2wav.replica import ReplicaStream, Settle
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from lab.load.storm_doors import Heard, RefusedError
@@ -106,24 +106,19 @@ class BusyLLM(Limited):
         pass
 
 
-class _BusyStream:
-    hop_multiple = 1
-
+class _BusyStream(ReplicaStream):
     def __init__(self, service: BusyToken2Wav, deadline: PlaybackDeadline, stream_id: str) -> None:
         self._service, self._deadline = service, deadline
         self._last: asyncio.Future[AudioChunk] | None = None
         self.stream_id = stream_id
-
-    def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
-        self._last = asyncio.ensure_future(self._make(chunk, self._last))
-        return self._last
 
     def send(self, chunk: TokenChunk, settle: Settle) -> None:
         def note(done: asyncio.Future[AudioChunk]) -> None:
             if not done.cancelled():
                 settle(done.exception() or done.result())
 
-        self.push(chunk).add_done_callback(note)
+        self._last = asyncio.ensure_future(self._make(chunk, self._last))
+        self._last.add_done_callback(note)
 
     async def _make(self, chunk: TokenChunk, before: asyncio.Future[AudioChunk] | None) -> AudioChunk:
         ordered_s = self._service.clock.now()

@@ -22,7 +22,7 @@ from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.discovery import Places
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
 from gateway.routing.replica import LoadReport, RoutingSettings
-from gateway.token2wav.replica import Settle, VoiceFileCache
+from gateway.token2wav.replica import ReplicaStream, Settle, VoiceFileCache
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import ServerStatus
@@ -42,44 +42,33 @@ async def until(condition: object, what: str = "") -> None:
     raise AssertionError(f"{what or condition} did not happen")
 
 
-class ScriptedStream:
+class ScriptedStream(ReplicaStream):
     """Answers each chunk with samples that tell voice seed, chunk and position; `hold` keeps answers back."""
-
-    hop_multiple = 1
 
     def __init__(self, owner: ScriptedToken2Wav, stream_id: str, seed: int) -> None:
         self.owner = owner
         self.stream_id = stream_id
         self.seed = seed
         self.chunks: list[TokenChunk] = []
-        self.held: list[tuple[TokenChunk, asyncio.Future[AudioChunk]]] = []
+        self.held: list[tuple[TokenChunk, Settle]] = []
         self.error: GatewayError | None = None
 
-    def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
-        future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
-        self.chunks.append(chunk)
-        self.held.append((chunk, future))
-        self.answer()
-        return future
-
     def send(self, chunk: TokenChunk, settle: Settle) -> None:
-        self.push(chunk).add_done_callback(lambda done: settle(done.exception() or done.result()))
+        self.chunks.append(chunk)
+        self.held.append((chunk, settle))
+        self.answer()
 
     def answer(self, force: int = 0) -> None:
         """Answer what may be answered, and `force` chunks more."""
         while self.held:
-            chunk, future = self.held[0]
-            if self.error is not None:
-                _fail(future, self.error)
-            elif self.owner.poison is not None and self.owner.poison in chunk.token_ids:
-                self.error = self.owner.poison_error
-                _fail(future, self.error)
-            elif self.owner.answers <= chunk.index and force <= 0:
+            chunk, settle = self.held[0]
+            if self.owner.poison is not None and self.owner.poison in chunk.token_ids:
+                self.error = self.error or self.owner.poison_error
+            if self.error is None and self.owner.answers <= chunk.index and force <= 0:
                 return
-            else:
-                force -= 1
-                future.set_result(AudioChunk(chunk.index, audio_of(chunk, self.seed), chunk.is_last))
+            force -= 1
             self.held.pop(0)
+            settle(self.error or AudioChunk(chunk.index, audio_of(chunk, self.seed), chunk.is_last))
 
     def die(self, error: GatewayError) -> None:
         self.error = error
@@ -90,11 +79,6 @@ def audio_of(chunk: TokenChunk, seed: int) -> FloatArray:
     """What any replica makes of a chunk; the numbers of samples differ from chunk to chunk."""
     count = SAMPLES_PER_TOKEN * len(chunk.token_ids) + chunk.index % 3
     return (np.arange(count) + 1000 * chunk.index + 100_000 * seed).astype(np.float32)
-
-
-def _fail(future: asyncio.Future[AudioChunk], error: GatewayError) -> None:
-    future.set_exception(error)
-    future.exception()
 
 
 @dataclass
