@@ -396,10 +396,7 @@ class PaceMeter:
 
     def _cautious_cost(self) -> ChunkCost:
         line = self._book.line
-        times = 1 + self._book.spread
-        for chunk in self._own:
-            times = max(times, _times_usual(line, *chunk))
-        return line.scaled(times)
+        return line.scaled(max([1 + self._book.spread, *[_times_usual(line, *chunk) for chunk in self._own]]))
 
     def _token_rate(self, now_s: float) -> float:
         prior_hz = self._book.token_rate_hz

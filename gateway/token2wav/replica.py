@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -166,20 +167,14 @@ class Token2WavReplicaClient(VoiceMaker, Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(eq=False)
 class StreamLease:
     """A stream that is open at a replica; closed exactly once."""
 
-    def __init__(
-        self,
-        slot: SlotLease,
-        context: AbstractAsyncContextManager[ReplicaStream],
-        stream: ReplicaStream,
-        hop_multiple: int,
-    ) -> None:
-        self.hop_multiple = hop_multiple
-        self.slot = slot
-        self.stream = stream
-        self._context: AbstractAsyncContextManager[ReplicaStream] | None = context
+    slot: SlotLease
+    _context: AbstractAsyncContextManager[ReplicaStream] | None
+    stream: ReplicaStream
+    hop_multiple: int
 
     async def close(self, fault: errors.GatewayError | None, is_cut: bool) -> None:
         """Free the stream at the replica and its slot; harmless the second time.

@@ -205,16 +205,14 @@ class _LeaseSearch:
         Raises:
             VoiceEvictedError: the same replica could not use the voice's file twice.
         """
-        if not isinstance(error, errors.GatewayError) or not _may_go_elsewhere(error):
+        if not isinstance(error, errors.GatewayError):
+            raise error
+        if not (is_replica_fault(error) or _is_full(error) or _is_voice_trouble(error)):
             raise error
         self.was_new = address not in self.avoid
         if _is_voice_trouble(error) and not self.was_new:
             raise errors.VoiceEvictedError(f"{error}; the voice must be registered again") from error
         self.trouble, self.avoid = error, self.avoid | {address}
-
-
-def _may_go_elsewhere(error: errors.GatewayError) -> bool:
-    return is_replica_fault(error) or _is_full(error) or _is_voice_trouble(error)
 
 
 def _is_full(error: errors.GatewayError) -> bool:
