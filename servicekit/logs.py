@@ -61,8 +61,7 @@ def log_format_of(environment: Mapping[str, str] = os.environ) -> LogFormat:
 
 def configure_logging(log_format: LogFormat, text_format: str = TEXT_FORMAT, level: int = logging.INFO) -> None:
     """Write this process's log to standard error, once."""
-    # NOTE: no format shows where a record was made, nor by which thread or process.
-    logging._srcfile, logging.logThreads, logging.logProcesses, logging.logMultiprocessing = None, False, False, False
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no format shows them
     logging.basicConfig(level=level, format=text_format)
     if log_format is LogFormat.JSON:
         for handler in logging.getLogger().handlers:

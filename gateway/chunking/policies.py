@@ -197,7 +197,8 @@ class DeadlineChunks:
         urgent_cost = outlook.pace.urgent_cost
         if urgent_cost is None:
             return hop
-        urgent_pace = outlook.pace._replace(cost=urgent_cost)
+        rate_hz, burst, _, free_in_s, dry_in_s, multiple, _ = outlook.pace
+        urgent_pace = Pace(rate_hz, burst, urgent_cost, free_in_s, dry_in_s, multiple)
         urgent = Outlook.measured(urgent_pace, outlook.tokens_pending, outlook.last_hop_tokens, caution=1.0)
         sizes = sorted({self.hop_tokens, *CHUNK_SIZES_TOKENS})
         for longer in (size for size in sizes if max(hop, self.hop_tokens - 1) < size <= _LONGEST_FIRST_TOKENS):
