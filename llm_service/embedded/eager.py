@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
-from llm_service.embedded.model import DecodeRow
+from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard, TokenSampler
 from llm_service.embedded.schedule import SchedulePolicy
 from llm_service.embedded.steps import BROKEN, Ints, PromptPiece, RunnerLimits
@@ -27,18 +26,8 @@ _AS_FAST_AS_CAN_BE = SchedulePolicy(
 )
 
 
-class SlotModel(Protocol):
-    """What is needed of a model whose cache is allocated; see `SpeechLanguageModel`."""
-
-    def prefill(self, slot: int, token_ids: Sequence[int], start: int = 0) -> Logits: ...
-
-    def decode(self, rows: Sequence[DecodeRow]) -> list[Logits]: ...
-
-    def clear_slot(self, slot: int) -> None: ...
-
-
 def eager_engine(
-    model: SlotModel,
+    model: SpeechLanguageModel,
     limits: EngineLimits,
     guard: RepetitionGuard,
     clock: Clock,
@@ -70,7 +59,9 @@ class _Slot:
 class EagerRunner:
     """Runs steps at once; what fails in a step is drawn again alone, so that only the request at fault fails."""
 
-    def __init__(self, model: SlotModel, slots: int, vocabulary: SpeechVocabulary, max_step_tokens: int) -> None:
+    def __init__(
+        self, model: SpeechLanguageModel, slots: int, vocabulary: SpeechVocabulary, max_step_tokens: int
+    ) -> None:
         self.limits = RunnerLimits(slots, max_step_tokens, slots, vocabulary.table_rows, is_immediate=True)
         self._model, self._first_id = model, vocabulary.first_id
         self._slots: dict[int, _Slot] = {}

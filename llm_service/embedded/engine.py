@@ -120,7 +120,8 @@ class SpeechLMEngine:
             wait_share: see there; 0: tokens come one by one.
         """
         self._runner, self._vocabulary, self._clock, self._guard = runner, vocabulary, clock, guard
-        self._limits = limits
+        self.limits = limits
+        """What this engine may hold."""
         self._policy, self._wait_share = policy or SchedulePolicy(), wait_share
         self._slots = FreeNumbers(range(limits.slots))
         # Page 0 belongs to the padding rows of a step.
@@ -143,11 +144,6 @@ class SpeechLMEngine:
         said = "Requests that a step decoded together"
         self.step_rows = Histogram(f"{METRICS}_step_batch_size", said, registry=None, buckets=STEP_ROWS_BUCKETS)
 
-    @property
-    def limits(self) -> EngineLimits:
-        """What this engine may hold."""
-        return self._limits
-
     def idle_s(self) -> float:
         """Return the seconds until a step has something to do: 0 if it has now, infinity if nothing is under way."""
         if self._flying is not None or self._prompting or (self._waiting and self._may_admit):
@@ -167,7 +163,7 @@ class SpeechLMEngine:
         Raises:
             InvalidGenerationError: it can never run here; the message says why.
         """
-        tokens, most_tokens = len(request.prompt_ids), self._limits.max_sequence_tokens - 1
+        tokens, most_tokens = len(request.prompt_ids), self.limits.max_sequence_tokens - 1
         if not 1 <= tokens <= most_tokens:
             raise InvalidGenerationError(f"the prompt has {tokens} tokens; expected 1..{most_tokens}")
         rows = self._runner.limits.vocabulary_rows
@@ -233,14 +229,14 @@ class SpeechLMEngine:
             self._counters,
             running=len(self._held),
             waiting=len(self._waiting),
-            slots=self._limits.slots,
+            slots=self.limits.slots,
             free_slots=self._slots.free_count,
         )
 
     @property
     def _most_positions(self) -> int:
         """Of one answer in the cache."""
-        return min(self._limits.max_sequence_tokens, self._pages.count * PAGE_TOKENS)
+        return min(self.limits.max_sequence_tokens, self._pages.count * PAGE_TOKENS)
 
     def _answer(self, request: GenerationRequest) -> Answer:
         return Answer(request, self._vocabulary, self._clock.now(), self._most_positions)

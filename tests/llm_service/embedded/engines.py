@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llm_service.embedded.eager import EagerRunner, Logits, SlotModel
+from llm_service.embedded.eager import EagerRunner, Logits
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
@@ -25,7 +25,7 @@ _FIELDS = ("priority", "continued_tokens", "tokens_per_s", "head_start_tokens", 
 
 
 def make_engine(
-    model: SlotModel,
+    model: Any,
     limits: EngineLimits = LIMITS,
     guard: RepetitionGuard | None = None,
     clock: ManualClock | None = None,
