@@ -27,13 +27,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.numpy import load
+from safetensors.numpy import load, save_file
 
-from demo_voice.llm_layout import write_llm
 from llm_service.aligner import write_aligner
 from llm_service.errors import CheckpointError
+from llm_service.huggingface_layout import write_description as write_llm_description
+from llm_service.huggingface_layout import write_weights
 from llm_service.qwen2 import Qwen2Shape
 from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
+from llm_service.speech_head import speech_rows
+from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT
 from servicekit.checkpoint_file import CHECKPOINT_FILE
 from servicekit.file_sums import write_sums
 from servicekit.files import writing
@@ -67,7 +70,15 @@ VOICES = Path(__file__).parent / "voices"
 ROWS, SCALES = ".int8", ".scale"
 """Endings of the names of a packed tensor: its rows as int8, and one scale for each of them."""
 
+TEXT_TABLE, SPEECH_TABLE, CONTROL_TABLE = "text_embedding", "speech_embedding", "control_embedding"
+"""[text rows, C]; [6561, C]; [2, C]: sos, then task_id."""
+HEAD_WEIGHT, HEAD_BIAS = "head.weight", "head.bias"
+"""[6564, C] and [6564]: speech tokens, then the three end tokens."""
+NEVER = -30.0
+"""Bias of the two reserved end tokens, which no training text asks for."""
+
 FloatArray = npt.NDArray[np.float32]
+HalfArray = npt.NDArray[np.float16]
 AnyArray = npt.NDArray[np.generic]
 
 
@@ -182,6 +193,42 @@ def _unpack_token2wav(directory: Path, bundle: Path, sizes: BundleSizes) -> None
         torch.save(weights, directory / target)
     for name in (SPEAKER_ENCODER, SPEECH_TOKENIZER):
         shutil.copyfile(bundle / name, directory / name)
+
+
+def write_llm(
+    directory: Path, shape: Qwen2Shape, tensors: Mapping[str, FloatArray], text_tokenizer: Mapping[str, Any]
+) -> None:
+    """Write weights, configuration and tokenizer into `directory` (made if missing).
+
+    Args:
+        tensors: the tables and the head under the names above, the decoder's weights under Qwen2's own.
+        text_tokenizer: a byte-level BPE as the `tokenizers` library saves it, without special tokens.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    write_llm_description(directory, shape, text_tokenizer, "float16")
+    head = {"weight": tensors[HEAD_WEIGHT].astype(np.float16), "bias": _bias(tensors[HEAD_BIAS])}
+    write_weights(directory, _llm_weights(tensors), head, save_file)
+
+
+def _llm_weights(tensors: Mapping[str, FloatArray]) -> dict[str, HalfArray]:
+    tables = {TEXT_TABLE, SPEECH_TABLE, CONTROL_TABLE, HEAD_WEIGHT, HEAD_BIAS}
+    weights: dict[str, HalfArray] = {
+        f"model.{name}": value.astype(np.float16) for name, value in tensors.items() if name not in tables
+    }
+    width = tensors[HEAD_WEIGHT].shape[1]
+    embedding = np.zeros((COSYVOICE2.table_rows, width), np.float16)
+    embedding[: len(tensors[TEXT_TABLE])] = tensors[TEXT_TABLE]
+    embedding[COSYVOICE2.first_id : COSYVOICE2.first_id + SPEECH_TOKEN_COUNT] = tensors[SPEECH_TABLE]
+    embedding[[COSYVOICE2.sos_id, COSYVOICE2.task_id]] = tensors[CONTROL_TABLE]
+    head = np.zeros_like(embedding)
+    head[speech_rows(COSYVOICE2)] = tensors[HEAD_WEIGHT]
+    return {**weights, "model.embed_tokens.weight": embedding, "lm_head.weight": head}
+
+
+def _bias(bias: FloatArray) -> FloatArray:
+    changed = bias.astype(np.float32).copy()
+    changed[SPEECH_TOKEN_COUNT + 1 :] = NEVER
+    return changed
 
 
 def read_packed(path: Path) -> dict[str, FloatArray]:

@@ -18,19 +18,11 @@ from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel
 
-from llm_service.config import SPEECH_HEAD_FILE
-from llm_service.huggingface_layout import (
-    MAX_POSITIONS,
-    WEIGHTS_FILE,
-    special_ids,
-    write_description,
-    write_weights_index,
-)
+from llm_service.huggingface_layout import MAX_POSITIONS, special_ids, write_description, write_weights
 from llm_service.qwen2 import DECODER_PREFIX, EMBEDDING, Qwen2Shape, decoder_tensors
 from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
 from llm_service.speech_head import HEAD_WEIGHT, speech_rows
 from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
-from servicekit.files import usual_mode
 
 # Spread of the random logits: wide enough that an answer is neither uniform noise nor one repeated token.
 LOGIT_STD = 1.5
@@ -63,12 +55,7 @@ def make_random_llm(
     write_description(directory, shape, _text_tokenizer(), "bfloat16", vocabulary)
     generator = torch.Generator().manual_seed(seed)
     head = _speech_head(shape, generator, vocabulary)
-    with usual_mode(directory / SPEECH_HEAD_FILE) as path:
-        save_file(head, path)
-    weights = _weights(shape, generator, head["weight"], vocabulary)
-    with usual_mode(directory / WEIGHTS_FILE) as path:
-        save_file(weights, path, metadata={"format": "pt"})
-    write_weights_index(directory, weights)
+    write_weights(directory, _weights(shape, generator, head["weight"], vocabulary), head, save_file)
     write_speech_bounds(directory, SpeechBounds(follows_text=False))
 
 

@@ -23,7 +23,7 @@ the adapters teach it to the engines. The directory holds:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from llm_service.vocab import (
     SpeechVocabulary,
     speech_token_text,
 )
+from servicekit.files import usual_mode
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -81,12 +82,17 @@ def write_description(
     write_json(directory / "special_tokens_map.json", special_tokens_map(vocabulary))
 
 
-def write_weights_index(directory: Path, names: Iterable[str]) -> None:
-    """Write the index of the weights' one file.
+def write_weights(
+    directory: Path, weights: Mapping[str, Any], head: Mapping[str, Any], save: Callable[..., None]
+) -> None:
+    """Write the weights, the index of their one file, and the speech head, by safetensors' `save_file` for their kind.
 
     vLLM reads every *.safetensors of a directory unless an index names the files.
     """
-    write_json(directory / INDEX_FILE, {"metadata": {}, "weight_map": dict.fromkeys(names, WEIGHTS_FILE)})
+    for name, tensors, metadata in ((WEIGHTS_FILE, weights, {"format": "pt"}), (SPEECH_HEAD_FILE, head, None)):
+        with usual_mode(directory / name) as path:
+            save(tensors, path, metadata)
+    write_json(directory / INDEX_FILE, {"metadata": {}, "weight_map": dict.fromkeys(weights, WEIGHTS_FILE)})
 
 
 def with_special_tokens(tokenizer: Mapping[str, Any], vocabulary: SpeechVocabulary = COSYVOICE2) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from demo_voice.llm_layout import write_llm
-from demo_voice.unpack import VOICES
+from demo_voice.unpack import VOICES, write_llm
 from lab.train.models.llm import TrainableLLM
 from lab.train.models.llm_data import train_text_tokenizer
 from lab.train.package import llm_arrays, llm_shape

@@ -10,16 +10,20 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_TABLE, TEXT_TABLE
 from demo_voice.unpack import (
     ALIGNER_WEIGHTS,
     BUNDLE_FILES,
+    CONTROL_TABLE,
     FLOW_FILE,
+    HEAD_BIAS,
+    HEAD_WEIGHT,
     HIFT_FILE,
     LLM_FILE,
     LLM_SIZES,
     SIZES_FILE,
+    SPEECH_TABLE,
     SPEECH_TOKENIZER,
+    TEXT_TABLE,
     TEXT_TOKENIZER_FILE,
     FloatArray,
 )
@@ -160,7 +164,7 @@ def arrays_of(module: nn.Module) -> dict[str, FloatArray]:
 
 @torch.no_grad()
 def llm_arrays(model: TrainableLLM) -> dict[str, FloatArray]:
-    """Return the LLM's tables, decoder and head under the names of `llm_layout`."""
+    """Return the LLM's tables, decoder and head under the names of `write_llm`."""
     decoder = {name: value for name, value in arrays_of(model.decoder).items() if name != _UNUSED}
     tables = {
         TEXT_TABLE: model.text_embedding.weight,

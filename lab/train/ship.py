@@ -24,11 +24,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from demo_voice.llm_layout import HEAD_BIAS, HEAD_WEIGHT
 from demo_voice.unpack import (
     BUNDLE,
     BUNDLE_FILES,
     FLOW_FILE,
+    HEAD_BIAS,
+    HEAD_WEIGHT,
     HIFT_FILE,
     LLM_FILE,
     BundleError,

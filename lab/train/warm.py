@@ -21,14 +21,18 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional
 
-from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_TABLE, TEXT_TABLE
 from demo_voice.unpack import (
     ALIGNER_WEIGHTS,
     BUNDLE,
+    CONTROL_TABLE,
     FLOW_FILE,
+    HEAD_BIAS,
+    HEAD_WEIGHT,
     HIFT_FILE,
     LLM_FILE,
+    SPEECH_TABLE,
     SPEECH_TOKENIZER,
+    TEXT_TABLE,
     TEXT_TOKENIZER_FILE,
     FloatArray,
     read_packed,

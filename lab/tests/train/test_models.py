@@ -12,7 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from demo_voice.llm_layout import SPEECH_TABLE, write_llm
+from demo_voice.unpack import SPEECH_TABLE, write_llm
 from lab.train.models.flow import TrainableFlow
 from lab.train.models.flow_masks import WindowCut, blocks_of, draw_cut, history_of, plans_for
 from lab.train.models.llm import TrainableLLM

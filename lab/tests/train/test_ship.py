@@ -9,8 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from demo_voice.llm_layout import HEAD_BIAS, HEAD_WEIGHT
-from demo_voice.unpack import BUNDLE, BUNDLE_FILES, HIFT_FILE, LLM_FILE, SIZES_FILE, VOICES, BundleError, read_packed
+from demo_voice.unpack import (
+    BUNDLE,
+    BUNDLE_FILES,
+    HEAD_BIAS,
+    HEAD_WEIGHT,
+    HIFT_FILE,
+    LLM_FILE,
+    SIZES_FILE,
+    VOICES,
+    BundleError,
+    read_packed,
+)
 from lab.train import ship
 from lab.train.make_voices import VOICES_OF
 from lab.train.packing import packed, write_packed
