@@ -23,6 +23,8 @@ from starlette.websockets import WebSocket
 from gateway.dialects.elevenlabs.wire import ElevenLabsErrorBody
 from gateway.dialects.openai.errors import ErrorBody
 from gateway.errors import known_statuses
+from gateway.host import Host
+from gateway.voices.registry import VoiceRegistry
 
 JSON = "application/json"
 _SWITCHING_PROTOCOLS = 101
@@ -42,6 +44,12 @@ class Door(str, Enum):
 
 
 VoiceName = Annotated[str, Path(description="Name or id of a voice; where speech is made an alias too.")]
+
+
+def voices_of(request: Request) -> VoiceRegistry:
+    """Return the voices of the gateway that was asked."""
+    host: Host = request.app.state.host
+    return host.voices
 
 
 def a_voice(voice: VoiceName) -> None:

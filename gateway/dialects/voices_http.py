@@ -17,12 +17,11 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from gateway.access.caller import current_caller
-from gateway.dialects.endpoints import Door, Endpoint, a_voice
+from gateway.dialects.endpoints import Door, Endpoint, a_voice, voices_of
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
-from gateway.host import Host
 from gateway.voices.directory import StoredVoice
 from gateway.voices.draft import VoiceDraft, too_large
-from gateway.voices.registry import NamedVoice, VoiceRegistry
+from gateway.voices.registry import NamedVoice
 
 PATH = "/v1/audio/voices"
 MEDIA_TYPE = "multipart/form-data"
@@ -46,14 +45,9 @@ _FROM_RECORDING = "audio_sample"
 """OpenAI's `type` of a voice made from a recording, the only one that we make."""
 
 
-def _voices(request: Request) -> VoiceRegistry:
-    host: Host = request.app.state.host
-    return host.voices
-
-
 async def list_voices(request: Request) -> Response:
     """List the voices."""
-    voices = _voices(request)
+    voices = voices_of(request)
     uploaded = [_upload_of(voice, voices.is_owned(voice)) for voice in voices.created]
     aliases = voices.aliases
     details = [
@@ -66,7 +60,7 @@ async def list_voices(request: Request) -> Response:
 
 async def create(request: Request) -> Response:
     """Create a voice from the form's recording."""
-    voices = _voices(request)
+    voices = voices_of(request)
     voices.admit_creation(current_caller().name)
     voice = await voices.create(await _read_draft(request, voices.limits.max_audio_bytes))
     return JSONResponse({**_created_object(voice, True), "success": True, "voice": _upload_of(voice, True)})
@@ -74,7 +68,7 @@ async def create(request: Request) -> Response:
 
 async def show(request: Request) -> Response:
     """Describe a voice."""
-    voices = _voices(request)
+    voices = voices_of(request)
     voice = voices.find(request.path_params["voice"])
     if isinstance(voice, NamedVoice):
         return JSONResponse({"object": "audio.voice", **_summary_of(voice), "ref_text": voice.transcript})
@@ -83,13 +77,13 @@ async def show(request: Request) -> Response:
 
 async def share(request: Request) -> Response:
     """Share a created voice, or keep it from others again."""
-    voice = await _voices(request).share(request.path_params["voice"], request.method == "POST")
+    voice = await voices_of(request).share(request.path_params["voice"], request.method == "POST")
     return JSONResponse(_created_object(voice, True))
 
 
 async def delete(request: Request) -> Response:
     """Delete a created voice."""
-    voice = await _voices(request).delete(request.path_params["voice"])
+    voice = await voices_of(request).delete(request.path_params["voice"])
     message = f"voice {voice.name!r} was deleted"
     answer = {"object": "audio.voice", "id": voice.id, "deleted": True, "success": True, "message": message}
     return JSONResponse(answer)
@@ -237,16 +231,11 @@ ROUTES: list[BaseRoute] = [
     ),
     Endpoint("GET", _ONE, show, _OURS, "Show a voice.", takes=a_voice, example={"object": "audio.voice", **_VOICE}),
     Endpoint("DELETE", _ONE, delete, _OURS, "Delete a created voice.", takes=a_voice, example=_DELETED),
-    Endpoint(
-        *("POST", f"{_ONE}/share", share, _OURS),
-        "Let every key speak in a created voice.",
-        takes=a_voice,
-        example=_CREATED,
-    ),
-    Endpoint(
-        *("DELETE", f"{_ONE}/share", share, _OURS),
-        "Let only its owner's key speak in it again.",
-        takes=a_voice,
-        example=_CREATED,
+    *(
+        Endpoint(method, f"{_ONE}/share", share, _OURS, summary, takes=a_voice, example=_CREATED)
+        for method, summary in (
+            ("POST", "Let every key speak in a created voice."),
+            ("DELETE", "Let only its owner's key speak in it again."),
+        )
     ),
 ]

@@ -131,8 +131,8 @@ class VoiceRegistry:
     @property
     def created(self) -> list[StoredVoice]:
         """Voices that callers created and this one may speak in, the oldest first."""
-        viewer = self._viewer()
-        return [voice for voice in self._store.voices() if viewer.sees(voice)] if self._store is not None else []
+        viewer, kept = self._viewer(), self._store.directory.voices() if self._store is not None else []
+        return [voice for voice in kept if viewer.sees(voice)]
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -162,7 +162,7 @@ class VoiceRegistry:
         """
         found: NamedVoice | StoredVoice | None = self._voices.get(name)
         if found is None and self._store is not None and self._alias(name) is None:
-            found = self._store.find(name, self._viewer())
+            found = self._store.directory.find(name, self._viewer())
         if found is None:
             raise VoiceNotFoundError(f"got voice {name!r}, expected {self._some_names()}", param="voice")
         return found
@@ -184,7 +184,7 @@ class VoiceRegistry:
             self._remember(key, registered)
         else:
             registered = await asyncio.shield(self._registration(key, source))
-        if isinstance(source, StoredVoice) and self._creating().find(source.id) is None:
+        if isinstance(source, StoredVoice) and self._creating().directory.find(source.id) is None:
             raise VoiceNotFoundError(f"voice {source.id} was deleted", param="voice")
         # An operator's voice is warned of in its log alone.
         warning = source.warning if isinstance(source, StoredVoice) else ""
@@ -264,7 +264,7 @@ class VoiceRegistry:
     def _find(self, name: str, viewer: Viewer) -> NamedVoice | StoredVoice | None:
         named = self._voices.get(name)
         if named is None and self._store is not None:
-            return self._store.find(name, viewer)
+            return self._store.directory.find(name, viewer)
         return named
 
     def _behind(self, alias: str) -> NamedVoice | StoredVoice:

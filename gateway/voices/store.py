@@ -71,21 +71,14 @@ class CreatedVoices:
             transcripts: judges new voices; None: by their length only.
         """
         self.limits = limits or VoiceLimits()
-        self._directory = directory
+        self.directory = directory
+        """The voices as they lie on disk."""
         self._maker = maker
         self._unix_time = unix_time
         self._ledger = ledger or CallerLedger(SystemClock())
         self._transcripts = transcripts or TranscriptCheck()
         self._names_under_way: set[tuple[str, str]] = set()
         """Owner and name of each voice that is being created."""
-
-    def voices(self) -> list[StoredVoice]:
-        """List all voices, the oldest first."""
-        return self._directory.voices()
-
-    def find(self, name: str, viewer: Viewer = EVERYBODY) -> StoredVoice | None:
-        """Find a voice by its id or name; see `VoiceDirectory.find`."""
-        return self._directory.find(name, viewer)
 
     def admit(self, caller: str, viewer: Viewer = EVERYBODY) -> None:
         """Count a caller's attempt to create a voice, before its upload is read.
@@ -144,9 +137,9 @@ class CreatedVoices:
                 is_shared=draft.is_shared,
                 warning=warning,
             )
-            async with self._directory.changing():
+            async with self.directory.changing():
                 self._check_others(draft.name, viewer)
-                await run_whole(self._directory.write, voice, file)
+                await run_whole(self.directory.write, voice, file)
         logger.info("voice %s created: %.2f s, model %s", voice.id, voice.seconds, file.model_version)
         return voice, registered
 
@@ -159,7 +152,7 @@ class CreatedVoices:
             VoiceFileError: its file is damaged.
             GatewayError: token2wav or the disk failed.
         """
-        file = await asyncio.to_thread(self._directory.read, voice.id)
+        file = await asyncio.to_thread(self.directory.read, voice.id)
         try:
             return await self._maker.import_voice(encode_voice_file(dataclasses.replace(file, audio=b"", notes={})))
         except VoiceOutdatedError as error:
@@ -178,9 +171,9 @@ class CreatedVoices:
             VoiceStoreError: its file or the disk fails.
         """
         changed = dataclasses.replace(voice, is_shared=is_shared)
-        async with self._directory.changing():
-            file = await asyncio.to_thread(self._directory.read, voice.id)
-            await run_whole(self._directory.write, changed, file)
+        async with self.directory.changing():
+            file = await asyncio.to_thread(self.directory.read, voice.id)
+            await run_whole(self.directory.write, changed, file)
         logger.info("voice %s is %s", voice.id, "shared" if is_shared else "its owner's alone")
         return changed
 
@@ -191,18 +184,18 @@ class CreatedVoices:
             VoiceNotFoundError: it is gone already.
             VoiceStoreError: the disk refuses.
         """
-        async with self._directory.changing():
-            await run_whole(self._directory.remove, voice_id)
+        async with self.directory.changing():
+            await run_whole(self.directory.remove, voice_id)
         logger.info("voice %s deleted", voice_id)
 
     async def _make_again(self, voice: StoredVoice, old: VoiceFile) -> RegisteredVoice:
         registered, file = await self._make(old.audio)
         renewed = dataclasses.replace(voice, seconds=len(file.prompt_tokens) / TOKEN_RATE_HZ)
-        async with self._directory.changing():
+        async with self.directory.changing():
             # NOTE: a voice that was deleted meanwhile must stay deleted.
-            if self.find(voice.id) is None:
+            if self.directory.find(voice.id) is None:
                 raise VoiceNotFoundError(f"voice {voice.id} was deleted", param="voice")
-            await run_whole(self._directory.write, renewed, file)
+            await run_whole(self.directory.write, renewed, file)
         logger.info("voice %s made again: model %s, was %s", voice.id, file.model_version, old.model_version)
         return registered
 
@@ -235,15 +228,15 @@ class CreatedVoices:
 
     def _check_others(self, name: str, viewer: Viewer) -> None:
         """See that there is room for a voice of that name, also after another gateway has changed the directory."""
-        if self.find(name, viewer) is not None:
+        if self.directory.find(name, viewer) is not None:
             raise _name_taken(name)
         self._check_room(viewer, name)
 
     def _check_room(self, viewer: Viewer, name: str | None = None) -> None:
         """See that there is room for another voice; one key never has more than it leaves free for others."""
-        owners = [voice.owner for voice in self.voices()]
+        owners = [voice.owner for voice in self.directory.voices()]
         # NOTE: a voice already written counts as under way until its creation has returned.
-        written = {(voice.owner, voice.name) for voice in self.voices()}
+        written = {(voice.owner, voice.name) for voice in self.directory.voices()}
         owners += [owner for owner, _ in self._names_under_way - written - {(viewer.key or "", name or "")}]
         kept, own, most = len(owners), owners.count(viewer.key or ""), self.limits.max_voices
         if kept >= most or (viewer.key and own >= most - kept):

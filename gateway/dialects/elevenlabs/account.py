@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from gateway.access.caller import current_caller
-from gateway.dialects.endpoints import Door, Endpoint, a_voice
-from gateway.host import Host
+from gateway.dialects.endpoints import Door, Endpoint, a_voice, voices_of
 from gateway.voices.directory import StoredVoice
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 
@@ -26,35 +25,30 @@ UNLIMITED_CHARACTERS = 2**31 - 1
 """Character limit told to clients: the largest that clients of 32 bits read."""
 
 
-def _voices(request: Request) -> VoiceRegistry:
-    host: Host = request.app.state.host
-    return host.voices
-
-
 async def voices(request: Request) -> Response:
     """List the voices."""
-    return JSONResponse({"voices": _found(_voices(request), "")})
+    return JSONResponse({"voices": _found(voices_of(request), "")})
 
 
 async def search(request: Request) -> Response:
     """List the voices whose names have something in them."""
-    found = _found(_voices(request), request.query_params.get("search", ""))
+    found = _found(voices_of(request), request.query_params.get("search", ""))
     return JSONResponse({"voices": found, "has_more": False, "total_count": len(found), "next_page_token": None})
 
 
 async def voice(request: Request) -> Response:
     """Describe one voice."""
-    return JSONResponse(voice_object(_voices(request).find(request.path_params["voice"])))
+    return JSONResponse(voice_object(voices_of(request).find(request.path_params["voice"])))
 
 
 async def user(request: Request) -> Response:
     """Tell who asks."""
-    return JSONResponse(_user(current_caller().name, _voices(request)))
+    return JSONResponse(_user(current_caller().name, voices_of(request)))
 
 
 async def subscription(request: Request) -> Response:
     """Tell what is left of the characters."""
-    return JSONResponse(_subscription(_voices(request)) | {"open_invoices": [], "has_open_invoices": False})
+    return JSONResponse(_subscription(voices_of(request)) | {"open_invoices": [], "has_open_invoices": False})
 
 
 def voice_object(voice: NamedVoice | StoredVoice) -> dict[str, Any]:

@@ -36,7 +36,7 @@ async def test_a_created_voice_is_found_by_id_and_name_and_after_a_restart(
 ) -> None:
     voice, _ = await make_store(tmp_path, maker).create(draft(media_type="audio/wav; rate=16000"))
     again = make_store(tmp_path, maker)
-    assert again.voices() == [voice] == [again.find(voice.id)] == [again.find("eva")]
+    assert again.directory.voices() == [voice] == [again.directory.find(voice.id)] == [again.directory.find("eva")]
     assert (voice.transcript, voice.consent, voice.created_at) == ("I am Eva.", "Eva said yes.", UNIX_TIME)
     assert (voice.seconds, voice.media_type) == (2.0, "audio/wav")
     assert files(tmp_path) == [f"{voice.id}.safetensors"]
@@ -63,7 +63,7 @@ async def test_another_models_voice_is_made_again_once_from_its_recording(
         await store.load(voice)
     assert newer.registrations == [b"RIFF-eva"]
     assert [file.model_version for file in newer.imports] == ["model-1", "model-2"]
-    assert store.find("eva") == voice
+    assert store.directory.find("eva") == voice
 
 
 async def test_another_models_voice_without_a_recording_is_refused_by_name(
@@ -99,14 +99,15 @@ async def test_a_voice_that_was_evicted_before_its_export_is_registered_again(
     maker.evictions = 1
     voice, _ = await make_store(tmp_path, maker).create(draft())
     assert len(maker.registrations) == 2
-    assert make_store(tmp_path, maker).find(voice.id) == voice
+    assert make_store(tmp_path, maker).directory.find(voice.id) == voice
 
 
 async def test_a_deleted_voice_is_gone_and_cant_be_deleted_twice(tmp_path: Path, maker: FakeVoiceMaker) -> None:
     store = make_store(tmp_path, maker)
     voice, _ = await store.create(draft())
     await store.delete(voice.id)
-    assert (store.find("eva"), store.find(voice.id), store.voices(), files(tmp_path)) == (None, None, [], [])
+    kept = store.directory
+    assert (kept.find("eva"), kept.find(voice.id), kept.voices(), files(tmp_path)) == (None, None, [], [])
     for act in (store.delete(voice.id), store.load(voice)):
         with pytest.raises(errors.VoiceNotFoundError):
             await act
@@ -116,9 +117,9 @@ async def test_gateways_that_share_a_directory_agree_at_once(tmp_path: Path, mak
     one, other = make_store(tmp_path, maker), make_store(tmp_path, maker)
     for number in range(20):
         voice, _ = await one.create(draft(f"voice {number}"))
-        assert other.find(voice.name) == voice
+        assert other.directory.find(voice.name) == voice
         await other.delete(voice.id)
-        assert one.find(voice.id) is None
+        assert one.directory.find(voice.id) is None
 
 
 async def test_files_are_for_this_user_alone(tmp_path: Path, maker: FakeVoiceMaker) -> None:
@@ -162,7 +163,7 @@ async def test_what_cant_be_a_voice_is_refused_and_leaves_nothing(
 @pytest.mark.parametrize("name", ["Anna", "中文女", "नेहा", "J. R.-R. 2"])
 async def test_names_of_any_script_are_taken(tmp_path: Path, maker: FakeVoiceMaker, name: str) -> None:
     voice, _ = await make_store(tmp_path, maker).create(draft(name))
-    assert make_store(tmp_path, maker).find(name) == voice
+    assert make_store(tmp_path, maker).directory.find(name) == voice
 
 
 async def test_a_name_is_given_once_even_when_asked_for_at_once(tmp_path: Path, maker: FakeVoiceMaker) -> None:
@@ -203,7 +204,7 @@ async def test_the_number_of_voices_is_bounded_also_while_they_are_made(tmp_path
     results = await asyncio.gather(*(store.create(draft(f"v{n}")) for n in range(4)), return_exceptions=True)
     assert sum(isinstance(result, errors.VoiceStoreFullError) for result in results) == 2
     assert len(files(tmp_path)) == 2
-    await store.delete(store.voices()[0].id)
+    await store.delete(store.directory.voices()[0].id)
     await store.create(draft("room again"))
 
 
@@ -284,7 +285,7 @@ async def test_foreign_and_damaged_files_are_left_alone_and_hide_no_voice(
     (tmp_path / f"voice_{'1' * 24}.safetensors").write_bytes(whole)
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / f"voice_{'2' * 24}.safetensors").symlink_to(tmp_path / f"{voice.id}.safetensors")
-    assert make_store(tmp_path, maker).voices() == [voice]
+    assert make_store(tmp_path, maker).directory.voices() == [voice]
     assert len(files(tmp_path)) == 5
 
 
@@ -316,7 +317,7 @@ def test_a_directory_that_vanishes_is_a_typed_error(tmp_path: Path, maker: FakeV
     store: CreatedVoices = make_store(tmp_path / "voices", maker)
     (tmp_path / "voices").rmdir()
     with pytest.raises(errors.VoiceStoreError, match="readable again"):
-        store.voices()
+        store.directory.voices()
 
 
 def test_of_two_voices_with_one_name_the_older_is_found(tmp_path: Path, maker: FakeVoiceMaker) -> None:
