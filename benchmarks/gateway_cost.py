@@ -134,7 +134,7 @@ def _usage(pid: int) -> tuple[float, float, float]:
 async def _load(url: str, plan: RunPlan) -> list[float]:
     """Make the requests; returns the seconds to first audio of each."""
     async with aclosing(HttpDoor(url, TIMEOUT_S, VOICE)) as door:
-        generator = LoadGenerator(door.speak, lambda job: job.utt, SystemClock(), PIECES_OF_A_CHUNK_S)
+        generator = LoadGenerator(door.speak, lambda job: job.input.utt, SystemClock(), PIECES_OF_A_CHUNK_S)
         records = (await generator.run(jobs_of(plan), plan.load, lambda record: None)).records
     failed = [record.error for record in records if not record.is_ok]
     if failed:

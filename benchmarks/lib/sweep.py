@@ -182,7 +182,7 @@ class Sweep:
         hear = (lambda request_id, samples: silences[request_id].feed(samples)) if is_audible else None
         async with aclosing(HttpDoor(self._url, self._timeout_s, jobs[0].voice or "", hear)) as door:
             generator = LoadGenerator(
-                door.speak, lambda job: f"{job.utt}|{job.voice}", SystemClock(), PIECES_OF_A_CHUNK_S
+                door.speak, lambda job: f"{job.input.utt}|{job.voice}", SystemClock(), PIECES_OF_A_CHUNK_S
             )
             with tqdm(total=len(jobs), desc=name, unit="request", leave=False) as bar:
                 result = await generator.run(jobs, load, lambda record: _advance(bar))

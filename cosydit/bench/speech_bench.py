@@ -70,7 +70,7 @@ async def run_bench(
         bar.update()
 
     async with aclosing(settings.open_door()) as door:
-        load = LoadGenerator(door.speak, lambda job: job.utt, SystemClock(), settings.same_chunk_s)
+        load = LoadGenerator(door.speak, lambda job: job.input.utt, SystemClock(), settings.same_chunk_s)
         warm_up = await load.run(jobs, LoadPlan(settings.plan.num_tasks, settings.plan.warm_up), lambda record: None)
         with tqdm(total=settings.plan.requests, unit="request") as bar:
             ran = await load.run(jobs, settings.plan, advance)

@@ -113,7 +113,7 @@ async def _under_load(url: str, context: CheckContext) -> LoadResult:
     """Ask until the time is over or a request has failed."""
     listeners, result, began_s = context.plan.load_streams, LoadResult([], [], 0.0), time.perf_counter()
     async with aclosing(HttpDoor(url, TIMEOUT_S, VOICE)) as door:
-        load = LoadGenerator(door.speak, lambda job: job.utt, SystemClock(), PIECES_OF_A_CHUNK_S)
+        load = LoadGenerator(door.speak, lambda job: job.input.utt, SystemClock(), PIECES_OF_A_CHUNK_S)
         while result.wall_s < context.plan.load_s and all(record.is_ok for record in result.records):
             records = (await load.run(_JOBS, LoadPlan(listeners, ROUND * listeners), lambda _: None)).records
             result = LoadResult(result.records + records, [], time.perf_counter() - began_s)

@@ -139,18 +139,21 @@ def hift_files(model_dir: Path) -> list[Path]:
     family = read_family(model_dir)
     if family is not Family.STEP_AUDIO2:
         return [model_dir / HIFT_WEIGHTS, model_dir / family.files.description]
-    sizes = [path for path in (model_dir / HIFT_CONFIG, model_dir.parent / HIFT_CONFIG) if path.is_file()]
-    return [model_dir / HIFT_WEIGHTS, *sizes[:1]]
+    return [model_dir / HIFT_WEIGHTS, *_hift_sizes(model_dir)]
+
+
+def _hift_sizes(model_dir: Path) -> list[Path]:
+    """Return hift_config.json, if it is there."""
+    return [path for path in (model_dir / HIFT_CONFIG, model_dir.parent / HIFT_CONFIG) if path.is_file()][:1]
 
 
 def _read_hift_config(model_dir: Path) -> HiFTConfig:
     """Return hift_config.json's sizes, or the official ones where there is no such file."""
-    for path in (model_dir / HIFT_CONFIG, model_dir.parent / HIFT_CONFIG):
-        if path.is_file():
-            try:
-                return HiFTConfig.from_mapping(json.loads(path.read_text("utf-8")))
-            except (ValueError, TypeError) as err:
-                raise CheckpointError(f"{path}: not the vocoder's constructor arguments as JSON: {err}") from err
+    for path in _hift_sizes(model_dir):
+        try:
+            return HiFTConfig.from_mapping(json.loads(path.read_text("utf-8")))
+        except (ValueError, TypeError) as err:
+            raise CheckpointError(f"{path}: not the vocoder's constructor arguments as JSON: {err}") from err
     return HiFTConfig()
 
 

@@ -88,11 +88,7 @@ class FlowConfig:
         """
         decoder = values["decoder"]
         config = cls(
-            input_size=values["input_size"],
-            output_size=values["output_size"],
-            spk_embed_dim=values["spk_embed_dim"],
-            vocab_size=values["vocab_size"],
-            inference_cfg_rate=decoder["inference_cfg_rate"],
+            **_wrapper_fields(values, decoder["inference_cfg_rate"]),
             encoder=pick_fields(EncoderConfig, values["encoder"]),
             estimator=pick_fields(DiTConfig, decoder["estimator"]),
         )
@@ -265,10 +261,11 @@ class CosyVoice3FlowConfig:
 AnyFlowConfig = FlowConfig | CosyVoice2FlowConfig | CosyVoice3FlowConfig
 
 
-def _wrapper_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what both CosyVoice flows name alike."""
+def _wrapper_fields(values: Mapping[str, Any], rate: float | None = None) -> dict[str, Any]:
+    """Return what all flows name alike; without a rate it is read where both CosyVoice flows have it."""
     names = ("input_size", "output_size", "spk_embed_dim", "vocab_size")
-    rate = values["decoder"].get("cfm_params", {}).get("content", {}).get("inference_cfg_rate", 0.7)
+    if rate is None:
+        rate = values["decoder"].get("cfm_params", {}).get("content", {}).get("inference_cfg_rate", 0.7)
     return {name: values[name] for name in names} | {"inference_cfg_rate": rate}
 
 
