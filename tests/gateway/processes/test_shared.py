@@ -4,23 +4,82 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import generate_latest
 
+from gateway.access.access import Access
 from gateway.access.caller import Caller, CallerLimits
 from gateway.errors import AudioLimitError, NotReadyError, StreamLimitError, VoiceNotFoundError
 from gateway.ledger import CallerLedger
-from gateway.processes.worker import lasting, merged, snapshot
+from gateway.lifecycle.gate import Gate
+from gateway.llm.routed import RoutedSpeechLM
+from gateway.processes.worker import Worker, lasting, merged, snapshot
+from gateway.routing.replica import RoutingSettings
+from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.directory import Viewer
 from gateway.voices.registry import VoiceRegistry
-from tests.gateway.processes.group import SLOTS, Group, Process
-from tests.gateway.routing.fakes import QUICK, until
+from servicekit.clock import SystemClock
+from tests.gateway.routing.fakes import QUICK, ScriptedLLM, ScriptedToken2Wav, routed, routed_llm, until
 from tests.gateway.voices.fakes import FakeVoiceMaker, draft, make_store
 from tests.virtual_time import ManualClock
+
+SLOTS = 5
+
+
+@dataclass
+class Process:
+    """One worker and what it serves with."""
+
+    worker: Worker
+    gate: Gate
+    access: Access
+    llm: RoutedSpeechLM
+    token2wav: RoutedToken2Wav
+    beats: int
+    """The parent's end of the pipe."""
+
+
+class Group:
+    """Workers that can be started and killed; the folder keeps their ledger."""
+
+    def __init__(self, folder: Path, settings: RoutingSettings = QUICK) -> None:
+        self.clock = SystemClock()
+        self.path = folder / "shared" / "ledger"
+        self.path.parent.mkdir()
+        self.ledger = CallerLedger(self.clock, self.path)
+        """The parent's."""
+        self.settings = settings
+        self.token2wav = ScriptedToken2Wav("a", slots=SLOTS)
+
+    @asynccontextmanager
+    async def process(self, number: int) -> AsyncIterator[Process]:
+        """Run one worker until the context is left, which is its death."""
+        ours, theirs = os.pipe()
+        ledger = CallerLedger(self.clock, self.path, number)
+        worker = Worker(number, theirs, ledger)
+        async with (
+            routed_llm(ScriptedLLM("l"), settings=self.settings) as llm,
+            routed(self.token2wav, settings=self.settings) as token2wav,
+        ):
+            access = Access(None, CallerLimits(), self.clock, ledger)
+            async with worker.serving():
+                gate = Gate(llm, token2wav, self.clock, lambda: Caller("anna"))
+                yield Process(worker, gate, access, llm, token2wav, ours)
+        os.close(ours)
+        self.ledger.end_process(number, [])
+
+    @asynccontextmanager
+    async def two(self) -> AsyncIterator[tuple[Process, Process]]:
+        """Run two workers."""
+        async with self.process(1) as first, self.process(2) as second:
+            yield first, second
+
 
 ANNA = Caller("anna", CallerLimits(streams=1, audio_s_per_hour=10.0, unspoken_characters=100))
 

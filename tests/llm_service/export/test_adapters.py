@@ -7,13 +7,14 @@ control flow. They prove nothing about the engines.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,29 @@ from llm_service.huggingface_layout import ARCHITECTURE, FIRST_ID_KEY, ROWS_KEY
 from llm_service.qwen2 import qwen2_config
 from llm_service.speech_head import speech_rows
 from llm_service.vocab import COSYVOICE2
-from tests.llm_service.export.stand_ins import load, stand_in
+
+
+def load(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType:
+    """Put a module in place of an engine's; its parents appear too."""
+    parts = name.split(".")
+    for depth in range(1, len(parts)):
+        parent = ".".join(parts[:depth])
+        if parent not in sys.modules:
+            monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+    module = ModuleType(name)
+    for member, value in members.items():
+        setattr(module, member, value)
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
 
 SPEECH_ROWS = speech_rows(COSYVOICE2)
 
