@@ -1,4 +1,4 @@
-"""The package's edges: settings, imports, samples to bytes, the table of wire codes, running ahead."""
+"""The package's edges: settings, imports, samples to bytes, wire codes, and what callers are told of the services."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +19,13 @@ from gateway import errors, serving
 from gateway.audio.codecs import to_pcm16
 from gateway.chunking.policies import DeadlineChunks, ExponentialChunks, TimeBasedChunks
 from gateway.config import parse_args
+from gateway.routing.replica import Replica, RoutingSettings
 from gateway.voices.registry import VoiceAliases
 from gateway.voices.settings import VoiceSettings
 from gateway.voices.store import VoiceLimits
 from llm_service.config import LLMBackend
 from servicekit.tasks import running_ahead
+from tests.virtual_time import ManualClock
 from token2wav_service.contract import ErrorCode
 
 REQUIRED = ["--tokenizer-dir", "tok", "--voices-dir", "voices"]
@@ -171,3 +173,36 @@ async def test_a_reader_of_what_runs_ahead_sleeps_until_what_it_needs_is_there()
         assert await ahead.take(3) == ["a", "bc"]
         assert await ahead.take(9) == ["", "def"], "the end wakes it too"
         assert await ahead.take() == []
+
+
+SECRET = "LLM at http://10.0.0.7:8000 can't be reached (ClientConnectorError: token2wav at 10.0.0.8:8001)"
+TOLD_WHOLE = (errors.EmptySpeechError,)
+
+
+def below(base: type[errors.GatewayError]) -> Iterator[type[errors.GatewayError]]:
+    yield base
+    for each in base.__subclasses__():
+        yield from below(each)
+
+
+@pytest.mark.parametrize("kind", [*below(errors.LLMError), *below(errors.Token2WavError)])
+def test_no_error_of_a_service_tells_more_than_what_to_do(kind: type[errors.GatewayError]) -> None:
+    if kind not in TOLD_WHOLE:
+        assert "10.0.0" not in errors.public_text(kind(SECRET))
+
+
+def test_what_callers_did_wrong_is_told_in_full() -> None:
+    assert errors.public_text(errors.InvalidTextError("the text is empty")) == "the text is empty"
+    assert errors.public_text(errors.OverloadedError("all full", retry_after_s=1.0)) == "all full"
+
+
+def test_what_nobody_foresaw_tells_nothing() -> None:
+    assert errors.public_text(ValueError(SECRET)) == errors.public_text(errors.GatewayError(SECRET))
+    assert "10.0.0" not in errors.public_text(ValueError(SECRET))
+
+
+def test_the_reason_of_a_failure_does_not_grow_with_those_before_it() -> None:
+    health = Replica("llm", "a", RoutingSettings(), ManualClock())
+    for _ in range(50):
+        health.failed(f"it was ejected ({health.last_failure}); see its log")
+    assert len(health.last_failure) <= 300

@@ -1,4 +1,4 @@
-"""Where replicas are found: lists and names."""
+"""Where replicas are found: lists and names, and how they and their handling are given on the command line."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from gateway.config import GatewayConfig, parse_args
 from gateway.errors import ConfigError
 from gateway.routing import discovery
 from gateway.routing.discovery import DnsName, Places, follow, places_of, resolve
 from gateway.routing.fleet import LLM, TOKEN2WAV, Fleet
-from gateway.routing.replica import LoadReport
+from gateway.routing.replica import LoadReport, RoutingSettings
 from gateway.routing.router import Router
 from servicekit.clock import SystemClock
 from servicekit.tasks import stop
@@ -106,3 +107,41 @@ async def test_replicas_that_come_are_probed_and_clients_of_those_that_go_are_cl
     await until(lambda: clients["10.0.0.1:1"].is_closed, "its end")
     await router.close()
     assert all(client.is_closed for client in clients.values())
+
+
+REQUIRED = ["--tokenizer-dir", "t", "--voices-dir", "v"]
+
+
+def _parsed(*options: str) -> GatewayConfig:
+    return parse_args([*REQUIRED, *options])
+
+
+def test_one_replica_of_each_is_the_default() -> None:
+    config = _parsed()
+    assert (config.llm_url, config.token2wav_url) == ("http://127.0.0.1:8000", "127.0.0.1:8001")
+    assert config.routing == RoutingSettings()
+
+
+def test_replicas_come_by_commas_and_by_repeating_the_option() -> None:
+    config = _parsed("--token2wav-url", "a:1,b:2", "--token2wav-url", "c:3", "--llm-url", "http://l:1")
+    assert places_of(TOKEN2WAV, config.token2wav_url).listed == ("a:1", "b:2", "c:3")
+    assert places_of(LLM, config.llm_url).listed == ("http://l:1",)
+
+
+def test_how_long_a_request_waits_can_be_set() -> None:
+    config = _parsed("--admission-wait-s", "0", "--drain-delay-s", "3")
+    assert (config.routing.admission_wait_s, config.drain_delay_s) == (0.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--llm-url", "http://a:1,127.0.0.1:2"],
+        ["--token2wav-url", "a:1,dns:b"],
+        ["--admission-wait-s", "-1"],
+        ["--admission-wait-s", "nan"],
+    ],
+)
+def test_what_can_t_work_is_a_config_error(options: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        _parsed(*options)
