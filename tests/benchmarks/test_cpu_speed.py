@@ -30,18 +30,13 @@ def _samples(rtf: float, ttfa_s: float, audio_s_per_s: float, wrong: int) -> Sam
     )
 
 
-def test_ratios_are_of_medians_of_today_over_before() -> None:
-    measured = {BEFORE: _samples(0.8, 0.5, 1.0, 2), TODAY: _samples(0.4, 0.2, 3.0, 1)}
-    found = figures(measured)
+def test_ratios_are_of_medians_of_today_over_before_and_word_errors_have_bounds() -> None:
+    found = figures({BEFORE: _samples(0.8, 0.5, 1.0, 2), TODAY: _samples(0.4, 0.2, 3.0, 1)})
     ratios = ("rtf_ratio", "ttfa_ratio", "ttfa_long_ratio", "xrt_12_callers_ratio")
     assert [found[name] for name in ratios] == [0.5, 0.4, 0.4, 3.0]
     assert (found["ttfa_ms_today"], found["wer_before"], found["refused_12_callers_today"]) == (200.0, 0.1, 3.0)
     assert found["stalled_12_callers_today"] == 0.5
-
-
-def test_the_bounds_of_the_word_errors_are_of_both_trees_in_the_same_sentences() -> None:
-    measured = {BEFORE: _samples(0.8, 0.5, 1.0, 2), TODAY: _samples(0.4, 0.2, 3.0, 1)}
-    found = figures(measured)
+    # The bounds are of both trees in the same sentences.
     assert found["wer_low"] < found["wer_today"] - found["wer_before"] == -0.05 < found["wer_high"] <= 0
 
 

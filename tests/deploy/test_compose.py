@@ -77,37 +77,24 @@ def visible_gpus(service: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("overlays", COMBINATIONS)
-def test_every_combination_is_valid_and_each_command_is_one_that_its_program_takes(
-    compose: Program, overlays: tuple[str, ...]
-) -> None:
-    services = resolved(compose, overlays)["services"]
-    for name in ("llm", "token2wav", "gateway"):
-        check_command(services[name]["command"])
-        assert services[name]["healthcheck"]["test"][0] == "CMD"
-        check_command(services[name]["healthcheck"]["test"][1:])
-    assert services["token2wav"]["healthcheck"]["test"][1:4] == ["python3", "-m", health.__name__]
-
-
-@pytest.mark.parametrize("overlays", COMBINATIONS)
-def test_our_services_are_locked_down_and_start_on_what_is_mounted_read_only(
+def test_every_combination_is_valid_locked_down_and_starts_commands_that_its_programs_take(
     compose: Program, overlays: tuple[str, ...]
 ) -> None:
     services = resolved(compose, overlays)["services"]
     for name in ("llm", "token2wav", "gateway"):
         service = services[name]
+        check_command(service["command"])
+        assert service["healthcheck"]["test"][0] == "CMD"
+        check_command(service["healthcheck"]["test"][1:])
         assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
         assert service["restart"] == "unless-stopped"
         mounts = {mount["target"]: mount for mount in service["volumes"] if isinstance(mount, dict)}
         assert all(mount["read_only"] for target, mount in mounts.items() if target.startswith("/models"))
         assert "/models/checkpoint" in mounts
     assert services["gateway"]["depends_on"]["token2wav"]["condition"] == "service_healthy"
+    assert services["token2wav"]["healthcheck"]["test"][1:4] == ["python3", "-m", health.__name__]
     assert "shm_size" in services["token2wav"]
-
-
-@pytest.mark.parametrize("overlays", COMBINATIONS)
-def test_token2wav_scales(compose: Program, overlays: tuple[str, ...]) -> None:
-    services = resolved(compose, overlays)["services"]
-    assert not {"container_name", "ports"} & services["token2wav"].keys()
+    assert not {"container_name", "ports"} & services["token2wav"].keys(), "it scales"
     assert "--token2wav-url=dns:token2wav:8001" in services["gateway"]["command"]
 
 

@@ -196,7 +196,7 @@ class Replica:
     failovers_total: int = 1
 
 
-def test_each_replica_is_told_apart_and_states_are_counted() -> None:
+def test_each_replica_is_told_apart_states_are_counted_and_what_is_not_known_is_left_out() -> None:
     metrics = GatewayMetrics()
     sick = replace(Replica(), address="b:8001", state=State.EJECTED)
     metrics.registry.register(
@@ -210,9 +210,6 @@ def test_each_replica_is_told_apart_and_states_are_counted() -> None:
     assert got.value("replica_step_seconds", service="llm", replica="c:8000") == 0.03
     assert got.value("failovers_total", service="token2wav", replica="b:8001") == 1
     assert got.value("replica_failures_total", service="token2wav", replica="b:8001") == 2
-
-
-def test_what_is_not_known_is_left_out_and_not_nought() -> None:
     metrics = GatewayMetrics()
     metrics.registry.register(ReplicaMetrics(lambda: [Replica("llm", "c:8000", free_slots=None)]))
     assert not Reading(metrics.registry).above_zero("replica_free_slots")

@@ -141,16 +141,13 @@ def test_a_lock_that_pins_nothing_is_refused_with_the_command_that_writes_it(
         read_lock(tmp_path / "lock.json", MODELS[:1])
 
 
-def test_every_part_is_fetched_at_its_locked_commit_into_its_place(tmp_path: Path) -> None:
+def test_every_part_is_fetched_once_at_its_locked_commit_and_again_at_a_new_one(tmp_path: Path) -> None:
     hub = FakeHub({"one/llm": NEW, "two/mini": NEW})
     download_models(tmp_path, locked(OLD), hubs(hub), is_offline=False, models=MODELS)
     assert hub.fetched == [("one/llm", OLD, tmp_path / "llm"), ("two/mini", OLD, tmp_path)]
-
-
-def test_what_is_complete_is_not_fetched_again_even_offline(tmp_path: Path) -> None:
-    hub = FakeHub({"one/llm": OLD, "two/mini": OLD})
-    download_models(tmp_path, locked(OLD), hubs(hub), is_offline=False, models=MODELS)
     assert download_models(tmp_path, locked(OLD), hubs(FakeHub({})), is_offline=True, models=MODELS) == []
+    download_models(tmp_path, locked(NEW), hubs(hub), is_offline=False, models=MODELS)
+    assert json.loads((tmp_path / RECORD_NAME).read_text()) == {"llm": NEW, "token2wav": NEW}
 
 
 def test_an_interrupted_download_goes_on_with_the_part_that_is_missing(tmp_path: Path) -> None:
@@ -158,13 +155,6 @@ def test_an_interrupted_download_goes_on_with_the_part_that_is_missing(tmp_path:
         download_models(tmp_path, locked(), hubs(FakeHub({"one/llm": OLD})), is_offline=False, models=MODELS)
     hub = FakeHub({"one/llm": OLD, "two/mini": OLD})
     assert download_models(tmp_path, locked(), hubs(hub), is_offline=False, models=MODELS) == ["token2wav"]
-
-
-def test_a_new_commit_in_the_lock_is_fetched(tmp_path: Path) -> None:
-    hub = FakeHub({"one/llm": OLD, "two/mini": OLD})
-    download_models(tmp_path, locked(OLD), hubs(hub), is_offline=False, models=MODELS)
-    download_models(tmp_path, locked(NEW), hubs(hub), is_offline=False, models=MODELS)
-    assert json.loads((tmp_path / RECORD_NAME).read_text()) == {"llm": NEW, "token2wav": NEW}
 
 
 def test_offline_refuses_what_is_not_complete(tmp_path: Path) -> None:

@@ -41,16 +41,13 @@ def test_a_driver_is_compared_with_torch(
     assert "which needs R580" in outcome.describe()
 
 
-def test_what_a_killed_daemon_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_daemon_is_found_dead_and_one_that_reads_its_pipe_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.mkfifo(tmp_path / "control")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     outcome = outcome_of("mps", tmp_path)
     assert outcome.result is Result.FAIL and "MPS daemon" in outcome.reason and "is dead" in outcome.reason
-
-
-def test_a_daemon_that_reads_its_pipe_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(tmp_path / "control")
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     daemon = os.open(tmp_path / "control", os.O_RDONLY | os.O_NONBLOCK)
     try:
         assert outcome_of("mps", tmp_path).result is Result.PASS

@@ -29,19 +29,17 @@ def test_numbered_voices_are_usable_and_all_different(tmp_path: Path) -> None:
     assert all(not np.allclose(one, other) for i, one in enumerate(samples) for other in samples[:i])
 
 
-def test_an_llm_has_the_sizes_it_was_given_and_every_user_can_read_it(tmp_path: Path) -> None:
+def test_an_llm_has_the_sizes_it_was_given_every_user_can_read_it_and_its_index_names_every_weight(
+    tmp_path: Path,
+) -> None:
     make_random_llm(tmp_path, seed=0, shape=TINY)
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["hidden_size"], config["num_hidden_layers"], config["intermediate_size"]) == (32, 3, 48)
     assert_all_have_the_usual_mode(tmp_path)
-    with safe_open(tmp_path / "model.safetensors", "pt") as weights:
-        assert weights.get_slice("model.layers.2.self_attn.k_proj.weight").get_shape() == [8, 32]
-
-
-def test_an_index_names_every_weight_so_that_no_server_reads_the_speech_head_as_one(tmp_path: Path) -> None:
-    make_random_llm(tmp_path, seed=0, shape=TINY)
+    # So that no server reads the speech head as one.
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
     with safe_open(tmp_path / "model.safetensors", "pt") as weights:
+        assert weights.get_slice("model.layers.2.self_attn.k_proj.weight").get_shape() == [8, 32]
         assert set(index) == set(weights.keys())
     assert set(index.values()) == {"model.safetensors"}
 

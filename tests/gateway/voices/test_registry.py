@@ -50,11 +50,15 @@ async def test_the_cache_is_bounded_and_drops_the_least_recently_used() -> None:
     assert len(token2wav.registrations) == 4
 
 
-def test_a_directory_gives_names_audio_and_transcripts(tmp_path: Path) -> None:
+def test_a_directory_gives_names_audio_transcripts_and_profiles(tmp_path: Path) -> None:
     (tmp_path / "eva.wav").write_bytes(b"x")
     (tmp_path / "eva.txt").write_text("Grüß Gott.\n", encoding="utf-8")
     (voice,) = load_voices(tmp_path)
     assert voice == NamedVoice("eva", tmp_path / "eva.wav", "Grüß Gott.", file_state=voice.file_state)
+    (tmp_path / "eva.json").write_text('{"description": "A woman, warm.", "gender": "female", "language": "de-CH"}')
+    assert load_voices(tmp_path)[0].profile == VoiceProfile("A woman, warm.", Gender.FEMALE, "de-CH")
+    (tmp_path / "eva.json").write_text('{"gender": "neutral"}')
+    assert load_voices(tmp_path)[0].profile == VoiceProfile(gender=Gender.NEUTRAL)
 
 
 @pytest.mark.parametrize("transcript", [None, b"", b"\xff\xfe"], ids=["missing", "empty", "not UTF-8"])
@@ -64,15 +68,6 @@ def test_a_voice_without_a_usable_transcript_stops_the_start(tmp_path: Path, tra
         (tmp_path / "eva.txt").write_bytes(transcript)
     with pytest.raises(ConfigError, match=r"eva\.txt"):
         load_voices(tmp_path)
-
-
-def test_a_profile_beside_the_recording_describes_the_voice(tmp_path: Path) -> None:
-    (tmp_path / "eva.wav").write_bytes(b"x")
-    (tmp_path / "eva.txt").write_text("Hello.")
-    (tmp_path / "eva.json").write_text('{"description": "A woman, warm.", "gender": "female", "language": "de-CH"}')
-    assert load_voices(tmp_path)[0].profile == VoiceProfile("A woman, warm.", Gender.FEMALE, "de-CH")
-    (tmp_path / "eva.json").write_text('{"gender": "neutral"}')
-    assert load_voices(tmp_path)[0].profile == VoiceProfile(gender=Gender.NEUTRAL)
 
 
 @pytest.mark.parametrize(

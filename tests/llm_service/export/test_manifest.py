@@ -42,9 +42,10 @@ def test_a_made_directory_is_up_to_date_and_records_its_sources(tmp_path: Path, 
     assert recorded["files"] == {"result": 4}
 
 
-def test_a_touched_source_or_another_one_makes_it_out_of_date(tmp_path: Path, source: Path, recipe: Recipe) -> None:
+def test_another_source_time_or_type_makes_it_out_of_date(tmp_path: Path, source: Path, recipe: Recipe) -> None:
     make(tmp_path / "made", recipe)
     assert not is_up_to_date(tmp_path / "made", recipe_of([], "float32"))
+    assert not is_up_to_date(tmp_path / "made", recipe_of([source], "float16"))
     os.utime(source, ns=(1, 1))
     assert not is_up_to_date(tmp_path / "made", recipe_of([source], "float32"))
 
@@ -54,11 +55,6 @@ def test_a_lost_file_makes_it_out_of_date(tmp_path: Path, recipe: Recipe, lost: 
     make(tmp_path / "made", recipe)
     (tmp_path / "made" / lost).unlink()
     assert not is_up_to_date(tmp_path / "made", recipe)
-
-
-def test_another_type_makes_it_out_of_date(tmp_path: Path, source: Path, recipe: Recipe) -> None:
-    make(tmp_path / "made", recipe)
-    assert not is_up_to_date(tmp_path / "made", recipe_of([source], "float16"))
 
 
 def test_a_failure_leaves_the_old_directory_and_no_other(tmp_path: Path, recipe: Recipe) -> None:

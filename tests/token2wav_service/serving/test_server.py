@@ -67,18 +67,15 @@ def test_a_missing_libpython_names_the_package(monkeypatch: pytest.MonkeyPatch) 
         find_shared_libpython()
 
 
-def test_no_server_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_server_at_all_says_what_to_install_and_one_on_path_keeps_its_own_backends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(installation_module, "_wheel_root", lambda: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TritonNotFoundError, match="triton-embedded"):
         find_installation()
-
-
-def test_a_server_on_path_keeps_its_own_backends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(installation_module, "_wheel_root", lambda: None)
     (tmp_path / "tritonserver").write_text("#!/bin/sh\n")
     (tmp_path / "tritonserver").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
     found = find_installation()
     assert found.binary == tmp_path / "tritonserver"
     assert lay_out_backends(found, tmp_path) is None
