@@ -7,7 +7,6 @@ Official directories come without the file; their family tells the rest. Reads n
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Literal
 
@@ -66,10 +65,6 @@ class CheckpointDeclaration(BaseModel):
             raise ValueError(f"got {wrong}, expected a form such as [breath] or <strong>")
         return tags
 
-    def to_json(self) -> str:
-        """Return the text of the file."""
-        return json.dumps(self.model_dump(by_alias=True, mode="json"), ensure_ascii=False, indent=1) + "\n"
-
     def describe(self) -> str:
         """Return one line for a person."""
         languages = ", ".join(self.languages) if self.languages else "not declared"
@@ -125,7 +120,7 @@ def official_declaration(family: FamilyName) -> CheckpointDeclaration:
 def write_declaration(directory: Path, declaration: CheckpointDeclaration) -> Path:
     """Write the file at a checkpoint's root; returns where."""
     path = directory / CHECKPOINT_FILE
-    path.write_text(declaration.to_json(), encoding="utf-8")
+    path.write_text(declaration.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
     return path
 
 

@@ -146,12 +146,9 @@ def shared_memory(look: Look) -> Iterator[Finding]:
         yield Finding("machine", "/dev/shm", "not there; Triton's python backend needs it", State.MISSING)
         return
     usage = shutil.disk_usage(folder)
-    text = f"{usage.free / MIB:.0f} of {usage.total / MIB:.0f} MiB free"
-    if usage.free >= MIN_SHM_MIB * MIB:
-        yield Finding("machine", "/dev/shm", text)
-    else:
-        text += "; in a container raise --shm-size, or lower BLS_INSTANCE_NUM"
-        yield Finding("machine", "/dev/shm", text, State.NOTE)
+    text, is_good = f"{usage.free / MIB:.0f} of {usage.total / MIB:.0f} MiB free", usage.free >= MIN_SHM_MIB * MIB
+    advice = "" if is_good else "; in a container raise --shm-size, or lower BLS_INSTANCE_NUM"
+    yield Finding("machine", "/dev/shm", text + advice, State.OK if is_good else State.NOTE)
 
 
 def packages() -> Iterator[Finding]:
@@ -225,12 +222,12 @@ def engines(token2wav_dir: Path) -> Iterator[Finding]:
     command = next_engine_command(token2wav_dir, reports)
     if command is None or host.architecture is None:
         return
+    text = f"run: {command}"
     try:
         host.library(host.architecture)
     except EngineUnfitError as err:
-        yield Finding(topic, "for runner=tensorrt", str(err), State.NOTE)
-    else:
-        yield Finding(topic, "for runner=tensorrt", f"run: {command}", State.NOTE)
+        text = str(err)
+    yield Finding(topic, "for runner=tensorrt", text, State.NOTE)
 
 
 def gpus(look: Look) -> Iterator[Finding]:

@@ -140,11 +140,9 @@ class JsonSocket:
         if self._is_closed:
             return
         self._is_closed = True
-        try:
+        with suppress(WebSocketDisconnect, asyncio.TimeoutError):
             async with timeout(CLOSE_TIMEOUT_S):
                 await self._websocket.close(code, reason)
-        except (WebSocketDisconnect, asyncio.TimeoutError):
-            pass
 
     async def _send(self, message: dict[str, Any]) -> None:
         if self._is_closed:

@@ -65,18 +65,10 @@ class GatewayMetrics:
         self.streams = Gauge(f"{PREFIX}_streams", spoken, registry=self.registry)
         self.requests = self._counter("requests_total", "Streams that have ended", "dialect", "outcome")
         self.failures = self._counter("failures_total", "Streams that ended in an error, by its code", "cause")
-        self.first_audio = Histogram(
-            f"{PREFIX}_time_to_first_audio_seconds",
-            "From the request for a stream to its first samples",
-            registry=self.registry,
-            buckets=FIRST_AUDIO_BUCKETS_S,
-        )
-        self.slack = Histogram(
-            f"{PREFIX}_chunk_slack_seconds",
-            "How long before its listener would have run dry a chunk came; negative: after",
-            registry=self.registry,
-            buckets=SLACK_BUCKETS_S,
-        )
+        told = "From the request for a stream to its first samples"
+        self.first_audio = self._histogram("time_to_first_audio_seconds", told, FIRST_AUDIO_BUCKETS_S)
+        told = "How long before its listener would have run dry a chunk came; negative: after"
+        self.slack = self._histogram("chunk_slack_seconds", told, SLACK_BUCKETS_S)
         self.underrun = self._counter("underrun_seconds_total", "Silence that listeners heard between chunks")
         self.audio = self._counter("audio_seconds_total", "Audio delivered")
         self.speech_tokens = self._counter("speech_tokens_total", "Speech tokens received from the LLM (25 a second)")
@@ -110,6 +102,9 @@ class GatewayMetrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"{PREFIX}_{name}", text, registry=self.registry, buckets=buckets)
 
 
 Snapshot = Callable[[], Sequence[Replica]]

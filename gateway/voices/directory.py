@@ -124,6 +124,7 @@ class VoiceDirectory:
         """
         self._path = path
         self._seen: dict[str, _Seen] = {}
+        self._by_age: list[StoredVoice] = []
         self._by_name: dict[str, list[StoredVoice]] = {}
         self._mtime_ns = -1
         self._scanned_ns = 0
@@ -144,8 +145,7 @@ class VoiceDirectory:
             VoiceStoreError: the directory can't be read.
         """
         self._refresh()
-        found = [voice for _, voice in self._seen.values() if voice is not None]
-        return sorted(found, key=lambda voice: (voice.created_at, voice.id))
+        return list(self._by_age)
 
     def find(self, name: str, viewer: Viewer = EVERYBODY) -> StoredVoice | None:
         """Find a voice by its id or its name; of two with one name, the viewer's own, then the older.
@@ -242,8 +242,8 @@ class VoiceDirectory:
             files = [entry for entry in entries if _id_of(entry) is not None]
         self._seen = dict(filter(None, map(self._look, files)))
         found = [voice for _, voice in self._seen.values() if voice is not None]
-        self._by_name = {}
-        for voice in sorted(found, key=lambda voice: (voice.created_at, voice.id)):
+        self._by_age, self._by_name = sorted(found, key=lambda voice: (voice.created_at, voice.id)), {}
+        for voice in self._by_age:
             self._by_name.setdefault(voice.name, []).append(voice)
 
     def _look(self, entry: os.DirEntry[str]) -> tuple[str, _Seen] | None:

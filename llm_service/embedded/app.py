@@ -193,13 +193,7 @@ def _sampling_params(fields: CompletionRequest, room_tokens: int) -> SamplingPar
     if fields.min_tokens > max(room_tokens, 1):
         got = f"min_tokens is {fields.min_tokens}, and there is room for {room_tokens} tokens"
         raise RequestRefused(f"{got}; ask for fewer, or shorten the prompt", param="min_tokens")
-    given = {
-        "temperature": fields.temperature,
-        "top_p": fields.top_p,
-        "top_k": fields.top_k,
-        "min_p": fields.min_p,
-        "repetition_penalty": fields.repetition_penalty,
-    }
+    drawn_by = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
     return SamplingParams(
         max_tokens=fields.max_tokens if fields.max_tokens is not None else max(room_tokens, 1),
         seed=fields.seed if fields.seed is not None else secrets.randbits(SEED_BITS),
@@ -207,5 +201,5 @@ def _sampling_params(fields: CompletionRequest, room_tokens: int) -> SamplingPar
         stop_token_ids=frozenset(fields.stop_token_ids or ()),
         ignore_eos=fields.ignore_eos,
         allowed_token_ids=None if fields.allowed_token_ids is None else frozenset(fields.allowed_token_ids),
-        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+        **fields.model_dump(include=drawn_by, exclude_none=True),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -78,12 +79,8 @@ class Generation:
             EngineError: it was refused.
         """
         relay = OutputRelay.running()
-
-        def on_output(output: GenerationOutput) -> None:
-            relay.post(self._outputs, output)
-
         try:
-            self._loop.submit(self._request, on_output)
+            self._loop.submit(self._request, partial(relay.post, self._outputs))
         except BaseException as error:
             self._trace.end(error)
             raise

@@ -106,7 +106,8 @@ def load_flow(model_dir: Path) -> AnyFlow:
 def load_vocoder(model_dir: Path) -> HiFT | CausalHiFT:
     """Return the vocoder alone; see `load_models`."""
     path = model_dir / HIFT_WEIGHTS
-    return load_weights(build_vocoder(read_config(model_dir).hift), _without_prefix(read_state_dict(path)), path)
+    state = {key.replace("generator.", ""): value for key, value in read_state_dict(path).items()}
+    return load_weights(build_vocoder(read_config(model_dir).hift), state, path)
 
 
 def build_flow(config: AnyFlowConfig) -> AnyFlow:
@@ -163,10 +164,6 @@ def _hift_config(family: Family, values: Mapping[str, Any]) -> HiFTConfig:
     known = {key: value for key, value in values.items() if key in names}
     ahead = {"conv_pre_look_right": CAUSAL_LOOKAHEAD_FRAMES} if family is Family.COSYVOICE3 else {}
     return HiFTConfig.from_mapping(ahead | known)
-
-
-def _without_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {key.replace("generator.", ""): value for key, value in state.items()}
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:

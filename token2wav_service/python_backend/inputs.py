@@ -125,13 +125,9 @@ class Responder:
     def _send_final(self, response: Any) -> None:
         flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         with self._lock:
-            if self._sender is None:
-                return
-            if response is None:
-                self._sender.send(flags=flags)
-            else:
-                self._sender.send(response, flags=flags)
-            self._sender = None
+            if self._sender is not None:
+                self._sender.send(*(() if response is None else (response,)), flags=flags)
+                self._sender = None
 
 
 def make_response(pb_utils: PbUtils, tensors: Mapping[str, Tensor]) -> Any:

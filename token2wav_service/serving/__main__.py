@@ -50,15 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     endpoint = args.otlp_endpoint or endpoint_of()
     if endpoint is not None:
         os.environ[ENDPOINT_VARIABLE] = endpoint
-    options = ServerOptions(
-        args.model_repository,
-        args.host,
-        args.http_port,
-        args.grpc_port,
-        args.metrics_port,
-        args.exit_timeout_s,
-        endpoint,
-    )
+    ports = (args.http_port, args.grpc_port, args.metrics_port)
+    options = ServerOptions(args.model_repository, args.host, *ports, args.exit_timeout_s, endpoint)
     try:
         configure_logging(log_format_of())
         if args.settings:
@@ -135,25 +128,19 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="setting to assemble the repository with first; may be repeated (names: the assembler's --help)",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    parser.add_argument("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="HTTP port (default %(default)s)")
-    parser.add_argument("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="gRPC port (default %(default)s)")
-    parser.add_argument(
-        "--metrics-port", type=int, default=DEFAULT_METRICS_PORT, help="port of the metrics (default %(default)s)"
+    drain_help = (
+        "seconds after a stop signal in which open streams may end; no new ones are taken, and a second signal ends "
+        "the wait; 0: no wait"
     )
-    parser.add_argument(
-        "--exit-timeout-s",
-        type=int,
-        default=DEFAULT_EXIT_TIMEOUT_S,
-        help="seconds that a stopping server waits for requests under way (default %(default)s)",
-    )
-    parser.add_argument(
-        "--drain-timeout-s",
-        type=float,
-        default=DEFAULT_DRAIN_TIMEOUT_S,
-        help="seconds after a stop signal in which open streams may end; no new ones are taken, and a second signal "
-        "ends the wait; 0: no wait (default %(default)s)",
-    )
+    for option, default, told in (
+        ("--host", "127.0.0.1", "address to listen on"),
+        ("--http-port", DEFAULT_HTTP_PORT, "HTTP port"),
+        ("--grpc-port", DEFAULT_GRPC_PORT, "gRPC port"),
+        ("--metrics-port", DEFAULT_METRICS_PORT, "port of the metrics"),
+        ("--exit-timeout-s", DEFAULT_EXIT_TIMEOUT_S, "seconds that a stopping server waits for requests under way"),
+        ("--drain-timeout-s", DEFAULT_DRAIN_TIMEOUT_S, drain_help),
+    ):
+        parser.add_argument(option, type=type(default), default=default, help=f"{told} (default %(default)s)")
     formats = [each.value for each in LogFormat]
     parser.add_argument(
         "--log-format",

@@ -150,10 +150,7 @@ def _write(repository: Path, values: Mapping[str, str], names: Mapping[str, str]
 
 
 def _refuse_foreign_folder(output: Path) -> None:
-    if not output.exists():
-        return
-    is_repository = output.is_dir() and all((child / CONFIG_NAME).exists() for child in output.iterdir())
-    if not is_repository:
+    if output.exists() and not (output.is_dir() and all((child / CONFIG_NAME).exists() for child in output.iterdir())):
         raise RepositorySettingsError(f"{output} exists and is no model repository: give a new or empty folder")
 
 

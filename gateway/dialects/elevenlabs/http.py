@@ -97,13 +97,14 @@ async def timestamped_lines(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenera
         async for encoded, characters in pieces:
             held.extend(characters)
             if encoded:
-                yield (
-                    _json({"audio_base64": base64.b64encode(encoded).decode(), **_alignments(held, wanted.speed)})
-                    + b"\n"
-                )
+                yield _line(encoded, held, wanted.speed)
                 held = []
     if held:
-        yield _json({"audio_base64": "", **_alignments(held, wanted.speed)}) + b"\n"
+        yield _line(b"", held, wanted.speed)
+
+
+def _line(encoded: bytes, characters: Sequence[CharacterTime], speed: float) -> bytes:
+    return _json({"audio_base64": base64.b64encode(encoded).decode(), **_alignments(characters, speed)}) + b"\n"
 
 
 async def timestamped_object(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[bytes]:

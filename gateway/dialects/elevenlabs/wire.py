@@ -197,12 +197,8 @@ def read_socket_options(query: Mapping[str, str]) -> SocketQuery:
 
 def audio_message(audio: bytes, alignment: Mapping[str, Any] | None, context_id: str | None) -> dict[str, Any]:
     """Make a message of audio; the alignment is of the text as sent, which stands for the normalised one too."""
-    message: dict[str, Any] = {
-        "audio": base64.b64encode(audio).decode("ascii"),
-        "alignment": alignment,
-        "normalizedAlignment": alignment,
-    }
-    return _addressed(message, context_id)
+    encoded = base64.b64encode(audio).decode("ascii")
+    return _addressed({"audio": encoded, "alignment": alignment, "normalizedAlignment": alignment}, context_id)
 
 
 def final_message(progress: Mapping[str, Any], context_id: str | None) -> dict[str, Any]:

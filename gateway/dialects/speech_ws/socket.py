@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from contextlib import suppress
 from typing import Any
 
 from starlette.routing import BaseRoute
@@ -148,13 +149,11 @@ class SpeechSocket(Conversation):
         return utterance
 
     async def _speak_all(self) -> None:
-        try:
+        with suppress(SocketClosedError):
             while (utterance := await self._to_speak.get()) is not None:
                 await utterance.speak()
                 self._utterances.remove(utterance)
             await self._socket.close(NORMAL_CLOSE)
-        except SocketClosedError:
-            pass
 
     async def _leave_idle(self, reason: str) -> None:
         await self._refuse(InvalidRequestError(reason))
