@@ -45,7 +45,7 @@ def train_text_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
 
 
 def save_text_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Write it as the `tokenizers` library does; without special tokens, which `llm_layout` adds."""
+    """Write it as the `tokenizers` library does; without special tokens, which `write_llm` adds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(path), pretty=False)
 
