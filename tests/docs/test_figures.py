@@ -25,8 +25,8 @@ SWEEP = {
     "20 requests/s": "poisson-020",
     "32 requests/s": "poisson-032",
     "64 requests/s": "poisson-064",
-    "80 requests/s, more than the GPU serves": "poisson-080",
-    "100 requests/s, the first load after the start": "poisson-100",
+    "80 requests/s": "poisson-080",
+    "100 requests/s, more than the GPU serves": "poisson-100",
     "a voice never seen, 1 caller": "unseen-voice",
 }
 COMMIT = re.compile(r'"(?:git_)?commit": ?"([0-9a-f]{7,40})"')
