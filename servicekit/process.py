@@ -13,7 +13,6 @@ streams at once had ended, of which 311 MB were in use.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import faulthandler
@@ -21,7 +20,6 @@ import gc
 import logging
 import os
 import resource
-import selectors
 import signal
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
@@ -54,21 +52,6 @@ def take_turns_often(interval_s: float = SWITCH_INTERVAL_S) -> None:
     it waits 5 ms each time while another thread works, some ten times in a step.
     """
     sys.setswitchinterval(interval_s)
-
-
-class _FrugalSelector(selectors.DefaultSelector):
-    """Looks for what has come in each third turn of an event loop that has work: every look is a system call."""
-
-    _turns = 0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self._turns = self._turns + 1 if timeout == 0 else 0
-        return [] if self._turns % 3 else super().select(timeout)
-
-
-def frugal_event_loop() -> asyncio.AbstractEventLoop:
-    """Make an event loop for many short callbacks."""
-    return asyncio.SelectorEventLoop(_FrugalSelector())
 
 
 def raise_open_files() -> int:

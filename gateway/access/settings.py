@@ -22,7 +22,6 @@ from gateway.access.keys import ApiKey, KeyBook, parse_keys
 from gateway.errors import ConfigError
 from gateway.ledger import CallerLedger
 from servicekit.clock import Clock
-from servicekit.process import frugal_event_loop
 
 
 @dataclass(frozen=True)
@@ -164,8 +163,7 @@ def uvicorn_options(settings: AccessSettings, connections: Connections) -> dict[
     """Return arguments of `uvicorn.Config`, for a server that serves sockets of `connections`."""
     wire, tls = settings.wire, settings.tls
     options: dict[str, Any] = {
-        # NOTE: uvloop, if it is installed, accepts without `Listener`, which counts connections.
-        "loop": f"{frugal_event_loop.__module__}:{frugal_event_loop.__name__}",
+        "loop": "asyncio",  # NOTE: uvloop, if it is installed, accepts without `Listener`, which counts connections
         # NOTE: the one of its parsers that bounds headers; they may pass the limit by what one read brings, 256 KiB.
         "http": partial(BoundedProtocol, connections),
         "ws": partial(RefusableSocket, connections),
