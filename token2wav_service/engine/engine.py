@@ -69,7 +69,7 @@ class ChunkResult:
 
 @dataclass(frozen=True)
 class BegunStep:
-    """A batch that was chosen, and has ended for nobody yet."""
+    """A step that was launched and has not ended."""
 
     streams: list[Stream]
     works: list[ChunkWork]

@@ -1,8 +1,8 @@
 """Runs the engine in threads of its own and turns its results into callbacks.
 
 Answering a caller takes the interpreter's lock several times, and the GPU would wait for that. So where a step has many
-callers, a second thread answers them, and the next step runs meanwhile. Where steps may run beside others, a third
-thread runs urgent chunks: they don't wait for the step that runs when they come.
+callers, a second thread answers them, and the next step, which was launched before, runs meanwhile. Where steps may run
+beside others, a third thread runs urgent chunks: they don't wait for the step that runs when they come.
 """
 
 from __future__ import annotations
