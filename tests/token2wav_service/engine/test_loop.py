@@ -120,16 +120,19 @@ class HeldStep:
 
     def __init__(self, loop: ServingLoop) -> None:
         self.may_run, runs, launch = threading.Event(), threading.Event(), loop.engine.runner.launch
+        self.done: list[str] = []
         self.listener = Listener(loop)
         self.listener.push(0, 40, False)
         assert isinstance(self.listener.results.get(timeout=WAIT_S), AudioChunk)
 
         def held(finish: Finish) -> list[ChunkOutcome]:
+            self.done.append("end")
             runs.set()
             assert self.may_run.wait(WAIT_S)
             return finish()
 
         def held_launch(works: Any, *, beside: bool = False) -> Finish:
+            self.done.append("launch")
             finish = launch(works, beside=beside)
             return finish if beside else partial(held, finish)
 
@@ -156,13 +159,14 @@ def test_a_full_step_is_launched_while_another_one_runs(clock: ManualClock) -> N
     engine.runner.queues = True
     loop = ServingLoop(engine)
     loop.start()
-    held, others = HeldStep(loop), [Listener(loop) for _ in range(3)]
+    held, others = HeldStep(loop), [Listener(loop) for _ in range(4)]
     for other in others:
         other.push(0, 18, True)
     held.may_run.set()
     for listener in (held.listener, *others):
         assert isinstance(listener.results.get(timeout=WAIT_S), AudioChunk)
         assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
+    assert held.done == ["launch", "end", "launch", "launch", "end", "end"]
     loop.stop()
 
 

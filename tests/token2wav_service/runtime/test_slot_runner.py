@@ -272,17 +272,12 @@ def test_a_step_that_no_graph_holds_is_named_with_its_cause() -> None:
         BucketProgram(runner.flow, runner.vocoder, runner.device, streams=2, tokens=5, prompt_size=0).capture()
 
 
-@pytest.mark.parametrize(
-    ("bucket", "ready", "taken"),
-    [(15, 1, 1), (15, 3, 3), (15, 5, 4), (15, 13, 13), (15, 40, 32), (15, 48, 48), (15, 99, 64), (100, 64, 8)],
-)
-def test_a_step_fills_its_program_and_stays_short(bucket: int, ready: int, taken: int) -> None:
-    assert StepShapes(token_buckets=(15, 100)).step_size(bucket, ready, is_crowded=False) == taken
-
-
-@pytest.mark.parametrize(("bucket", "taken"), [(15, 64), (25, 64), (50, 32), (103, 16)])
-def test_a_step_is_larger_where_many_wait(bucket: int, taken: int) -> None:
-    assert StepShapes().step_size(bucket, 99, is_crowded=True) == taken
+@pytest.mark.parametrize(("bucket", "ready", "taken", "in_a_crowd"), [
+    (15, 1, 1, 1), (15, 3, 3, 3), (15, 5, 4, 4), (15, 13, 13, 13), (15, 40, 32, 32), (15, 48, 48, 48),
+    (15, 99, 64, 64), (25, 99, 32, 64), (50, 99, 16, 32), (100, 64, 8, 16), (103, 99, 8, 16),
+])  # fmt: skip
+def test_a_step_is_short_unless_many_wait(bucket: int, ready: int, taken: int, in_a_crowd: int) -> None:
+    assert [StepShapes().step_size(bucket, ready, is_crowded) for is_crowded in (False, True)] == [taken, in_a_crowd]
 
 
 @pytest.mark.parametrize(
