@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -136,12 +135,12 @@ async def test_a_stream_goes_on_at_its_sample_when_the_only_token2wav_is_started
 
 
 @asynccontextmanager
-async def _speaking_as_if_unbroken(gateway: Host) -> AsyncIterator[None]:
+async def _speaking_as_if_unbroken(gateway: Host) -> AsyncIterator[asyncio.Task[FloatArray]]:
     """Have something happen while a text is spoken; all is heard that is heard when nothing happens."""
     unbroken, has_begun = await _samples(gateway, asyncio.Event()), asyncio.Event()
     speaking = asyncio.create_task(_samples(gateway, has_begun))
     await has_begun.wait()
-    yield
+    yield speaking
     heard = await speaking
     assert len(heard) == len(unbroken)
     noise = np.mean((heard - unbroken) ** 2)
@@ -151,22 +150,17 @@ async def _speaking_as_if_unbroken(gateway: Host) -> AsyncIterator[None]:
 async def test_a_stream_goes_on_at_its_sample_after_its_only_model_process_stood_still(mortal: RunningStack) -> None:
     triton = mortal.stack.services[1]
     routing = RoutingSettings(restart_wait_s=READY_S)
-    async with _gateway(mortal, routing) as gateway, _speaking_as_if_unbroken(gateway):
+    async with _gateway(mortal, routing) as gateway, _speaking_as_if_unbroken(gateway) as speaking:
         await stop_and_continue(await asyncio.to_thread(_model_processes, triton.pid), STANDSTILL_S)
-        if await asyncio.to_thread(_ends, triton, STANDSTILL_S):  # Triton may go on, or abort
-            await asyncio.to_thread(_start_again, mortal.stack, triton)
+        while not speaking.done():  # Triton goes on, or aborts: at once, or when its client comes back
+            if triton.returncode is not None:
+                await asyncio.to_thread(_start_again, mortal.stack, triton)
+            await asyncio.sleep(0.1)
 
 
 def _model_processes(launcher: int) -> list[int]:
     servers = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     return [pid for server in servers for pid in model_processes(int(server))]
-
-
-def _ends(service: ServiceProcess, within_s: float) -> bool:
-    until_s = time.monotonic() + within_s
-    while service.returncode is None and time.monotonic() < until_s:
-        time.sleep(0.1)
-    return service.returncode is not None
 
 
 async def test_the_llm_dying_in_mid_stream_and_staying_down(mortal: RunningStack) -> None:
