@@ -1,4 +1,4 @@
-"""The one account of what callers have open and got lately, for all processes of a gateway.
+"""The one account of what callers have open and got lately, and of known voices, for all processes of a gateway.
 
 A process alone keeps it in memory; several write into one SQLite file, which their parent makes and removes. What a
 process holds is forgotten when it ends, however it ends. SQLite's own locks keep the processes apart; a change takes
@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from gateway.core import RegisteredVoice
 from gateway.errors import ConfigError, NotReadyError
 from servicekit.clock import Clock
 
@@ -33,11 +34,15 @@ CREATE INDEX IF NOT EXISTS audio_by_age ON audio (ends_s);
 CREATE TABLE IF NOT EXISTS deeds (deed TEXT, caller TEXT, at_s REAL, name TEXT, size INTEGER);
 CREATE INDEX IF NOT EXISTS deeds_of ON deeds (deed, caller);
 CREATE TABLE IF NOT EXISTS metrics (process INTEGER PRIMARY KEY, families TEXT);
+CREATE TABLE IF NOT EXISTS voices (number INTEGER PRIMARY KEY, key TEXT UNIQUE, told TEXT);
 """
 
 
 class CallerLedger:
     """The account; lives in one thread, but for `metrics`."""
+
+    max_voices = 1024
+    """Most voices that are remembered; the ones registered first are forgotten first."""
 
     def __init__(self, clock: Clock, path: Path | None = None, process: int = 0) -> None:
         """Open the account.
@@ -151,6 +156,29 @@ class CallerLedger:
         return 0.0
 
     # What processes tell each other.
+
+    def tell_voice(self, key: str, voice: RegisteredVoice | None) -> None:
+        """Keep what token2wav answered for a voice; None: it has dropped it.
+
+        Args:
+            key: of the voice, whoever asks for it; see `VoiceRegistry`.
+        """
+        with self._changing() as db:
+            db.execute("DELETE FROM voices WHERE key = ?", (key,))
+            if voice is not None:
+                told = json.dumps((voice.voice_id, voice.prompt_speech_tokens, voice.silence_cut_s))
+                db.execute("INSERT INTO voices (key, told) VALUES (?, ?)", (key, told))
+                db.execute(
+                    "DELETE FROM voices WHERE number <= (SELECT MAX(number) FROM voices) - ?", (self.max_voices,)
+                )
+
+    def voice(self, key: str) -> RegisteredVoice | None:
+        """Return a voice that any process has registered; None: token2wav may not know it."""
+        found = self._db.execute("SELECT told FROM voices WHERE key = ?", (key,)).fetchone()
+        if found is None:
+            return None
+        voice_id, tokens, cut_s = json.loads(found[0])
+        return RegisteredVoice(voice_id, tuple(tokens), cut_s)
 
     def tell_metrics(self, families: Any) -> None:
         """Keep this process's metrics."""

@@ -4,7 +4,8 @@ A name is that of a voice in the operator's directory, else an alias, else that 
 API keys a created voice is its creator's: other callers neither see nor use it unless it is shared, and its name means
 nothing to them.
 What token2wav answers (voice id, prompt speech tokens) is remembered by the content of the prompt's audio or by the
-voice, never by a transcript: a voice that token2wav knows costs nothing. Knows nothing of streams or of the LLM.
+voice, never by a transcript, and for all processes: a voice that token2wav knows costs nothing. Knows nothing of
+streams or of the LLM.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from gateway.errors import (
     VoiceProtectedError,
     VoiceStoreError,
 )
+from gateway.ledger import CallerLedger
 from gateway.voices.directory import EVERYBODY, OPERATOR, StoredVoice, Viewer
 from gateway.voices.draft import VoiceDraft, plain_form
 from gateway.voices.inline_budget import InlineVoiceBudget
@@ -35,6 +37,7 @@ from gateway.voices.profile import DEFAULT_VOICE, NO_ALIASES, NO_PROFILE, VoiceA
 from gateway.voices.recordings import readable
 from gateway.voices.store import CreatedVoices, VoiceLimits
 from gateway.voices.transcripts import TranscriptCheck
+from servicekit.clock import SystemClock
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +78,6 @@ class ReadyVoice:
 class VoiceRegistry:
     """Finds voices, the operator's and created ones, and keeps them registered at token2wav."""
 
-    max_known = 1024
-    """Most voices that are remembered; the least recently used is forgotten first."""
-
     def __init__(
         self,
         token2wav: Token2Wav,
@@ -87,6 +87,7 @@ class VoiceRegistry:
         viewer: Callable[[], Viewer] = lambda: EVERYBODY,
         budget: InlineVoiceBudget | None = None,
         transcripts: TranscriptCheck | None = None,
+        ledger: CallerLedger | None = None,
     ) -> None:
         """Register nothing yet.
 
@@ -98,6 +99,7 @@ class VoiceRegistry:
             viewer: tells on whose behalf the call under way looks created voices up.
             budget: of voices that come with requests; None: there is no bound.
             transcripts: judges the operator's voices and those of requests; None: by their length only.
+            ledger: keeps what token2wav answered, for all processes; None: this one is alone.
         """
         self._budget = budget
         self._token2wav = token2wav
@@ -110,8 +112,7 @@ class VoiceRegistry:
         self._reserved = {plain_form(name): name for name in (DEFAULT_VOICE, *self._voices, *self._aliases)}
         self._viewer = viewer
         self._transcripts = transcripts or TranscriptCheck()
-        self._known: dict[str, RegisteredVoice] = {}
-        """What token2wav answered, by `_key`; the least recently used first."""
+        self._ledger = ledger or CallerLedger(SystemClock())
         self._registrations: dict[str, asyncio.Task[RegisteredVoice]] = {}
         """Registrations under way; all requests that wait for a voice share one and its result."""
 
@@ -179,22 +180,19 @@ class VoiceRegistry:
         """
         source = self.check(voice)
         key = _key(source)
-        registered, is_new = self._known.get(key), key not in self._known
-        if registered is not None:
-            self._remember(key, registered)
-        else:
-            registered = await asyncio.shield(self._registration(key, source))
+        known = self._ledger.voice(key)
+        registered = known if known is not None else await asyncio.shield(self._registration(key, source))
         if isinstance(source, StoredVoice) and self._creating().directory.find(source.id) is None:
             raise VoiceNotFoundError(f"voice {source.id} was deleted", param="voice")
         # An operator's voice is warned of in its log alone.
         warning = source.warning if isinstance(source, StoredVoice) else ""
         if isinstance(source, InlineVoice):
             warning = self._transcripts.warning(source.transcript, registered)
-        return ReadyVoice(registered, source.transcript, warning, is_new)
+        return ReadyVoice(registered, source.transcript, warning, is_new=known is None)
 
     async def renew(self, voice: str | InlineVoice) -> ReadyVoice:
         """Register again a voice that token2wav has dropped; see `resolve`."""
-        self._known.pop(_key(self.check(voice)), None)
+        self._ledger.tell_voice(_key(self.check(voice)), None)
         return await self.resolve(voice)
 
     def admit_creation(self, caller: str) -> None:
@@ -214,7 +212,7 @@ class VoiceRegistry:
             GatewayError: see `CreatedVoices.create`.
         """
         voice, registered = await self._creating().create(draft, self._reserved, self._viewer())
-        self._remember(_key(voice), registered)
+        self._ledger.tell_voice(_key(voice), registered)
         return voice
 
     async def share(self, name: str, is_shared: bool) -> StoredVoice:
@@ -237,7 +235,7 @@ class VoiceRegistry:
         """
         voice = self._owned(name)
         await self._creating().delete(voice.id)
-        self._known.pop(_key(voice), None)
+        self._ledger.tell_voice(_key(voice), None)
         return voice
 
     def _owned(self, name: str) -> StoredVoice:
@@ -286,34 +284,30 @@ class VoiceRegistry:
 
         def note_end(task: asyncio.Task[RegisteredVoice]) -> None:
             del self._registrations[key]
-            if not task.cancelled() and task.exception() is None:
-                self._remember(key, task.result())
+            if not task.cancelled():
+                task.exception()  # those who waited have it
 
         if key not in self._registrations:
             if self._budget is not None and isinstance(source, InlineVoice):
                 audio = source.audio
                 self._budget.take(key, len(audio) if isinstance(audio, bytes) else audio.nbytes)
-            task = asyncio.create_task(self._register(source), name=f"register-{key}")
+            task = asyncio.create_task(self._register(key, source), name=f"register-{key}")
             task.add_done_callback(note_end)
             self._registrations[key] = task
         return self._registrations[key]
 
-    def _remember(self, key: str, registered: RegisteredVoice) -> None:
-        self._known.pop(key, None)
-        self._known[key] = registered
-        if len(self._known) > self.max_known:
-            del self._known[next(iter(self._known))]
-
-    async def _register(self, source: NamedVoice | StoredVoice | InlineVoice) -> RegisteredVoice:
+    async def _register(self, key: str, source: NamedVoice | StoredVoice | InlineVoice) -> RegisteredVoice:
         if isinstance(source, InlineVoice):
             # A voice that a caller brings waits for its caller's others.
             async with nullcontext() if self._budget is None else self._budget.turn():
                 audio = await readable(source.audio) if isinstance(source.audio, bytes) else source.audio
-                return await self._token2wav.register_voice(audio)
-        if isinstance(source, StoredVoice):
-            return await self._creating().load(source)
-        registered = await self._token2wav.register_voice(await asyncio.to_thread(_read_audio, source))
-        self._tell_operator(source, registered)
+                registered = await self._token2wav.register_voice(audio)
+        elif isinstance(source, StoredVoice):
+            registered = await self._creating().load(source)
+        else:
+            registered = await self._token2wav.register_voice(await asyncio.to_thread(_read_audio, source))
+            self._tell_operator(source, registered)
+        self._ledger.tell_voice(key, registered)
         return registered
 
     def _tell_operator(self, voice: NamedVoice, registered: RegisteredVoice) -> None:

@@ -41,7 +41,7 @@ def open_registry(
     """Find all voices; to be called inside the running event loop.
 
     Args:
-        ledger: counts the voices that callers bring and create.
+        ledger: counts the voices that callers bring and create, and knows those that are registered.
         key_of_call: tells which key the call under way came with; see `Viewer.key`.
 
     Raises:
@@ -52,7 +52,7 @@ def open_registry(
         directory = VoiceDirectory(settings.created_dir)
         store = CreatedVoices(directory, token2wav, settings.limits, ledger, transcripts=transcripts)
     parts = (settings.aliases, lambda: Viewer(key_of_call(), settings.is_shared), InlineVoiceBudget(ledger))
-    return VoiceRegistry(token2wav, named, store, *parts, transcripts)
+    return VoiceRegistry(token2wav, named, store, *parts, transcripts, ledger)
 
 
 def voice_settings(args: argparse.Namespace) -> VoiceSettings:

@@ -11,9 +11,10 @@ import pytest
 from demo_voice.unpack import VOICES
 from gateway.core import FloatArray, InlineVoice, RegisteredVoice
 from gateway.errors import ConfigError, Token2WavFailedError
+from gateway.ledger import CallerLedger
 from gateway.voices.profile import Gender, VoiceProfile, read_profile
 from gateway.voices.registry import NamedVoice, VoiceRegistry, load_voices
-from tests.gateway.fakes import FakeToken2Wav
+from tests.gateway.fakes import FakeToken2Wav, ManualClock
 
 
 def tone(level: float) -> np.ndarray:  # type: ignore[type-arg]
@@ -39,15 +40,29 @@ async def test_inline_voices_are_told_apart_by_content_never_by_transcript() -> 
     assert len(token2wav.registrations) == 2
 
 
-async def test_the_cache_is_bounded_and_drops_the_least_recently_used() -> None:
-    token2wav = FakeToken2Wav()
-    registry = VoiceRegistry(token2wav)
-    registry.max_known = 2
-    for level in (0.1, 0.2, 0.1, 0.3, 0.1):
+async def test_the_memory_is_bounded_and_drops_the_first_registered() -> None:
+    token2wav, ledger = FakeToken2Wav(), CallerLedger(ManualClock())
+    ledger.max_voices = 2
+    registry = VoiceRegistry(token2wav, ledger=ledger)
+    for level in (0.1, 0.2, 0.1, 0.3, 0.2):
         await registry.resolve(InlineVoice(tone(level)))
     assert len(token2wav.registrations) == 3
-    await registry.resolve(InlineVoice(tone(0.2)))
+    await registry.resolve(InlineVoice(tone(0.1)))
     assert len(token2wav.registrations) == 4
+
+
+async def test_what_one_process_registered_or_found_dropped_all_know(tmp_path: Path, voices: list[NamedVoice]) -> None:
+    services = [FakeToken2Wav(), FakeToken2Wav()]
+    first, second = (
+        VoiceRegistry(service, voices, ledger=CallerLedger(ManualClock(), tmp_path / "ledger", number))
+        for number, service in enumerate(services, 1)
+    )
+    made = await first.resolve("anna")
+    heard = await second.resolve("anna")
+    assert (heard.registered, made.is_new, heard.is_new) == (made.registered, True, False)
+    again = await second.renew("anna")
+    assert again.is_new and (await first.resolve("anna")).registered == again.registered
+    assert [len(service.registrations) for service in services] == [1, 1]
 
 
 def test_a_directory_gives_names_audio_transcripts_and_profiles(tmp_path: Path) -> None:
