@@ -39,11 +39,6 @@ class PreparedRequest:
     voice: str | None = None
     """Name of a voice that the gateway knows; None takes the door's own."""
 
-    @property
-    def utt(self) -> str:
-        """Name of the utterance."""
-        return self.input.utt
-
 
 class TritonDoor:
     """One connection to a Triton server that has `cosyvoice2_dit`."""

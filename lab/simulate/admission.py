@@ -169,7 +169,7 @@ async def _run(costs: CostModel, requests_per_s: float, seconds: float, clock: M
 async def _load(
     host: _Host, jobs: Sequence[PreparedRequest], load: LoadPlan, clock: ManualClock
 ) -> list[RequestRecord]:
-    generator = LoadGenerator(host.speak, lambda job: f"{job.utt}|{job.voice}", clock, PIECES_OF_A_CHUNK_S)
+    generator = LoadGenerator(host.speak, lambda job: f"{job.input.utt}|{job.voice}", clock, PIECES_OF_A_CHUNK_S)
     return (await generator.run(jobs, load, lambda record: None)).records
 
 

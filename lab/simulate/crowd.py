@@ -101,9 +101,9 @@ class Crowd:
 
     async def _hear(self, door: Door, job: PreparedRequest) -> None:
         sent_s = self._clock.now()
-        record = RequestRecord(job.utt, job.utt, self._now_s())
+        record = RequestRecord(job.input.utt, job.input.utt, self._now_s())
         try:
-            async with aclosing(door.speak(job, job.utt)) as audio:
+            async with aclosing(door.speak(job, job.input.utt)) as audio:
                 async for audio_s in audio:
                     if audio_s > 0:
                         record.arrivals.append(AudioArrival(self._clock.now() - sent_s, audio_s))

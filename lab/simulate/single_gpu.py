@@ -104,7 +104,7 @@ async def _sweep(
 
 
 async def _run(door: PipelineDoor, jobs: Sequence[PreparedRequest], load: LoadPlan, clock: ManualClock) -> LoadResult:
-    generator = LoadGenerator(door.speak, lambda job: f"{job.utt}|{job.voice}", clock, PIECES_OF_A_CHUNK_S)
+    generator = LoadGenerator(door.speak, lambda job: f"{job.input.utt}|{job.voice}", clock, PIECES_OF_A_CHUNK_S)
     return await generator.run(jobs, load, lambda record: None)
 
 

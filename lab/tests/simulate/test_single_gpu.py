@@ -34,7 +34,9 @@ def test_every_request_of_a_plan_ends_once_with_all_of_its_audio() -> None:
     for run, plan in zip(run_both(), (CLOSED, OPEN), strict=True):
         records = run.result.records
         assert [record.error for record in records if record.error] == []
-        assert Counter(record.utt for record in records) == Counter(f"{job.utt}|{job.voice}" for job in jobs_of(plan))
+        assert Counter(record.utt for record in records) == Counter(
+            f"{job.input.utt}|{job.voice}" for job in jobs_of(plan)
+        )
         assert [record.audio_s for record in records] == pytest.approx([SPEECH_TOKENS / 25] * len(records))
 
 
