@@ -87,7 +87,7 @@ class ModelledRunner:
         """See `Runner.bucket`."""
         return self.shapes.token_bucket(_spoken(chunk))
 
-    def step_size(self, bucket: int, ready: int, is_crowded: bool = False) -> int:
+    def step_size(self, bucket: int, ready: int, is_crowded: bool) -> int:
         """See `Runner.step_size`."""
         return self.shapes.step_size(bucket, ready, is_crowded)
 
@@ -184,7 +184,9 @@ class VirtualEngineLoop(ServingLoop):
                 continue
             streams, tokens = self._runner.program(begun.works)
             load = min(streams * tokens / STEP_TOKENS, 1.0)
-            if len(begun.works) < self._runner.step_size(begun.kind[0], self.engine.config.max_batch_size):
+            if len(begun.works) < self._runner.step_size(
+                begun.kind[0], self.engine.config.max_batch_size, is_crowded=False
+            ):
                 # Else the host prepared it while the one before ran.
                 await asyncio.sleep(self._cost.around_s + self._cost.stream_s * len(begun.works))
             seconds = self._cost.step.of(streams, tokens) * self._jitter.factor()

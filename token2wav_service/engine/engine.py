@@ -201,7 +201,7 @@ class Token2WavEngine:
             if not streams:
                 return None
             bucket = max(self.runner.bucket(stream.waiting[0], stream.state) for stream in streams)
-            if not beside and self._under_way and len(streams) < self.runner.step_size(bucket, most):
+            if not beside and self._under_way and len(streams) < self.runner.step_size(bucket, most, is_crowded=False):
                 return None
             self._under_way += not beside
             for stream in streams:

@@ -95,7 +95,7 @@ class Runner(Protocol):
         """
         ...
 
-    def step_size(self, bucket: int, ready: int, is_crowded: bool = False) -> int:
+    def step_size(self, bucket: int, ready: int, is_crowded: bool) -> int:
         """Return how many of `ready` chunks one step of a bucket's program should take: at least 1, the rest wait.
 
         Args:

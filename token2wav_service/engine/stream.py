@@ -198,7 +198,7 @@ def next_batch(
         return []
     buckets = [programs.bucket(stream.waiting[0], stream.state) for stream in ready]
     counts, first = Counter(buckets), buckets[0]
-    most = {bucket: programs.step_size(bucket, max_batch_size) for bucket in counts}
+    most = {bucket: programs.step_size(bucket, max_batch_size, is_crowded=False) for bucket in counts}
     is_crowded = sum(count / most[bucket] for bucket, count in counts.items()) >= crowded_steps
 
     def taken(bucket: int, fitting: list[Stream]) -> list[Stream]:

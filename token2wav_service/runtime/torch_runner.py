@@ -81,7 +81,7 @@ class ModelRunner:
         """All chunks share one program, whatever their sizes."""
         return 0
 
-    def step_size(self, bucket: int, ready: int, is_crowded: bool = False) -> int:
+    def step_size(self, bucket: int, ready: int, is_crowded: bool) -> int:
         """A step takes them all."""
         return ready
 

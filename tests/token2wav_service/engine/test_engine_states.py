@@ -71,7 +71,7 @@ class TellingRunner:
     def bucket(self, chunk: TokenChunk, state: PlaceState) -> int:
         return len(chunk.token_ids) % 2
 
-    def step_size(self, bucket: int, ready: int, is_crowded: bool = False) -> int:
+    def step_size(self, bucket: int, ready: int, is_crowded: bool) -> int:
         return min(ready, 2 + bucket)
 
     def launch(self, works: Sequence[ChunkWork], *, beside: bool = False) -> Finish:

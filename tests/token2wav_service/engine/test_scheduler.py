@@ -20,7 +20,7 @@ class TwoBuckets:
     def bucket(self, chunk: TokenChunk, state: object) -> int:
         return 10 if len(chunk.token_ids) <= 10 else 100
 
-    def step_size(self, bucket: int, ready: int, is_crowded: bool = False) -> int:
+    def step_size(self, bucket: int, ready: int, is_crowded: bool) -> int:
         return min(ready, 3 if bucket == 10 else 1)
 
 
@@ -30,7 +30,7 @@ class ThreeBuckets:
     def bucket(self, chunk: TokenChunk, state: object) -> int:
         return next(bucket for bucket in (10, 20, 40) if len(chunk.token_ids) <= bucket)
 
-    def step_size(self, bucket: int, ready: int, is_crowded: bool = False) -> int:
+    def step_size(self, bucket: int, ready: int, is_crowded: bool) -> int:
         return min(ready, 160 // bucket)
 
 
@@ -40,7 +40,7 @@ class OneBucket:
     def bucket(self, chunk: TokenChunk, state: object) -> int:
         return 0
 
-    def step_size(self, bucket: int, ready: int, is_crowded: bool = False) -> int:
+    def step_size(self, bucket: int, ready: int, is_crowded: bool) -> int:
         return ready if is_crowded else 1
 
 

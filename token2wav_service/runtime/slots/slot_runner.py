@@ -202,7 +202,7 @@ class SlotRunner:
         """Return the tokens that the chunk's program has room for."""
         return self.shapes.token_bucket(self._computed(len(chunk.token_ids), chunk.is_last, state))
 
-    def step_size(self, bucket: int, ready: int, is_crowded: bool = False) -> int:
+    def step_size(self, bucket: int, ready: int, is_crowded: bool) -> int:
         """See `Runner.step_size`."""
         return self.shapes.step_size(bucket, ready, is_crowded)
 

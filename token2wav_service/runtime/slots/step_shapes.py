@@ -50,7 +50,7 @@ class StepShapes:
         """Return the streams that such a batch's program has room for."""
         return next((bucket for bucket in self.stream_buckets if bucket >= streams), streams)
 
-    def most_streams(self, tokens: int, is_crowded: bool = True) -> int:
+    def most_streams(self, tokens: int, is_crowded: bool) -> int:
         """Return the streams that a program of a token bucket may hold."""
         most = CROWDED_STEP_TOKENS if is_crowded else STEP_TOKENS
         return max((size for size in self.stream_buckets if size * tokens <= most), default=self.stream_buckets[0])
@@ -59,7 +59,7 @@ class StepShapes:
         """Yield streams and tokens of every program."""
         for tokens in self.token_buckets:
             for streams in self.stream_buckets:
-                if streams <= self.most_streams(tokens):
+                if streams <= self.most_streams(tokens, is_crowded=True):
                     yield streams, tokens
 
     def groups(self, tokens: Sequence[int]) -> list[tuple[list[int], int]]:
@@ -69,14 +69,14 @@ class StepShapes:
         what one program may hold.
         """
         largest = self.token_bucket(max(tokens, default=0))
-        if 0 < len(tokens) <= self.most_streams(largest):
+        if 0 < len(tokens) <= self.most_streams(largest, is_crowded=True):
             return [(list(range(len(tokens))), largest)]
         buckets: dict[int, list[int]] = {}
         for index, count in enumerate(tokens):
             buckets.setdefault(self.token_bucket(count), []).append(index)
         groups = []
         for bucket, members in buckets.items():
-            most = self.most_streams(bucket)
+            most = self.most_streams(bucket, is_crowded=True)
             groups += [(members[start : start + most], bucket) for start in range(0, len(members), most)]
         return groups
 
