@@ -17,7 +17,7 @@ from token2wav_service.engine.voices import Voice
 from token2wav_service.errors import InvalidChunkError, InvalidRequestError
 from token2wav_service.types import StreamOptions, StreamStatus, StreamSummary, TokenChunk
 
-FIRST_AUDIO_DUE_S = 0.3
+FIRST_AUDIO_DUE_S = 0.4
 """From a stream's first chunk on. A listener who waits so long hears no fault; one who has begun to listen hears every
 gap.
 
@@ -170,7 +170,7 @@ CROWDED_STEPS = 5.0
 new streams would wait longer than they do for usual steps of one bucket (simulated)."""
 BESIDE_WAITING = 16
 """Most other chunks that wait, or run, while all urgent ones may run beside them."""
-LATE_S = 0.1
+LATE_S = 0.2
 """Where more wait, those run beside others whose listeners have nothing left so soon: after the step that runs and one
 of their own, their audio would be late."""
 LEAST_SHARE = 0.5
