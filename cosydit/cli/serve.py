@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 from cosydit.cli.stack_options import add_stack_options, all_given, running, stack_options
 from cosydit.stack.host import Machine, find_host, for_host, gateway_processes
 from cosydit.stack.process import busy_ports
-from cosydit.stack.stack import ALL_ADDRESSES, LOOPBACK, StackOptions, announced, gateway_settings, metrics_urls
+from cosydit.stack.stack import (
+    ALL_ADDRESSES,
+    LOOPBACK,
+    StackOptions,
+    announced,
+    default_work_dir,
+    gateway_settings,
+    metrics_urls,
+)
 from cosydit.stack.supervisor import Supervisor
 from gateway.settings import GATEWAY
 from servicekit.clock import SystemClock
@@ -80,7 +88,8 @@ def _with_gateway(options: StackOptions, host: Machine) -> StackOptions:
 
 
 def _where(options: StackOptions, config: GatewayConfig | None) -> list[str]:
-    lines = [f"logs      {options.log_dir}", "watch     cosydit top"]
+    named = "" if options.work_dir == default_work_dir() else f" --work-dir {options.work_dir}"
+    lines = [f"logs      {options.log_dir}", f"watch     cosydit top{named}"]
     if config is None:
         return lines
     if options.ports.gateway_grpc:

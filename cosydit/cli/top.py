@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,7 +49,10 @@ def run(args: argparse.Namespace) -> int:
         if args.once:
             looks = look()
             Console().print(draw(looks, f"{time.strftime('%H:%M:%S')}  since the services' start"))
-            return 0 if any(service.window is not None for kind in looks.values() for service in kind) else 1
+            if any(service.window is not None for kind in looks.values() for service in kind):
+                return 0
+            print("cosydit top: no figures; is `cosydit serve` running, and is this its --work-dir?", file=sys.stderr)
+            return 1
         title = f"last {WINDOW_S:g} s  (Ctrl-C ends it)"
         with Live(draw(look(), title), auto_refresh=False, screen=True) as live:
             while True:

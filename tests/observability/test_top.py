@@ -155,7 +155,9 @@ def test_the_command_draws_once_and_says_if_nothing_answered(capsys: pytest.Capt
         assert main(["top", "--once", "--gateway", url, "--token2wav", nowhere, "--llm", nowhere]) == 0
     assert "since the services' start" in capsys.readouterr().out
     assert main(["top", "--once", "--gateway", nowhere, "--token2wav", nowhere, "--llm", nowhere]) == 1
-    assert capsys.readouterr().out.count("no answer") == 4, "listeners, requests, token2wav, LLM"
+    drawn = capsys.readouterr()
+    assert drawn.out.count("no answer") == 4, "listeners, requests, token2wav, LLM"
+    assert "is `cosydit serve` running, and is this its --work-dir?" in drawn.err
 
 
 def test_metrics_behind_api_keys_say_what_they_need(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,9 +70,9 @@ def test_serve_says_where_everything_is_and_other_commands_find_it(tmp_path: Pat
         metrics = running_metrics(tmp_path)
         assert set(metrics) == {"gateway", "token2wav", "llm"}
         url = metrics["gateway"][0].removesuffix("/metrics")
-        for line in (rf"page +{url}/$", rf"base URL +{url}/v1", r"gRPC +127\.0\.0\.1:\d+$"):
+        ours = rf"logs +{tmp_path}/logs$", rf"watch +cosydit top --work-dir {tmp_path}$"
+        for line in (rf"page +{url}/$", rf"base URL +{url}/v1", r"gRPC +127\.0\.0\.1:\d+$", *ours):
             assert re.search(line, started.output, re.MULTILINE), started.output
-        assert re.search(rf"logs +{tmp_path}/logs$", started.output, re.MULTILINE)
         started.process.send_signal(signal.SIGTERM)
         started.end()
     assert running_metrics(tmp_path) == {}
