@@ -188,8 +188,8 @@ fail() {
 }
 
 fail_usage() {
-  printf 'error: %s\n\n' "$*" >&2
   usage >&2
+  printf '\nerror: %s\n' "$*" >&2
   exit 2
 }
 
