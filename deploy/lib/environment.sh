@@ -99,7 +99,8 @@ pip_install() {
   fi
   # What pip downloads lies in .venv, too, so that the reported size grows with it.
   mkdir -p "$VENV/.download"
-  TMPDIR=$VENV/.download "$PYTHON" -m pip install "${options[@]}" "$@" || status=$?
+  # setuptools warns of every editable installation.
+  TMPDIR=$VENV/.download PYTHONWARNINGS='ignore:Editable installation' "$PYTHON" -m pip install "${options[@]}" "$@" || status=$?
   rm -rf "$VENV/.download"
   if [[ -n $reporter ]]; then
     kill "$reporter" 2>/dev/null || true

@@ -147,7 +147,7 @@ def test_a_manifest_reaches_the_benchmarks() -> None:
 
 
 FAKE_PIP = """#!/usr/bin/env bash
-echo "pip: $*" >&2
+echo "pip: $* with $PYTHONWARNINGS" >&2
 dd if=/dev/zero of="$(dirname "$0")/../big" bs=1M count=3 status=none
 sleep 2.5
 [[ $* != *broken* ]]
@@ -182,6 +182,7 @@ def test_an_install_says_what_comes_and_how_far_it_is(
     )
     said = done.stderr.splitlines()
     assert "Triton" in said[0] and f"{size_mb} MB on disk" in said[0] and "3 to 10 minutes" in said[1]
+    assert any(line.endswith(f"{package} with ignore:Editable installation") for line in said), said
     reports = [line for line in said if re.fullmatch(r"environment: \d+ MB after \d+ s", line)]
     assert reports, said
     assert re.fullmatch(r"ready: [3-9] MB", said[-1]), "the reporter has ended before"
