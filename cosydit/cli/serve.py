@@ -19,6 +19,7 @@ from cosydit.stack.stack import (
     default_work_dir,
     gateway_settings,
     metrics_urls,
+    running_metrics,
 )
 from cosydit.stack.supervisor import Supervisor
 from gateway.settings import GATEWAY
@@ -66,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
     options = _with_gateway(for_host(stack_options(given), host), host)
     config = None if args.no_gateway else gateway_config(gateway_settings(options), os.environ)
     urls = metrics_urls(options, with_gateway=not args.no_gateway)
+    if running_metrics(options.work_dir):
+        got = "another `cosydit serve` uses %s, and this one replaces its model repository; give each a --work-dir"
+        logger.warning(got, options.work_dir)
     with running(options, host, with_gateway=not args.no_gateway) as stack, announced(options.work_dir, urls):
         print("\n".join(_where(options, config)), flush=True)
         return Supervisor(stack.kinds, options.ready_timeout_s, SystemClock()).watch()

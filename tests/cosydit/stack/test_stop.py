@@ -17,7 +17,7 @@ import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.process import ServiceProcess, ServiceSpec, ServiceStartError, stopped_by_signals
-from cosydit.stack.stack import LocalStack, StackOptions, running_metrics
+from cosydit.stack.stack import LocalStack, StackOptions, announced, running_metrics
 from tests.workers import free_ports, wait_until
 
 pytestmark = pytest.mark.slow
@@ -66,7 +66,8 @@ def running(command: str, tmp_path: Path, ending_s: str, last_word: str) -> Iter
 
 
 def test_serve_says_where_everything_is_and_other_commands_find_it(tmp_path: Path) -> None:
-    with running("serve", tmp_path, SHORT_S, "speak:") as started:
+    with announced(tmp_path, {"llm": []}), running("serve", tmp_path, SHORT_S, "speak:") as started:
+        assert f"another `cosydit serve` uses {tmp_path}" in started.output
         metrics = running_metrics(tmp_path)
         assert set(metrics) == {"gateway", "token2wav", "llm"}
         url = metrics["gateway"][0].removesuffix("/metrics")
