@@ -49,7 +49,10 @@ wait_ready() {
 }
 
 answers() {
-  "$PYTHON" -c 'import sys; from cosydit.stack.process import answers_ok; sys.exit(not answers_ok(sys.argv[1]))' "$1"
+  "$PYTHON" -c 'import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback
+from cosydit.stack.process import answers_ok
+sys.exit(not answers_ok(sys.argv[1]))' "$1"
 }
 
 # Fails if a service started here has ended.

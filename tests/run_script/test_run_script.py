@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT
+from tests.workers import QuietHandler, listening
 
 SCRIPT = ROOT / "run_stepaudio2_dit_token2wav.sh"
 
@@ -372,3 +375,17 @@ def test_the_last_value_of_a_repository_setting_counts() -> None:
 def test_a_family_s_script_has_stages_alone() -> None:
     refused = run_script("say", "hello", script=ROTARY)
     assert refused.returncode == 2 and "got say, expected a stage" in refused.stderr
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_a_service_is_awaited_leaves_no_traceback() -> None:
+    class Interrupting(QuietHandler):
+        def do_GET(self) -> None:
+            os.killpg(waiting.pid, signal.SIGINT)
+
+    with listening(Interrupting) as port:
+        words = ["bash", "-c", 'source deploy/lib/services.sh; answers "$1"', "wait", f"http://127.0.0.1:{port}/"]
+        pipe, env = subprocess.PIPE, {**os.environ, "PYTHON": sys.executable}
+        waiting = subprocess.Popen(words, stderr=pipe, text=True, env=env, cwd=ROOT, start_new_session=True)
+        assert waiting.communicate(timeout=60)[1] == ""
+    assert waiting.returncode != 0
