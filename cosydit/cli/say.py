@@ -41,10 +41,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from gateway.speech.request import SpeechRequest
+    from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS, SpeechRequest, check_request
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
     request = SpeechRequest(args.text, args.voice, args.seed)
+    check_request(request, DEFAULT_MAX_TEXT_CHARACTERS)
     given = all_given(args)
     host = find_host(str(given[""].get("device", AUTO)))
     options = _for_one(for_host(stack_options(given, FEW_STREAMS), host, one_stream=True))

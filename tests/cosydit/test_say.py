@@ -1,4 +1,4 @@
-"""`cosydit say` refuses a voice or a file that can't be had before it starts a service, and leaves no half file."""
+"""`cosydit say` refuses what can't be spoken or written before it starts a service, and leaves no half file."""
 
 from __future__ import annotations
 
@@ -90,6 +90,13 @@ def test_an_unknown_voice_is_refused_with_those_that_there_are(
     checkpoint = demo_checkpoint(tmp_path_factory)
     assert cli.main(["say", "Hello.", "--voice", "bob", "--checkpoint", str(checkpoint)]) == 1
     assert "got the voice 'bob'" in (said := capsys.readouterr().err) and ", ".join(NAMES) in said
+
+
+@pytest.mark.usefixtures("no_services")
+@pytest.mark.parametrize(("words", "reason"), [([""], "the text is empty"), (["Hello.", "--seed=-1"], "got seed -1")])
+def test_what_cant_be_spoken_is_refused(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["say", *words]) == 1
+    assert reason in capsys.readouterr().err
 
 
 def test_a_file_is_whole_or_is_as_it_was(tmp_path: Path) -> None:
