@@ -2,7 +2,8 @@
 
 Two kinds of shards. Wide ones hold every feature (for the tokenizer, the speaker encoder, the flow and the vocoder).
 Token shards hold text, speech tokens and phones only (for the LLM, which wants many more hours, and the aligner); they
-need a trained tokenizer.
+need a trained tokenizer. While it is being trained, the cores can make raw token shards: they hold the tokenizer's
+input in the tokens' place, and `tokenize_shards` makes token shards of them on the device.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from lab.train.utterance import (
     utterance_arrays,
     whole_tokens,
 )
+from token2wav_service.features.mel import s3_log_mel
 from token2wav_service.types import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)
@@ -60,13 +62,19 @@ class CorpusJob:
     """Unpacked Debian packages; None: installed ones."""
     index: int
     tokenizer: Path | None
-    """Trained speech tokenizer (ONNX): makes a token shard; None: a wide one."""
+    """Trained speech tokenizer (ONNX): makes a token shard; None: a wide one, or a raw one."""
     teachers: str
     """Name in `TEACHERS`."""
+    is_raw: bool = False
+    """Makes a token shard with log_mel instead of tokens."""
 
     @property
     def path(self) -> Path:
         return self.directory / f"shard-{self.index:05d}.npz"
+
+    @property
+    def is_wide(self) -> bool:
+        return self.tokenizer is None and not self.is_raw
 
 
 def make_corpus(jobs: Sequence[CorpusJob], workers: int, deadline_s: float) -> int:
@@ -139,7 +147,7 @@ def _mapper(stack: ExitStack, workers: int) -> Callable[[Sequence[CorpusJob]], o
 
 
 def _make_shard(job: CorpusJob) -> None:
-    seed = WIDE_SEED if job.tokenizer is None else TOKEN_SEED
+    seed = WIDE_SEED if job.is_wide else TOKEN_SEED
     teachers = TEACHERS[job.teachers]
     first = job.index * SHARD_UTTERANCES
     is_long = LONG_FIRST_SHARD <= job.index <= LONG_LAST_SHARD
@@ -149,17 +157,22 @@ def _make_shard(job: CorpusJob) -> None:
 
 
 def write_shard(job: CorpusJob, spoken: Sequence[tuple[PlannedUtterance, Spoken]]) -> None:
-    """Write one shard of what was spoken; never leaves half a file."""
-    columns = _wide_columns(spoken) if job.tokenizer is None else _token_columns(spoken, job.tokenizer)
-    head = {
+    """Write one shard of what was spoken, as `write_whole` does."""
+    columns = _wide_columns(spoken) if job.is_wide else _token_columns(spoken, job.tokenizer)
+    head: dict[str, AnyArray] = {
         "speaker": np.array([utterance.speaker for utterance, _ in spoken], np.uint8),
         "tokens": np.array([whole_tokens(audio) for _, audio in spoken], np.int32),
         "texts": np.array(json.dumps([utterance.text for utterance, _ in spoken])),
     }
-    partial = job.path.with_suffix(f".{os.getpid()}.part")
+    write_whole(job.path, head | columns)
+
+
+def write_whole(path: Path, columns: Mapping[str, AnyArray]) -> None:
+    """Write a shard's columns; never leaves half a file."""
+    partial = path.with_suffix(f".{os.getpid()}.part")
     with partial.open("wb") as file:
-        np.savez(file, **head, **columns)  # type: ignore[arg-type]
-    os.replace(partial, job.path)
+        np.savez(file, **columns)
+    os.replace(partial, path)
 
 
 def _spoken(engine: Engine, plan: Iterator[PlannedUtterance]) -> Iterator[tuple[PlannedUtterance, Spoken]]:
@@ -179,11 +192,14 @@ def _wide_columns(spoken: Sequence[tuple[PlannedUtterance, Spoken]]) -> dict[str
     return {name: np.concatenate([arrays[name] for arrays in each]) for name in LAYOUTS}
 
 
-def _token_columns(spoken: Sequence[tuple[PlannedUtterance, Spoken]], tokenizer: Path) -> dict[str, AnyArray]:
+def _token_columns(spoken: Sequence[tuple[PlannedUtterance, Spoken]], tokenizer: Path | None) -> dict[str, AnyArray]:
+    phones = np.concatenate([heard_phones(audio) for _, audio in spoken])
+    if tokenizer is None:
+        log_mel = [s3_log_mel(audio_16k(audio)).T for _, audio in spoken]
+        return {"log_mel": np.concatenate(log_mel).astype(np.float16), "phones": phones}
     tokenize = _tokenizer(tokenizer)
-    phones = [heard_phones(audio) for _, audio in spoken]
     token_ids = np.concatenate([tokenize(audio_16k(audio)) for _, audio in spoken]).astype(np.uint16)
-    return {"token_ids": token_ids, "phones": np.concatenate(phones)}
+    return {"token_ids": token_ids, "phones": phones}
 
 
 @lru_cache(maxsize=1)
@@ -198,7 +214,6 @@ def _sources(texts: Path) -> TextSources:
 
 @lru_cache(maxsize=1)
 def _tokenizer(path: Path) -> Callable[[FloatArray], IntArray]:
-    from token2wav_service.features.mel import s3_log_mel
     from token2wav_service.features.prompt_models import OnnxSpeechTokenizer
 
     model = OnnxSpeechTokenizer(path)
@@ -218,15 +233,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--teachers", choices=list(TEACHERS), default=DEFAULT, help="default %(default)s")
     parser.add_argument("--utterances", type=int, default=10_000, help="about 4 s each (default %(default)s)")
     parser.add_argument("--tokenizer", type=Path, help="trained tokenizer: make token shards instead of wide ones")
+    parser.add_argument("--raw", action="store_true", help="make token shards whose tokens come later")
     parser.add_argument("--long", type=int, default=0, help="token shards of long sentences behind each shard")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     parser.add_argument("--deadline-s", type=float, default=500.0, help="begin no shard later (default %(default)s)")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    if args.tokenizer is None:
-        jobs = wide_jobs(args.out, args.texts, args.engines, args.utterances, args.teachers)
-    else:
-        jobs = token_jobs(args.out, args.texts, args.engines, args.utterances, args.tokenizer, args.teachers)
+    jobs = wide_jobs(args.out, args.texts, args.engines, args.utterances, args.teachers)
+    if args.raw or args.tokenizer is not None:
+        jobs = [replace(job, tokenizer=args.tokenizer, is_raw=args.raw) for job in jobs]
         jobs = long_jobs(jobs, args.long) if args.long else jobs
     return 0 if make_corpus(jobs, args.workers, args.deadline_s) == len(jobs) else 1
 
