@@ -5,7 +5,7 @@ How they were chosen, with the measured costs, is in README.md in this folder.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_service.speech_bounds import SpeechBounds
 from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig, HiFTConfig
@@ -101,6 +101,11 @@ DEMO = DemoSizes(
     discriminators=DiscriminatorSizes(),
 )
 
+CLEAR = replace(
+    DEMO, tokenizer=TokenizerSizes(channels=256, blocks_at_50_hz=2, blocks_at_25_hz=4, decoder_channels=256)
+)
+"""The demo voice with a larger speech tokenizer: it runs once for each voice, so no answer takes longer."""
+
 TINY = DemoSizes(
     tokenizer=TokenizerSizes(channels=16, blocks_at_50_hz=1, blocks_at_25_hz=1, decoder_channels=16),
     speaker=SpeakerSizes(channels=16, blocks=1),
@@ -118,4 +123,4 @@ TINY = DemoSizes(
 )
 """Sizes for tests and dry runs: the same shapes of everything, in seconds on a CPU."""
 
-SIZES = {"demo": DEMO, "tiny": TINY}
+SIZES = {"demo": DEMO, "clear": CLEAR, "tiny": TINY}

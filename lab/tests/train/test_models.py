@@ -31,6 +31,7 @@ from lab.train.models.tokenizer import (
     CodeTable,
     SpeechTokenizerNet,
     code_digits,
+    per_sound,
     rounded,
     soft_digits,
     token_ids,
@@ -111,6 +112,22 @@ def test_rounding_lets_the_gradient_through() -> None:
 
     assert values.tolist() == [0.0, 1.0, -1.0]
     assert codes.grad is not None and codes.grad.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_short_sound_counts_as_much_as_a_long_one() -> None:
+    phones = torch.tensor([[4, 4, 4, 4, 4, 7, 7, 4, 0, 0], [0] * 10])
+    logits = torch.full((2, 9, 10), -9.0).scatter_(1, phones[:, None], 9.0)
+    wrong_short = logits.clone()
+    wrong_short[0, :, 7] = logits[0, :, 6]
+    wrong_edge = logits.clone()
+    wrong_edge[0, :, 5] = 0.5 * logits[0, :, 4]
+
+    losses, shares = zip(*(per_sound(each, phones) for each in (logits, wrong_short, wrong_edge)), strict=True)
+
+    assert [float(share) for share in shares] == pytest.approx([1.0, 0.8, 1.0])
+    assert float(losses[0]) < 1e-6
+    assert float(losses[1]) == pytest.approx(18 / 5, rel=1e-3)  # one of five sounds is 18 below the wrong one
+    assert float(losses[0]) < float(losses[2]) < 0.1
 
 
 def test_the_exported_speaker_encoder_gives_the_trained_one_s_embedding(tmp_path: Path) -> None:
