@@ -2,8 +2,8 @@
 
 Two kinds of shards. Wide ones hold every feature (for the tokenizer, the speaker encoder, the flow and the vocoder).
 Token shards hold text, speech tokens and phones only (for the LLM, which wants many more hours, and the aligner); they
-need a trained tokenizer. While it is being trained, the cores can make raw token shards: they hold the tokenizer's
-input in the tokens' place, and `tokenize_shards` makes token shards of them on the device.
+need a trained tokenizer. While it is being trained, the cores can make raw token shards: they hold what teaches the
+tokenizer in the tokens' place, and `tokenize_shards` makes token shards of them on the device.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from lab.train.utterance import (
     utterance_arrays,
     whole_tokens,
 )
-from token2wav_service.features.mel import s3_log_mel
 from token2wav_service.types import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)
@@ -49,6 +48,8 @@ LONG_FIRST_SHARD = 20_000
 """Token shards from here to `LONG_LAST_SHARD` are long sentences, most of them in the voice `default`."""
 LONG_LAST_SHARD = 49_999
 SHARD_UTTERANCES = 64
+RAW = ("log_mel", "mel", "phones", "pitch")
+"""Columns of a raw token shard, those that teach the tokenizer."""
 WORKER_NICENESS = 10
 
 
@@ -66,15 +67,11 @@ class CorpusJob:
     teachers: str
     """Name in `TEACHERS`."""
     is_raw: bool = False
-    """Makes a token shard with log_mel instead of tokens."""
+    """Makes a token shard with RAW instead of tokens."""
 
     @property
     def path(self) -> Path:
         return self.directory / f"shard-{self.index:05d}.npz"
-
-    @property
-    def is_wide(self) -> bool:
-        return self.tokenizer is None and not self.is_raw
 
 
 def make_corpus(jobs: Sequence[CorpusJob], workers: int, deadline_s: float) -> int:
@@ -147,7 +144,7 @@ def _mapper(stack: ExitStack, workers: int) -> Callable[[Sequence[CorpusJob]], o
 
 
 def _make_shard(job: CorpusJob) -> None:
-    seed = WIDE_SEED if job.is_wide else TOKEN_SEED
+    seed = WIDE_SEED if job.tokenizer is None and not job.is_raw else TOKEN_SEED
     teachers = TEACHERS[job.teachers]
     first = job.index * SHARD_UTTERANCES
     is_long = LONG_FIRST_SHARD <= job.index <= LONG_LAST_SHARD
@@ -158,7 +155,10 @@ def _make_shard(job: CorpusJob) -> None:
 
 def write_shard(job: CorpusJob, spoken: Sequence[tuple[PlannedUtterance, Spoken]]) -> None:
     """Write one shard of what was spoken, as `write_whole` does."""
-    columns = _wide_columns(spoken) if job.is_wide else _token_columns(spoken, job.tokenizer)
+    if job.tokenizer is None:
+        columns = _columns(spoken, RAW if job.is_raw else tuple(LAYOUTS))
+    else:
+        columns = _token_columns(spoken, job.tokenizer)
     head: dict[str, AnyArray] = {
         "speaker": np.array([utterance.speaker for utterance, _ in spoken], np.uint8),
         "tokens": np.array([whole_tokens(audio) for _, audio in spoken], np.int32),
@@ -187,19 +187,16 @@ def _spoken(engine: Engine, plan: Iterator[PlannedUtterance]) -> Iterator[tuple[
             yield utterance, spoken
 
 
-def _wide_columns(spoken: Sequence[tuple[PlannedUtterance, Spoken]]) -> dict[str, AnyArray]:
+def _columns(spoken: Sequence[tuple[PlannedUtterance, Spoken]], names: Sequence[str]) -> dict[str, AnyArray]:
     each = [utterance_arrays(audio) for _, audio in spoken]
-    return {name: np.concatenate([arrays[name] for arrays in each]) for name in LAYOUTS}
+    return {name: np.concatenate([arrays[name] for arrays in each]) for name in names}
 
 
-def _token_columns(spoken: Sequence[tuple[PlannedUtterance, Spoken]], tokenizer: Path | None) -> dict[str, AnyArray]:
-    phones = np.concatenate([heard_phones(audio) for _, audio in spoken])
-    if tokenizer is None:
-        log_mel = [s3_log_mel(audio_16k(audio)).T for _, audio in spoken]
-        return {"log_mel": np.concatenate(log_mel).astype(np.float16), "phones": phones}
+def _token_columns(spoken: Sequence[tuple[PlannedUtterance, Spoken]], tokenizer: Path) -> dict[str, AnyArray]:
     tokenize = _tokenizer(tokenizer)
+    phones = [heard_phones(audio) for _, audio in spoken]
     token_ids = np.concatenate([tokenize(audio_16k(audio)) for _, audio in spoken]).astype(np.uint16)
-    return {"token_ids": token_ids, "phones": phones}
+    return {"token_ids": token_ids, "phones": np.concatenate(phones)}
 
 
 @lru_cache(maxsize=1)
@@ -214,6 +211,7 @@ def _sources(texts: Path) -> TextSources:
 
 @lru_cache(maxsize=1)
 def _tokenizer(path: Path) -> Callable[[FloatArray], IntArray]:
+    from token2wav_service.features.mel import s3_log_mel
     from token2wav_service.features.prompt_models import OnnxSpeechTokenizer
 
     model = OnnxSpeechTokenizer(path)

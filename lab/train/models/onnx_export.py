@@ -142,7 +142,7 @@ def tokenize_shards(net: SpeechTokenizerNet, raw: Sequence[Path], directory: Pat
     Utterances of one length go through the net at once, so each gets the tokens that it would get by itself.
     """
     net = net.to(device).eval()
-    shards = [_columns(path) for path in raw]
+    shards = [_heard(path) for path in raw]
     of_size: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, shard in enumerate(shards):
         ends = np.cumsum(shard["tokens"])
@@ -160,9 +160,10 @@ def tokenize_shards(net: SpeechTokenizerNet, raw: Sequence[Path], directory: Pat
         path.unlink()
 
 
-def _columns(path: Path) -> dict[str, _Array]:
+def _heard(path: Path) -> dict[str, _Array]:
+    """Return what a token shard holds, and the tokenizer's input."""
     with np.load(path) as shard:
-        return dict(shard)
+        return {name: shard[name] for name in shard if name not in ("mel", "pitch")}
 
 
 @dataclass(frozen=True)

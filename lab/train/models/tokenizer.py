@@ -166,7 +166,7 @@ FEATURES = ("log_mel", "mel", "phones", "pitch")
 WINDOW_TOKENS = 75
 """Tokens of a window, 3 s."""
 RATE = 1e-3
-VOICED_WEIGHT, PITCH_WEIGHT, MEL_WEIGHT, SOUND_WEIGHT = 0.3, 0.3, 0.5, 1.0
+VOICED_WEIGHT, PITCH_WEIGHT, MEL_WEIGHT, SOUND_WEIGHT = 0.3, 0.3, 1.0, 1.0
 ANCHOR_WEIGHT = 1.0
 Anchor = Callable[[Tensor, Tensor], Tensor]
 """Maps one-hot digits [B, N, 8, 3] and a mask [B, N] to phones [B, 2 N, phones], as another voice's aligner does."""
