@@ -56,7 +56,7 @@ _NUMBERS = (
 _WORD = r"(?:[A-Z]?[a-z]+(?:['’-][A-Za-z]?[a-z]*)*|[AI])"
 _PLAIN = re.compile(rf"{_WORD}(?:(?:[,;:?!]? |\. (?=[A-Z])){_WORD})*[.?!,;:]?")
 # Words that short abbreviations could be taken for; the grammar was seen to leave each as it is.
-_SHORT_WORDS = (
+_SHORT_WORDS = frozenset(
     "a i am an as at be by do go he hi if in is it me my of oh ok on or ox so to up us we act add age ago aid aim "
     "air all and any are arm art ask ate bad bag bar bat bay bed bee bet big bit box boy bus but buy bye can car "
     "cat cow cry cup cut dad day did die dig dog dot dry due ear eat egg end eye fan far fat few fit fix fly fog "
@@ -64,20 +64,22 @@ _SHORT_WORDS = (
     "kid lab law lay leg let lie lip log lot low mad man map may men met mix mom mud net new nor not now nut odd "
     "off oil old one our out own pan pay pen pet pie pig pin pop pot put ran raw red rid row run sad saw say sea "
     "see set sex she shy sir sit six sky son sum tax tea ten the tie tip toe too top toy try two use van war was "
-    "way wet who why win won yes yet you zoo"
+    "way wet who why win won yes yet you zoo".split()
 )
 _SHORTENED = {
     each.strip(".").lower()
     for table in (abbreviations.TITLES, abbreviations.STREET_WORDS, abbreviations.BEHIND_NAMES)
     for each in (*table, *abbreviations.BEFORE_NUMBERS, *abbreviations.ANYWHERE)
 } | set("dept corp assoc sept".split())
-_MAY_BE_READ = re.compile(
-    rf"\b(?i:{'|'.join(sorted(each for each in _SHORTENED if each.isalpha()))})\."
-    rf"|\b(?!(?i:{'|'.join(_SHORT_WORDS.split())})\.)[A-Za-z]{{1,3}}\."
-    r"|\b(?i:mon|tues?|wed|thurs?|fri|sat|sun|dr|mr|mrs|st|jr|sr|vs|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)\b"
-    rf"|\b(?:Ms|Prof|aka|ext|Ctrl|hwy|[ivx]+|{'|'.join(abbreviations.STREET_WORDS)})\b|[A-Z]\w* I\b"
+_READ_IN_SMALL_LETTERS = frozenset(
+    "mon tue tues wed thur thurs fri sat sun jan feb mar apr jun jul aug sep sept oct nov dec "
+    "dr mr mrs st jr sr vs".split()
 )
-"""What the rules here or the grammar may read among words alone."""
+_READ_AS_WRITTEN = frozenset(("Ms", "Prof", "aka", "ext", "Ctrl", "hwy", *abbreviations.STREET_WORDS))
+_SMALL_ROMAN = frozenset("ivx")
+_SHORT = 3
+_NUMBERED_I = re.compile(r"[A-Z]\w* I\b")
+_WORD_AND_STOP = re.compile(r"([A-Za-z]+)(\.?)")
 _THOUSAND = re.compile(r"(?:(?P<multiplier>\w+) )?\bthousand\b")
 _UNITS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
 _TENS = "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred"
@@ -86,8 +88,17 @@ _MULTIPLIERS = frozenset(f"{_UNITS} {_TENS}".split())
 
 def is_plain(text: str) -> bool:
     """Tell whether a text is words alone, which are read as they are written."""
-    is_words = _PLAIN.fullmatch(text.strip()) is not None
-    return is_words and not _MAY_BE_READ.search(text) and not _MAY_BE_RANGE.search(text)
+    if _PLAIN.fullmatch(text.strip()) is None or _MAY_BE_RANGE.search(text) or _NUMBERED_I.search(text):
+        return False
+    return not any(_may_be_read(word, stop) for word, stop in _WORD_AND_STOP.findall(text))
+
+
+def _may_be_read(word: str, stop: str) -> bool:
+    """Tell whether the rules here or the grammar may read something in a word among words alone."""
+    small = word.lower()
+    is_read = small in _READ_IN_SMALL_LETTERS or word in _READ_AS_WRITTEN or _SMALL_ROMAN.issuperset(word)
+    is_short = len(word) <= _SHORT and small not in _SHORT_WORDS
+    return is_read or (bool(stop) and (is_short or small in _SHORTENED))
 
 
 def english_forms(text: str) -> str:
