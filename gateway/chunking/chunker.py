@@ -50,7 +50,7 @@ class Chunker:
         self._hop_multiple = hop_multiple
         self._tokens: list[int] = []
         self._start = 0
-        self._schedule: list[int] = []
+        self._cut_chunks = 0
         self._last_hop = 0
         self._considered: int | None = None
         self._first_tokens = first_tokens
@@ -69,11 +69,6 @@ class Chunker:
     def tokens_received(self) -> int:
         """All tokens pushed so far."""
         return len(self._tokens)
-
-    @property
-    def schedule(self) -> tuple[int, ...]:
-        """Tokens in each chunk cut so far, look-ahead included."""
-        return tuple(self._schedule)
 
     def push(self, token_ids: list[int], elapsed_s: float = 0.0) -> list[TokenChunk]:
         """Take new tokens and return the chunks that are now complete.
@@ -102,15 +97,15 @@ class Chunker:
         if not self.has_pending:
             return None
         pending = len(self._tokens) - self._start
-        if self._first_tokens and not self._schedule:
+        if self._first_tokens and not self._cut_chunks:
             hop = self._first_tokens - LOOKAHEAD_TOKENS
         else:
             # NOTE: decided when there is something to speak, so that a policy sees the time and the backlog.
             progress = ChunkProgress(
-                len(self._schedule), self._start, pending, elapsed_s, self._last_hop, self._considered, pace
+                self._cut_chunks, self._start, pending, elapsed_s, self._last_hop, self._considered, pace
             )
             hop = self._considered = self._policy.next_hop(progress)
-        if self._schedule:
+        if self._cut_chunks:
             hop = max(hop // self._hop_multiple, 1) * self._hop_multiple
         if pending < hop + LOOKAHEAD_TOKENS:
             return None
@@ -125,5 +120,5 @@ class Chunker:
 
     def _cut(self, size: int, is_last: bool) -> TokenChunk:
         token_ids = tuple(self._tokens[self._start : self._start + size])
-        self._schedule.append(size)
-        return TokenChunk(len(self._schedule) - 1, self._start, token_ids, is_last)
+        self._cut_chunks += 1
+        return TokenChunk(self._cut_chunks - 1, self._start, token_ids, is_last)

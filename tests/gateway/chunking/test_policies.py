@@ -67,13 +67,6 @@ def test_the_first_hop_and_the_others_are_settings() -> None:
     assert [len(w.token_ids) - 3 for w in cut(policy, 60)[:-1]] == [10, 20, 20]
 
 
-def test_the_schedule_is_recorded() -> None:
-    chunker = Chunker(FixedChunks())
-    chunker.push(list(range(40)))
-    chunker.flush()
-    assert chunker.schedule == (18, 18, 10)
-
-
 @pytest.mark.parametrize(
     ("sent", "elapsed_s", "pending", "hop"),
     [
