@@ -41,6 +41,7 @@ def cancel(*tasks: asyncio.Future[Any]) -> None:
 
     def again(task: asyncio.Future[Any]) -> None:
         if task.done():
+            _see(task)
             return
         if loop.time() >= ends_s:
             logger.error("%r lives on %.0f s after its cancellation; it waits at %s", task, LIMIT_S, _place(task))
@@ -49,8 +50,9 @@ def cancel(*tasks: asyncio.Future[Any]) -> None:
         loop.call_later(AGAIN_S, again, task)
 
     for task in tasks:
-        task.add_done_callback(_see)
         again(task)
+        if not task.done():
+            task.add_done_callback(_see)
 
 
 async def stop(*tasks: asyncio.Future[Any]) -> None:
