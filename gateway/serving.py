@@ -77,7 +77,7 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
         ignores_interrupts=worker is not None,
     )
     if worker is not None:
-        signal.signal(LEAVE, lambda number, frame: setattr(server, "should_exit", True))
+        signal.signal(LEAVE, lambda number, frame: server.leave())
     bound = open_port(config.host, config.port, "--port", is_shared=worker is not None)
     server.run([*access.connections.listen(bound, "HTTP")])
     telemetry.tracer.close()

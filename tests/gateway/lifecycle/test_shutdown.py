@@ -9,7 +9,7 @@ from typing import Any
 
 import uvicorn
 
-from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE, DrainingServer
+from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE, DATE_INTERVAL_S, DrainingServer
 from tests.workers import free_ports
 
 CALLERS = 40
@@ -26,22 +26,8 @@ async def test_of_many_who_connect_at_once_a_few_are_taken_at_a_time_and_nobody_
             assert isinstance(transport, asyncio.Transport)
             taken.append(transport)
 
-    async def drain() -> None:
-        pass
-
-    (port,) = free_ports(1)
-    config = uvicorn.Config(
-        _nothing,
-        port=port,
-        http=Door,
-        lifespan="off",
-        log_config=None,
-        backlog=ACCEPTED_AT_ONCE,
-    )
-    server = DrainingServer(config, drain, drain_s=0.0, close_s=0.0)
-    config.load()
-    server.lifespan = config.lifespan_class(config)
-    await server.startup()
+    server = await _started(DrainingServer, http=Door, backlog=ACCEPTED_AT_ONCE)
+    port = server.config.port
     callers = [socket.create_connection(("127.0.0.1", port), timeout=1.0) for _ in range(CALLERS)]
     steps = [0]
     while len(taken) < CALLERS:
@@ -53,6 +39,37 @@ async def test_of_many_who_connect_at_once_a_few_are_taken_at_a_time_and_nobody_
     for transport in taken:
         transport.abort()
     server.servers[0].close()
+
+
+async def test_it_leaves_at_once_when_told_to_and_seldom_wakes_before() -> None:
+    ticks = []
+
+    class CountingServer(DrainingServer):
+        async def on_tick(self, counter: int) -> bool:
+            ticks.append(counter)
+            return await super().on_tick(counter)
+
+    server = await _started(CountingServer)
+    running = asyncio.create_task(server.main_loop())
+    await asyncio.sleep(0.5)
+    assert len(ticks) == 1 and b"date" in dict(server.server_state.default_headers)
+    server.leave()
+    await asyncio.wait_for(running, DATE_INTERVAL_S / 4)
+    server.servers[0].close()
+
+
+async def _drained() -> None:
+    """Have no streams to wait for."""
+
+
+async def _started(kind: type[DrainingServer], **options: Any) -> DrainingServer:
+    (port,) = free_ports(1)
+    config = uvicorn.Config(_nothing, port=port, lifespan="off", log_config=None, **options)
+    server = kind(config, _drained, drain_s=0.0, close_s=0.0)
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
+    return server
 
 
 async def _nothing(scope: Any, receive: Any, send: Any) -> None:
