@@ -24,7 +24,8 @@ else:
 
 __all__ = ["LoopLag", "Patience", "PatientTimer", "Timeout", "expire", "patient_timeout", "timeout"]
 
-TICK_S = 0.1
+TICK_S = 0.25
+"""Seconds between two looks at the loop; limits are of 2 s and more."""
 MAX_EXTENSIONS = 4.0
 """Most times its limit that a wait is extended because the service serves others."""
 
