@@ -110,7 +110,8 @@ class DrainingServer(uvicorn.Server):
         """Close the doors; may be called by a signal's handler."""
         self.should_exit = True
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._leaving.set)
+            with suppress(RuntimeError):  # its loop has ended
+                self._loop.call_soon_threadsafe(self._leaving.set)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Answer a signal; called by Python between any two instructions of the main thread."""
