@@ -187,6 +187,8 @@ def _json_entries(path: Path, lines: Iterable[str]) -> Iterator[Entry]:
             yield f"{path}:{number}", f"got {type(row).__name__}, expected a JSON object"
         elif unknown := sorted(set(row) - _KNOWN):
             yield f"{path}:{number}", f"unknown fields {unknown}; {_EXPECTED}"
+        elif wrong := [name for name in row if name not in ("utt", "id") and not isinstance(row[name], str | None)]:
+            yield f"{path}:{number}", f"got {row[wrong[0]]!r} for {wrong[0]}, expected a string"
         else:
             yield f"{path}:{number}", row
 

@@ -89,7 +89,13 @@ def test_jsonl_takes_both_spellings_of_its_fields(tmp_path: Path, prompt: Path) 
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"), [("{", "not JSON"), ("[1]", "got list"), ('{"utt": "a", "txt": "b"}', r"\['txt'\]")]
+    ("line", "reason"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "got list"),
+        ('{"utt": "a", "txt": "b"}', r"\['txt'\]"),
+        ('{"utt": 1, "text": 5}', "got 5 for text"),
+    ],
 )
 def test_a_bad_jsonl_row_is_named(tmp_path: Path, line: str, reason: str) -> None:
     path = tmp_path / "list.jsonl"
