@@ -65,6 +65,7 @@ def test_the_maximum_bounds_exponential_hops() -> None:
 def test_the_first_hop_and_the_others_are_settings() -> None:
     policy = ChunkSettings("equal", token_hop_len=20, token_hop_len_first=10).policy()
     assert [len(w.token_ids) - 3 for w in cut(policy, 60)[:-1]] == [10, 20, 20]
+    assert [len(chunk.token_ids) for chunk in cut(FixedChunks(), 40, per_push=40)] == [18, 18, 10]
 
 
 @pytest.mark.parametrize(

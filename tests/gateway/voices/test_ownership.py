@@ -108,15 +108,16 @@ async def test_without_keys_everyone_sees_and_deletes_every_voice(voices: Voices
 async def test_the_operator_shares_all_voices_and_consents_stay_their_owners(voices: Voices, tmp_path: Path) -> None:
     settings = VoiceSettings(tmp_path / "created", is_shared=True)
     key = "anna"
-    maker, own = FakeVoiceMaker(), voices[0].audio_path.parent
+    maker, own, ledger = FakeVoiceMaker(), voices[0].audio_path.parent, CallerLedger(SystemClock())
     for voice in voices:
         voice.audio_path.with_suffix(".txt").write_text(voice.transcript)
-    registry = open_registry(own, settings, maker, CallerLedger(SystemClock()), lambda: key)
+    registry, other = (open_registry(own, settings, maker, ledger, lambda: key) for _ in range(2))
     created = await registry.create(draft())
     key = "bob"
     assert created in registry.created and not registry.is_owned(created)
     with pytest.raises(errors.VoiceProtectedError):
         await registry.delete(created.id)
+    assert ((await registry.resolve("anna")).is_new, (await other.resolve("anna")).is_new) == (True, False)
 
 
 async def test_voices_of_nobody_are_the_operators(voices: Voices, tmp_path: Path) -> None:

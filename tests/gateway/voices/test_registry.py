@@ -51,17 +51,15 @@ async def test_the_memory_is_bounded_and_drops_the_first_registered() -> None:
     assert len(token2wav.registrations) == 4
 
 
-async def test_what_one_process_registered_or_found_dropped_all_know(tmp_path: Path, voices: list[NamedVoice]) -> None:
+async def test_what_one_process_registers_or_renews_all_know(tmp_path: Path, voices: list[NamedVoice]) -> None:
     services = [FakeToken2Wav(), FakeToken2Wav()]
     first, second = (
         VoiceRegistry(service, voices, ledger=CallerLedger(ManualClock(), tmp_path / "ledger", number))
         for number, service in enumerate(services, 1)
     )
-    made = await first.resolve("anna")
-    heard = await second.resolve("anna")
+    made, heard = await first.resolve("anna"), await second.resolve("anna")
     assert (heard.registered, made.is_new, heard.is_new) == (made.registered, True, False)
-    again = await second.renew("anna")
-    assert again.is_new and (await first.resolve("anna")).registered == again.registered
+    assert (again := await second.renew("anna")).is_new and (await first.resolve("anna")).registered == again.registered
     assert [len(service.registrations) for service in services] == [1, 1]
 
 
