@@ -16,16 +16,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.lib.commits import BASE_COMMIT, ROOT, checked_out, own_code
 from benchmarks.lib.word_errors import WordErrors, heldout_sentences, word_errors
 from cosydit.bench.report import describe_environment, write_json
 from cosydit.bench.types import count
@@ -38,9 +38,7 @@ from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.features.audio import resample
 from token2wav_service.serving.process.server import free_ports
 
-ROOT = Path(__file__).resolve().parents[1]
 BEFORE, TODAY = "before", "today"
-BASE_COMMIT = "b374f7393aeee884c79c1c26a7b77556c842a9d9"
 DEFAULT_OUT = ROOT / "benchmarks" / "results" / "cpu_speed.json"
 READY_TIMEOUT_S = 300.0
 TIMEOUT_S = 300.0
@@ -295,17 +293,6 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, children))
 
 
-@contextlib.contextmanager
-def checked_out(commit: str, tree: Path) -> Iterator[Path]:
-    """Have a commit of this repository in a directory while the context lasts."""
-    git = partial(subprocess.run, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    git(["git", "worktree", "add", "--quiet", "--detach", str(tree), commit])
-    try:
-        yield tree
-    finally:
-        git(["git", "worktree", "remove", "--force", str(tree)])
-
-
 def _stack(name: str, root: Path, made: Path) -> tuple[ServiceProcess, str]:
     """Return what serves a tree's code, not started, and its URL."""
     llm, tokens, http, grpc, metrics, gateway = free_ports(6)
@@ -313,7 +300,7 @@ def _stack(name: str, root: Path, made: Path) -> tuple[ServiceProcess, str]:
     command = ["env", f"--chdir={root}", sys.executable, "-m", "cosydit.cli.main", "serve", "--gateway-grpc-port", "0"]
     command += ["--llm-port", str(llm), "--llm-grpc-port", str(tokens), "--gateway-port", str(gateway)]
     command += ["--triton-http-port", str(http), "--triton-grpc-port", str(grpc), "--triton-metrics-port", str(metrics)]
-    env = {"PYTHONPATH": f"{root}:{root / 'proto' / 'gen'}", "COSYDIT_HOME": str(made / name)}
+    env = own_code(root) | {"COSYDIT_HOME": str(made / name)}
     url = f"http://127.0.0.1:{gateway}"
     spec = ServiceSpec(name, command, f"{url}/readyz", made / f"{name}.log", env, _STOP_TIMEOUT_S)
     return ServiceProcess(spec), url

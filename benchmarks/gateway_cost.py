@@ -3,21 +3,27 @@
 `python -m benchmarks.gateway_cost --rates 4 8 16` runs a gateway before services that answer at a steady pace without
 models (`benchmarks.lib.paced_services`) and asks for 8 s of speech so many times a second. Threads beside the event
 loop's should have next to nothing to do: one that spins takes a core from the services. With `--processes` the gateway
-has several: the figures are sums over all of them, and their parent has a column of its own. Linux only.
+has several: the figures are sums over all of them, and their parent has a column of its own. With `--rounds` an
+earlier commit, with its own copy of this benchmark, and this tree are measured by turns: `cpu_ratio` is the median of
+the rounds' ratios, of all threads and rates. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
+from benchmarks.lib.commits import BASE_COMMIT, ROOT, checked_out, own_code
 from benchmarks.lib.sweep import RunPlan, jobs_of, open_run
 from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, HttpDoor
 from cosydit.bench.load import LoadGenerator
@@ -74,10 +80,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         times = [cost.loop_s, cost.others_s, cost.parent_s, cost.ttfa_p50_s, cost.ttfa_p99_s, cost.ttfa_worst_s]
         rows.append([f"{cost.requests_per_s:g}", str(cost.requests), *(f"{_MS * each:.1f}" for each in times)])
     print(aligned_table(rows), end="")
+    by_turns = _by_turns(args) if args.rounds else {}
     if args.out is not None:
         costs_json = [asdict(cost) for cost in costs]
-        write_json(args.out, {"costs": costs_json, "environment": describe_environment(vars(args))})
+        write_json(args.out, {"costs": costs_json, **by_turns, "environment": describe_environment(vars(args))})
     return 0
+
+
+def _by_turns(args: argparse.Namespace) -> dict[str, object]:
+    """Measure the earlier commit and this tree by turns; prints each round."""
+    seconds: dict[str, list[float]] = {"before": [], "today": []}
+    with tempfile.TemporaryDirectory(prefix="gateway-cost-") as made:
+        with checked_out(args.against, Path(made) / "tree") as tree:
+            for number in range(args.rounds):
+                turns = [("before", tree), ("today", ROOT)]
+                for name, root in turns if number % 2 == 0 else reversed(turns):
+                    seconds[name].append(_cpu_of(root, args, Path(made) / "costs.json"))
+                before_s, today_s = seconds["before"][-1], seconds["today"][-1]
+                print(f"round {number + 1}: {_MS * before_s:.1f} -> {_MS * today_s:.1f} ms, {today_s / before_s:.3f}")
+    ratio = median(today / before for before, today in zip(seconds["before"], seconds["today"], strict=True))
+    print(f"cpu_ratio {ratio:.3f}")
+    return {"cpu_ratio": round(ratio, 4), "commit_before": args.against, "cpu_s_a_request": seconds}
+
+
+def _cpu_of(tree: Path, args: argparse.Namespace, out: Path) -> float:
+    """Return the CPU seconds of a request, all threads, the mean of the rates, as a tree's own benchmark tells them."""
+    command = [sys.executable, "-m", "benchmarks.gateway_cost", "--out", str(out), "--seconds", str(args.seconds)]
+    command += ["--rates", *map(str, args.rates), "--llm", args.llm, "--processes", str(args.processes)]
+    subprocess.run(command, cwd=tree, env={**os.environ, **own_code(tree)}, check=True, stdout=subprocess.DEVNULL)
+    costs = json.loads(out.read_text("utf-8"))["costs"]
+    return sum(float(cost["loop_s"] + cost["others_s"] + cost["parent_s"]) for cost in costs) / len(costs)
 
 
 def _measure(
@@ -164,6 +196,8 @@ def _parser() -> argparse.ArgumentParser:
         "--llm", choices=[GRPC, "vllm"], default=GRPC, help="interface of the LLM stand-in (default %(default)s)"
     )
     parser.add_argument("--processes", type=int, default=1, help="number of gateway processes (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=0, help="turns against an earlier commit (default: none)")
+    parser.add_argument("--against", default=BASE_COMMIT, help="commit to compare with (default %(default)s)")
     parser.add_argument("--out", type=Path, help="JSON to write")
     return parser
 

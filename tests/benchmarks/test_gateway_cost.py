@@ -23,3 +23,14 @@ def test_every_rate_is_measured(
     assert [(cost["requests_per_s"], cost["requests"]) for cost in document["costs"]] == [(1, 1), (2, 2)]
     assert all(cost["loop_s"] > 0 and cost["ttfa_p50_s"] > 0 for cost in document["costs"])
     assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_whole(), reason="starts the services of a benchmark thrice; the nightly run has it")
+def test_an_earlier_commit_and_this_tree_are_measured_by_turns(tmp_path: Path) -> None:
+    out = tmp_path / "cost.json"
+    turns = ["--rounds", "1", "--against", "HEAD"]
+    assert gateway_cost.main(["--rates", "2", "--seconds", "1", *turns, "--out", str(out)]) == 0
+    document = json.loads(out.read_text("utf-8"))
+    assert document["commit_before"] == "HEAD" and 0.2 < document["cpu_ratio"] < 5
+    assert {name: len(seconds) for name, seconds in document["cpu_s_a_request"].items()} == {"before": 1, "today": 1}
