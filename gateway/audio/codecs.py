@@ -20,13 +20,14 @@ PCM16_FULL_SCALE = 32767
 WAV_HEADER_BYTES = 44
 _UNKNOWN_LENGTH = 0xFFFFFFFF
 """Length in a header whose data is not complete yet; players then read to the end."""
-_FMT_CHUNK_BYTES = 16
-_FORMAT_PCM = 1
+_FMT_CHUNK_BYTES, _FORMAT_PCM = 16, 1
 
 
 def to_pcm16(samples: FloatArray) -> bytes:
     """Convert [N] samples in +-1 to signed 16-bit little endian: clipped, times 32767, truncated."""
-    return (np.clip(samples, -1.0, 1.0) * PCM16_FULL_SCALE).astype("<i2").tobytes()
+    if len(samples) and not -1.0 <= samples.min() <= samples.max() <= 1.0:  # clipping takes longer than looking
+        samples = np.clip(samples, -1.0, 1.0)
+    return (samples * PCM16_FULL_SCALE).astype("<i2").tobytes()
 
 
 def wav_header(sample_rate_hz: int, data_bytes: int | None = None, channels: int = 1) -> bytes:
@@ -45,8 +46,7 @@ ByteArray = npt.NDArray[np.uint8]
 _CODES = np.arange(256, dtype=np.int32)
 _SIGN_BIT = 0x80
 _SEGMENT_SHIFT = 4
-_SEGMENT_MASK = 7
-_STEP_MASK = 15
+_SEGMENT_MASK, _STEP_MASK = 7, 15
 # Amplitudes here have 16 bits where the standard's have 14 (mu-law) and 13 (A-law).
 _MULAW_BIAS = 33 << 2
 _ALAW_TOGGLED_BITS = 0x55
