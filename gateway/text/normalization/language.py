@@ -269,7 +269,7 @@ def load_identifier() -> Any:
         def scores(self, text: str) -> npt.NDArray[np.float32]:
             """Return the logarithms of the languages' likelihoods, [`nb_classes`]."""
             counts = self.instance2fv(text)
-            used = np.flatnonzero(counts)
+            used = np.flatnonzero(counts > 0)
             scores: npt.NDArray[np.float32] = (self.nb_ptc[used] * counts[used, np.newaxis]).sum(axis=0) + self.nb_pc
             return scores
 
