@@ -127,7 +127,7 @@ family_offline() {
 
 # A plain `serve`, which chooses every setting by the host. The loads of the published table, then those of tts_bench.
 part_end_to_end() {
-  sweep "$OUT/${NAME}_end_to_end" --closed 1 --open 10 20 32 64 --audible 1 6 10 20 32 --unseen 12
+  sweep "$OUT/${NAME}_end_to_end" --closed 1 --open 10 20 32 64 80 100 --audible 1 6 10 20 32 --unseen 12
 }
 
 part_without_mps() { MPS=off sweep "$OUT/${NAME}_without_mps" --closed 1 --open 32 --unseen 0; }

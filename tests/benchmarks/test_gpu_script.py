@@ -59,7 +59,7 @@ def put_command(directory: Path, name: str, script: str) -> str:
 @pytest.mark.parametrize(
     ("part", "loads", "mps"),
     [
-        ("end_to_end", "--closed 1 --open 10 20 32 64 --audible 1 6 10 20 32 --unseen 12 --open-s 20", "on"),
+        ("end_to_end", "--closed 1 --open 10 20 32 64 80 100 --audible 1 6 10 20 32 --unseen 12 --open-s 20", "on"),
         ("without_mps", "--closed 1 --open 32 --unseen 0 --open-s 20", "off"),
     ],
 )
