@@ -25,7 +25,7 @@ _FMT_CHUNK_BYTES, _FORMAT_PCM = 16, 1
 
 def to_pcm16(samples: FloatArray) -> bytes:
     """Convert [N] samples in +-1 to signed 16-bit little endian: clipped, times 32767, truncated."""
-    if len(samples) and not -1.0 <= samples.min() <= samples.max() <= 1.0:  # clipping takes longer than looking
+    if not -1.0 <= samples.min(initial=0.0) <= samples.max(initial=0.0) <= 1.0:  # clipping takes longer than looking
         samples = np.clip(samples, -1.0, 1.0)
     return (samples * PCM16_FULL_SCALE).astype("<i2").tobytes()
 
