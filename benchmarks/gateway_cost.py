@@ -90,14 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _by_turns(args: argparse.Namespace) -> dict[str, object]:
     """Measure the earlier commit and this tree by turns; prints each round."""
     seconds: dict[str, list[float]] = {"before": [], "today": []}
-    with tempfile.TemporaryDirectory(prefix="gateway-cost-") as made:
-        with checked_out(args.against, Path(made) / "tree") as tree:
-            for number in range(args.rounds):
-                turns = [("before", tree), ("today", ROOT)]
-                for name, root in turns if number % 2 == 0 else reversed(turns):
-                    seconds[name].append(_cpu_of(root, args, Path(made) / "costs.json"))
-                before_s, today_s = seconds["before"][-1], seconds["today"][-1]
-                print(f"round {number + 1}: {_MS * before_s:.1f} -> {_MS * today_s:.1f} ms, {today_s / before_s:.3f}")
+    with tempfile.TemporaryDirectory(prefix="cost-") as made, checked_out(args.against, Path(made) / "tree") as tree:
+        turns = [("before", tree), ("today", ROOT)]
+        for number in range(args.rounds):
+            for name, root in turns if number % 2 == 0 else reversed(turns):
+                seconds[name].append(_cpu_of(root, args, Path(made) / "costs.json"))
+            before_s, today_s = seconds["before"][-1], seconds["today"][-1]
+            print(f"round {number + 1}: {_MS * before_s:.1f} -> {_MS * today_s:.1f} ms, {today_s / before_s:.3f}")
     ratio = median(today / before for before, today in zip(seconds["before"], seconds["today"], strict=True))
     print(f"cpu_ratio {ratio:.3f}")
     return {"cpu_ratio": round(ratio, 4), "commit_before": args.against, "cpu_s_a_request": seconds}

@@ -74,7 +74,7 @@ def test_a_test_without_a_mark_starts_no_python_process() -> None:
 BOUNDS = {
     "wheel_lines": 65_973,
     "wheel_files": 412,
-    "benchmarks_lines": 4_919,
+    "benchmarks_lines": 4_918,
     "test_lines": 45_942,
     "doc_words": 49_900,
     "serve_settings": 64,
