@@ -97,6 +97,8 @@ class Pace(NamedTuple):
     urgent_cost: ChunkCost | None = None
     """What chunks cost whose listeners had nothing left, lately or when as many were without a sound: token2wav makes
     them first, and `cost` includes that others wait for them. None: there were none, or this stream has begun."""
+    is_beside: bool = False
+    """Whether this process has other requests under way."""
 
 
 @dataclass
@@ -380,8 +382,8 @@ class PaceMeter:
         dry_in_s = dry_s - now_s if self._chunks else float("inf")
         free_in_s = max(free_s - now_s, 0.0)
         urgent_cost = self._book.urgent_line(now_s) if not self._chunks else None
-        rate_hz, multiple = self._token_rate(now_s), self._book.hop_multiple
-        return Pace(rate_hz, self._burst, cost, free_in_s, dry_in_s, multiple, urgent_cost)
+        rate_hz, multiple, is_beside = self._token_rate(now_s), self._book.hop_multiple, self._book.requests > 1
+        return Pace(rate_hz, self._burst, cost, free_in_s, dry_in_s, multiple, urgent_cost, is_beside)
 
     def _look_ahead(self, now_s: float, cost: ChunkCost) -> tuple[float, float]:
         """Play what is under way; return when token2wav is free and when the listener runs dry."""

@@ -33,8 +33,9 @@ _GROWTH = 2
 """Most times longer than the one before that a deadline hop may be: the listener's slack grows no faster."""
 _GROWTH_AT_EASE, _EASE = 4, 2.0
 """The same where the audio is in time even if it takes so many times as long as expected: fewer chunks cost less."""
-_MOST_LATE_TOKENS = CHUNK_SIZES_TOKENS[1]
-"""Most tokens of a hop that will be late, 1 s: other streams wait while it is made."""
+_MOST_BESIDE_TOKENS = CHUNK_SIZES_TOKENS[1]
+"""Most tokens of a hop beside other streams, 1 s, and of one that will be late: it is due as a whole when its first
+sample is. Where many have longer hops due together, some are late (simulated)."""
 _LONGEST_FIRST_TOKENS = CHUNK_SIZES_TOKENS[2]
 """Most tokens of a first hop, 2 s, while even urgent chunks take so long that a usual one would run dry."""
 _REHEARSED_CHUNKS = 12
@@ -161,6 +162,8 @@ def _sizes(shortest: int, longest: int, bound: int) -> tuple[int, ...]:
 class DeadlineChunks:
     """The shortest first hop that playback can go on from, then the longest hops whose audio comes in time.
 
+    Beside other streams, those behind the first are of 1 s at most.
+
     From 15 tokens on, hops are of the sizes that token2wav batches best. A block-masked flow's first hop is the usual
     one: for every other length token2wav would have to run the voice's prompt again, so that the hop ends a block.
     """
@@ -178,11 +181,12 @@ class DeadlineChunks:
             usual = self.hop_tokens if progress.pace.hop_multiple > 1 else None
             return min(self.first_hop_tokens or usual or self._first_hop(outlook), self.max_hop_tokens)
         shortest = self._shortest(outlook)
-        sizes = _grown_sizes(progress.last_hop_tokens, shortest, self.max_hop_tokens)
+        bound = self._bound(outlook)
+        sizes = _grown_sizes(progress.last_hop_tokens, shortest, bound)
         hop = outlook.longest_in_time(sizes)
         if hop is None or hop < sizes[-1]:
             return hop or self._late(outlook, shortest)
-        longer = _grown_sizes(progress.last_hop_tokens, shortest, self.max_hop_tokens, _GROWTH_AT_EASE)
+        longer = _grown_sizes(progress.last_hop_tokens, shortest, bound, _GROWTH_AT_EASE)
         at_ease = Outlook.measured(progress.pace, progress.tokens_pending, progress.last_hop_tokens, _EASE)
         return max(hop, at_ease.longest_in_time(longer) or hop)
 
@@ -197,7 +201,7 @@ class DeadlineChunks:
         urgent_cost = outlook.pace.urgent_cost
         if urgent_cost is None:
             return hop
-        rate_hz, burst, _, free_in_s, dry_in_s, multiple, _ = outlook.pace
+        rate_hz, burst, _, free_in_s, dry_in_s, multiple, *_ = outlook.pace
         urgent_pace = Pace(rate_hz, burst, urgent_cost, free_in_s, dry_in_s, multiple)
         urgent = Outlook.measured(urgent_pace, outlook.tokens_pending, outlook.last_hop_tokens, caution=1.0)
         sizes = sorted({self.hop_tokens, *CHUNK_SIZES_TOKENS})
@@ -209,7 +213,7 @@ class DeadlineChunks:
 
     def _stays_in_time(self, outlook: Outlook, hop: int) -> bool:
         """Rehearse this hop and the chunks to come; return whether the audio of every one after it is in time."""
-        shortest, bound = self._shortest(outlook), self.max_hop_tokens
+        shortest, bound = self._shortest(outlook), self._bound(outlook)
         for _ in range(_REHEARSED_CHUNKS):
             outlook = outlook.after(hop)
             longest = outlook.longest_in_time(_grown_sizes(hop, shortest, bound))
@@ -217,6 +221,10 @@ class DeadlineChunks:
                 return longest is not None
             hop = longest
         return True
+
+    def _bound(self, outlook: Outlook) -> int:
+        """Return the most tokens of a hop behind the first."""
+        return min(self.max_hop_tokens, _MOST_BESIDE_TOKENS) if outlook.pace.is_beside else self.max_hop_tokens
 
     def _late(self, outlook: Outlook, shortest: int) -> int:
         """Return a hop whose audio will be late whatever its length: the shortest, unless token2wav is overloaded.
@@ -227,7 +235,7 @@ class DeadlineChunks:
         sustaining = outlook.sustaining_hop()
         if sustaining is not None and sustaining <= shortest:
             return shortest
-        longest = min(_GROWTH * outlook.last_hop_tokens, _MOST_LATE_TOKENS, self.max_hop_tokens)
+        longest = min(_GROWTH * outlook.last_hop_tokens, _MOST_BESIDE_TOKENS, self.max_hop_tokens)
         wait_s = outlook.free_in_s / CAUTION
         sizes = _sizes(shortest, longest, self.max_hop_tokens)
         return max((hop for hop in sizes if outlook.ready_in_s(hop) <= wait_s), default=shortest)

@@ -80,6 +80,7 @@ PACES = st.builds(
     st.builds(ChunkCost, st.floats(0, 2), st.floats(0, 0.1)),
     st.floats(0, 3),
     st.floats(-3, 30),
+    is_beside=st.booleans(),
 )
 
 
@@ -92,15 +93,23 @@ PACES = st.builds(
 )
 def test_hops_are_bounded_whatever_was_measured(sent: int, pending: int, last_hop: int, pace: Pace) -> None:
     if not sent:
-        last_hop, pace = 0, pace._replace(dry_in_s=float("inf"))
+        last_hop, pace = 0, pace._replace(dry_in_s=float("inf"), urgent_cost=None)
     hop = DeadlineChunks(max_hop_tokens=60).next_hop(ChunkProgress(sent, 0, pending, 0.0, last_hop, None, pace))
     assert 4 <= hop <= 60
+    assert hop <= 25 or not pace.is_beside
     assert sent or 5 <= hop <= 15
 
 
 def test_the_bound_is_reached_and_kept() -> None:
     hops = listen(FAST, DeadlineChunks(max_hop_tokens=40), learnt(FAST, DeadlineChunks())).hops
     assert max(hops) == 40 == hops[-2]
+
+
+def test_beside_others_no_hop_behind_the_first_is_longer_than_a_second() -> None:
+    at_ease = Pace(100.0, cost=ChunkCost(0.01, 0.001), dry_in_s=8.0)
+    progress = ChunkProgress(3, 100, 120, 1.0, 50)
+    hops = [DeadlineChunks().next_hop(progress._replace(pace=at_ease._replace(is_beside=each))) for each in (0, 1)]
+    assert hops == [100, 25]
 
 
 def test_dearer_chunks_make_the_first_hop_longer() -> None:
