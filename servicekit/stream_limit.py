@@ -31,10 +31,11 @@ TIGHT_S, TIGHT_SHARE = 0.15, 0.25
 """A piece is tight if it was done with less slack than either: so many seconds, such a share of its room."""
 _WINDOW_S, _WINDOW_PIECES = 0.5, 16
 """Least length of a window, and fewest pieces in it, after which the limit may change."""
-_FEW, _SOME, _MANY, _HALF = 0.05, 0.1, 1 / 3, 1 / 2
+_FEW, _SOME, _MANY, _HALF, _MOST = 0.05, 0.1, 1 / 3, 1 / 2, 0.6
 """Shares of a window's pieces. With more than some tight ones the limit falls: while streams begin, up to a tenth is.
 It grows until many take over half of their room, or half of them if their mean slack is comfortable, `_AHEAD_S`;
-where as many streams are open as can be served, more do. It may grow fastest while few do."""
+where as many streams are open as can be served, more do. It may grow fastest while few do. Where most do, more streams
+bring no more speech a second and leave each less time to spare: it shrinks."""
 _USED_SHARE = 0.9
 """A service that makes so many seconds of speech a second can serve as many streams, or as many as are open if it is
 ahead of their listeners. The limit falls to this share of them at the lowest, and grows at once to this share of what
@@ -42,8 +43,9 @@ is made while it is below what was proven. It grows further only if this share o
 _IN_USE = 0.6
 """Share of the limit from which on the open streams put it to the test. With fewer, some pieces are tight because many
 streams have begun at once, what was made is what was asked for, and what was not proven is forgotten."""
-_GROWTH, _AHEAD_GROWTH, _FASTEST_GROWTH, _LEAST_GROWTH = 0.01, 0.06, 0.1, 0.1
-"""Growth in a window, as a share: usual, with comfortable slack, and at most; and the least number of streams."""
+_GROWTH, _AHEAD_GROWTH, _FASTEST_GROWTH, _LEAST_GROWTH, _SHRINKING = 0.01, 0.06, 0.1, 0.1, 0.03
+"""Growth in a window, as a share: usual, with comfortable slack, and at most; the least number of streams; and by which
+share it shrinks."""
 _AHEAD_S = 0.7
 """Slack that is comfortable."""
 _CALM_WINDOWS = 60
@@ -138,6 +140,8 @@ class StreamLimit:
             elif open_streams < _IN_USE * self._limit:
                 grown = min(grown, max(self._proven, COLD_STREAMS * _FIRST_LASTED_S))
             self._limit = min(grown, float(self._most))
+        elif self._slow > _MOST * self._pieces and open_streams >= _IN_USE * self._limit and self._limit > COLD_STREAMS:
+            self._limit *= 1 - _SHRINKING
 
 
 def reserved_streams(slots: int) -> int:
