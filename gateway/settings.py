@@ -64,7 +64,7 @@ _DOORS = (
     ),
     _own("drain_delay_s", "seconds after a stop signal in which requests still come in", SECONDS, "0"),
     Setting("drain_timeout_s", "seconds after that in which streams under way may end", SECONDS, "60"),
-    Setting("admission_wait_s", "most seconds that a request waits while the services are full", SECONDS, "2"),
+    Setting("admission_wait_s", "most seconds that a request waits while the services are full", SECONDS, "1"),
     _own("otlp_endpoint", "base URL of an OTLP/HTTP receiver of spans", _URL, variable=ENDPOINT_VARIABLE),
     _own("log_format", "format of the log", _LOG_FORMATS, LogFormat.TEXT.value, variable=FORMAT_VARIABLE),
 )

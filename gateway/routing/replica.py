@@ -28,7 +28,7 @@ there: without that, a gateway with many streams would take every slot before on
 class RoutingSettings:
     """What holds for every replica of both services. Operators set `admission_wait_s`; tests set the others."""
 
-    admission_wait_s: float = 2.0
+    admission_wait_s: float = 1.0
     """Most seconds that a request waits for a free slot or a live replica."""
     interval_s: float = 1.0
     """Seconds between two probes of a replica, and between two look-ups of a DNS name; also the first ejection."""
