@@ -33,9 +33,11 @@ _GROWTH = 2
 """Most times longer than the one before that a deadline hop may be: the listener's slack grows no faster."""
 _GROWTH_AT_EASE, _EASE = 4, 2.0
 """The same where the audio is in time even if it takes so many times as long as expected: fewer chunks cost less."""
-_MOST_BESIDE_TOKENS = CHUNK_SIZES_TOKENS[1]
-"""Most tokens of a hop beside other streams, 1 s, and of one that will be late: it is due as a whole when its first
-sample is. Where many have longer hops due together, some are late (simulated)."""
+_MOST_BUSY_TOKENS = CHUNK_SIZES_TOKENS[1]
+"""Most tokens of a hop where token2wav is busy with other streams, 1 s, and of one that will be late: it is due as a
+whole when its first sample is. Where many have longer hops due together, some are late (simulated)."""
+_BUSY_S = 0.1
+"""token2wav is busy if such a hop takes longer than that: it speaks less than ten times as fast as listeners play."""
 _LONGEST_FIRST_TOKENS = CHUNK_SIZES_TOKENS[2]
 """Most tokens of a first hop, 2 s, while even urgent chunks take so long that a usual one would run dry."""
 _REHEARSED_CHUNKS = 12
@@ -162,7 +164,7 @@ def _sizes(shortest: int, longest: int, bound: int) -> tuple[int, ...]:
 class DeadlineChunks:
     """The shortest first hop that playback can go on from, then the longest hops whose audio comes in time.
 
-    Beside other streams, those behind the first are of 1 s at most.
+    Those behind the first are of 1 s at most where token2wav is busy with other streams.
 
     From 15 tokens on, hops are of the sizes that token2wav batches best. A block-masked flow's first hop is the usual
     one: for every other length token2wav would have to run the voice's prompt again, so that the hop ends a block.
@@ -181,7 +183,7 @@ class DeadlineChunks:
             usual = self.hop_tokens if progress.pace.hop_multiple > 1 else None
             return min(self.first_hop_tokens or usual or self._first_hop(outlook), self.max_hop_tokens)
         shortest = self._shortest(outlook)
-        bound = self._bound(outlook)
+        bound = self._bound(outlook.pace)
         sizes = _grown_sizes(progress.last_hop_tokens, shortest, bound)
         hop = outlook.longest_in_time(sizes)
         if hop is None or hop < sizes[-1]:
@@ -213,7 +215,7 @@ class DeadlineChunks:
 
     def _stays_in_time(self, outlook: Outlook, hop: int) -> bool:
         """Rehearse this hop and the chunks to come; return whether the audio of every one after it is in time."""
-        shortest, bound = self._shortest(outlook), self._bound(outlook)
+        shortest, bound = self._shortest(outlook), self._bound(outlook.pace)
         for _ in range(_REHEARSED_CHUNKS):
             outlook = outlook.after(hop)
             longest = outlook.longest_in_time(_grown_sizes(hop, shortest, bound))
@@ -222,9 +224,10 @@ class DeadlineChunks:
             hop = longest
         return True
 
-    def _bound(self, outlook: Outlook) -> int:
+    def _bound(self, pace: Pace) -> int:
         """Return the most tokens of a hop behind the first."""
-        return min(self.max_hop_tokens, _MOST_BESIDE_TOKENS) if outlook.pace.is_beside else self.max_hop_tokens
+        is_busy = pace.is_beside and pace.cost.of_hop(_MOST_BUSY_TOKENS) > _BUSY_S
+        return min(self.max_hop_tokens, _MOST_BUSY_TOKENS) if is_busy else self.max_hop_tokens
 
     def _late(self, outlook: Outlook, shortest: int) -> int:
         """Return a hop whose audio will be late whatever its length: the shortest, unless token2wav is overloaded.
@@ -235,7 +238,7 @@ class DeadlineChunks:
         sustaining = outlook.sustaining_hop()
         if sustaining is not None and sustaining <= shortest:
             return shortest
-        longest = min(_GROWTH * outlook.last_hop_tokens, _MOST_BESIDE_TOKENS, self.max_hop_tokens)
+        longest = min(_GROWTH * outlook.last_hop_tokens, _MOST_BUSY_TOKENS, self.max_hop_tokens)
         wait_s = outlook.free_in_s / CAUTION
         sizes = _sizes(shortest, longest, self.max_hop_tokens)
         return max((hop for hop in sizes if outlook.ready_in_s(hop) <= wait_s), default=shortest)
