@@ -27,7 +27,6 @@ SWEEP = {
     "64 requests/s": "poisson-064",
     "80 requests/s": "poisson-080",
     "100 requests/s, more than the GPU serves": "poisson-100",
-    "a voice never seen, 1 caller": "unseen-voice",
 }
 COMMIT = re.compile(r'"(?:git_)?commit": ?"([0-9a-f]{7,40})"')
 
