@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.routing.replica import RoutingSettings
 from lab.load.storms import QUIET_EVERY_S, Callers, Tally
 from lab.tests.load.virtual_storm import BatchingWorker, Storm, percentile, stormy
 from servicekit.stream_limit import COLD_STREAMS
@@ -138,7 +139,8 @@ def test_services_that_batch_refuse_nobody_before_they_are_seen_at_their_limit(
     tmp_path: Path, at_once: int, speed: float
 ) -> None:
     async def run(clock: ManualClock) -> None:
-        async with stormy(clock, tmp_path, speed, 2 * speed, worker=BatchingWorker) as storm:
+        patient = RoutingSettings(admission_wait_s=2.0)  # 300 at once need longer than by default where one is slow
+        async with stormy(clock, tmp_path, speed, 2 * speed, settings=patient, worker=BatchingWorker) as storm:
             await _warm_up(storm)
             await asyncio.gather(*(storm.ask() for _ in range(at_once)))
             storm.check()
