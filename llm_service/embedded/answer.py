@@ -18,7 +18,7 @@ from llm_service.vocab import SPEECH_TOKENS_PER_SECOND, SpeechVocabulary
 _ROUNDING = 1e-9
 
 
-WAIT_SHARE = 1 / 6
+WAIT_SHARE = 1 / 5
 """Share of a listener's lead for which tokens wait, to go out as one output: fewer, larger outputs cost less CPU."""
 _SOUNDLESS_TOKENS = 6
 """Tokens at the end of which there is no sound yet: token2wav's look-ahead, and what its vocoder holds back, less one,
