@@ -90,8 +90,11 @@ def test_products_of_few_rows_equal_the_library_s(channels: int) -> None:
     torch.testing.assert_close(parts.sum(0), expected, atol=1e-3, rtol=0)
     if len(parts) == 1:
         torch.testing.assert_close(product_ops.linear(x, weight, bias, is_few=True), expected, atol=1e-3, rtol=0)
-        activated = product_ops.linear_gelu(x, weight, bias, is_few=True)
-        torch.testing.assert_close(activated, functional.gelu(expected, approximate="tanh"), atol=1e-3, rtol=0)
+        for form in ("tanh", "none"):
+            activated = product_ops.linear_gelu(x, weight, bias, is_few=True, is_exact=form == "none")
+            torch.testing.assert_close(activated, functional.gelu(expected, approximate=form), atol=1e-3, rtol=0)
+        strided = functional.pad(x, (3, 0))[:, 3:]
+        torch.testing.assert_close(product_ops.linear(strided, weight, bias, is_few=True), expected, atol=1e-3, rtol=0)
 
 
 def test_pieces_of_attention_are_weighed_and_multiplied_and_a_piece_without_keys_is_left_out() -> None:
@@ -101,7 +104,7 @@ def test_pieces_of_attention_are_weighed_and_multiplied_and_a_piece_without_keys
     weight, bias = _normal(20, heads * dim, seed=2), _normal(20, seed=3)
     shares = (masses * math.log(2)).softmax(0)
     mixed = (shares[..., None] * means.view(2, rows, heads, dim)).sum(0).flatten(1)
-    parts = product_ops.linear_of_pieces(Pieces(means, masses), weight, bias)
+    parts = product_ops.linear_of_attention(Pieces(means, masses), means[0], weight, bias, is_few=True)
     torch.testing.assert_close(parts.sum(0), functional.linear(mixed, weight, bias), atol=1e-4, rtol=0)
 
 

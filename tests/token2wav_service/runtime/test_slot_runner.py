@@ -38,7 +38,7 @@ from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamV
 from token2wav_service.models.vocoder.hift import fold_weight_norm
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.replay.vectors import WAVE_SNR_DB, snr_db
-from token2wav_service.runtime.kernels import ops, vocoder_ops
+from token2wav_service.runtime.kernels import ops, product_ops, vocoder_ops
 from token2wav_service.runtime.slots import slot_vocoder
 from token2wav_service.runtime.slots.bucket_program import BucketProgram
 from token2wav_service.runtime.slots.pool import PoolSizes, SlotBatch, pool_tensors
@@ -135,12 +135,17 @@ def assert_equal_speech(got: Sequence[Any], expected: Sequence[Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("plain_operations")
-@pytest.mark.parametrize("family", FAMILIES)
-def test_mixed_streams_equal_the_plain_modules(family: Family) -> None:
+@pytest.mark.parametrize(
+    ("family", "is_few"),
+    [*((family, family is not Family.COSYVOICE3) for family in FAMILIES), (Family.COSYVOICE2, False)],
+)
+def test_mixed_streams_equal_the_plain_modules(family: Family, is_few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts and hops mixed, ends inside blocks and at them.
 
     The first stream's ring overflows; the second's later chunks complete no block. One row is nobody's.
     """
+    monkeypatch.setattr(product_ops, "suits", lambda *_: is_few)
+    assert (slot_runner(family).flow.solver.few_rows > 0) is is_few
     plans = {1: (7, 12, [1, BLOCK, BLOCK]), 2: (8, 5, [1, 1])}
     is_mel = family is Family.COSYVOICE2
     fused = engine_of(family, slot_runner(family, MelSlotVocoder() if is_mel else None))

@@ -77,19 +77,12 @@ class AnyFlow(nn.Module, ABC):
 
     @abstractmethod
     def encode(
-        self,
-        embedded: Tensor,
-        token_lengths: Tensor,
-        is_last: Tensor,
-        committed: Tensor,
-        past: Past,
-        *,
-        is_masked: bool,
+        self, inputs: Tensor, token_lengths: Tensor, is_last: Tensor, committed: Tensor, past: Past, *, is_masked: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Turn embedded tokens into the solver's conditions.
 
         Args:
-            embedded: [B, N, C] token embeddings, 0 beyond the rows' ends.
+            inputs: [B, N, C] token embeddings, 0 beyond the rows' ends.
             token_lengths, is_last, committed, past: as in `forward`.
             is_masked: whether queries look no further than their own block.
 

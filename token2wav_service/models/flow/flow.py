@@ -31,18 +31,11 @@ class ConformerFlow(AnyFlow):
         return (*self.encoder.state_specs(), *self.solver_specs(steps))
 
     def encode(
-        self,
-        embedded: Tensor,
-        token_lengths: Tensor,
-        is_last: Tensor,
-        committed: Tensor,
-        past: Past,
-        *,
-        is_masked: bool,
+        self, inputs: Tensor, token_lengths: Tensor, is_last: Tensor, committed: Tensor, past: Past, *, is_masked: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """See `AnyFlow.encode`."""
         hidden, _, added = self.encoder(
-            embedded, token_lengths, is_last, past.caches, past.tokens,
+            inputs, token_lengths, is_last, past.caches, past.tokens,
             block=self.block_tokens if is_masked else None, committed=committed,
         )  # fmt: skip
         return self.encoder_proj(hidden).transpose(1, 2), added
@@ -89,18 +82,11 @@ class CosyVoice3Flow(AnyFlow):
         return (CacheSpec("lookahead_tail", (self.config.lookahead_channels, 2), 0), *self.solver_specs(steps))
 
     def encode(
-        self,
-        embedded: Tensor,
-        token_lengths: Tensor,
-        is_last: Tensor,
-        committed: Tensor,
-        past: Past,
-        *,
-        is_masked: bool,
+        self, inputs: Tensor, token_lengths: Tensor, is_last: Tensor, committed: Tensor, past: Past, *, is_masked: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """See `AnyFlow.encode`; there is no attention here to be masked."""
-        size = embedded.shape[1] - (0 if bool(is_last.any()) else self.lookahead)
-        padded = functional.pad(embedded, (0, 0, 0, self.lookahead))
+        size = inputs.shape[1] - (0 if bool(is_last.any()) else self.lookahead)
+        padded = functional.pad(inputs, (0, 0, 0, self.lookahead))
         mixed, tail = self.pre_lookahead_layer(padded, size, committed, past.caches["lookahead_tail"])
         mu = mixed.repeat_interleave(self.stride, dim=1).transpose(1, 2)
         return torch.as_tensor(mu), {"lookahead_tail": tail}

@@ -126,15 +126,16 @@ def norm_mish_kernel(
 def shift_rows_kernel(
     x_ptr, branch, out,
     slots, lengths, tail, new_tail, tail_slot_stride, tail_cfg_stride, new_tail_slot_stride,
-    frames, streams,
-    HAS_BRANCH: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr,
+    frames, streams, part_stride,
+    PARTS: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    await_earlier(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK_C)
     valid = channel < C
     x = tl.load(x_ptr + row * C + channel, mask=valid, other=0.0)
-    if HAS_BRANCH:
-        x += tl.load(branch + row * C + channel, mask=valid, other=0.0).to(tl.float32)
+    if PARTS > 0:
+        x += _sum_parts(branch + row * C, part_stride, channel, valid, PARTS)
     _store_row(
         out, x, row, slots, lengths, tail, new_tail, tail_slot_stride, tail_cfg_stride, new_tail_slot_stride, frames,
         streams, channel, valid, C, True,

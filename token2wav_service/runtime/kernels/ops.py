@@ -86,12 +86,15 @@ def norm_mish(
     )  # fmt: skip
 
 
-def shift_rows(x: Tensor, branch: Tensor | None, out: Tensor, tails: ConvolutionTails, frames: int) -> None:
-    """out = shifted rows [2BT, 3C] of x + branch, both [2BT, C], for the convolution whose tails are given."""
+def shift_rows(
+    x: Tensor, branch: Tensor | None, out: Tensor, tails: ConvolutionTails, frames: int, *, overlaps: bool = False
+) -> None:
+    """out = shifted rows [2BT, 3C] of x [2BT, C] + branch, which is as in `residual_norm`, for a convolution."""
     rows, channels = x.shape
     kernels.shift_rows_kernel[(rows,)](
-        x, x if branch is None else branch, out, *tails.arguments(), frames, rows // frames // 2,
-        HAS_BRANCH=branch is not None, C=channels, BLOCK_C=triton.next_power_of_2(channels), num_warps=4,
+        x, x if branch is None else branch, out, *tails.arguments(), frames, rows // frames // 2, _part_stride(branch),
+        PARTS=_parts(branch), C=channels, BLOCK_C=triton.next_power_of_2(channels), num_warps=4,
+        **overlap_options(overlaps=overlaps),
     )  # fmt: skip
 
 

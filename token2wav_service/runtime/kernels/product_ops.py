@@ -7,6 +7,7 @@ multiplies all of its part of the sum in one go. Tiles and limits were measured 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,10 +27,13 @@ THIN_ROWS = 64
 PART_CHANNELS = 512
 """Most channels of one part of a sum."""
 MOST_MIXED_PARTS = 4
+PLAIN, TANH_GELU, EXACT_GELU = 0, 1, 2
 HALF_BYTES = 2
 """Bytes of float16 and bfloat16."""
 LEAST_DOT = 16
 """Rows, columns and channels of the smallest product of a tensor core."""
+SMALL_WEIGHT = 1 << 19
+"""Numbers of a weight that is read by many thin tiles as fast as by few."""
 WIDE_COLUMNS = 2048
 SHARED_BYTES = 160_000
 """Shared memory that a program takes for a tile's rows and columns of 512 channels, and some for the compiler."""
@@ -42,6 +46,23 @@ class ProductTile:
     rows: int
     columns: int
     warps: int
+
+
+Affine = tuple[Tensor, Tensor]
+MIXED_TILE = ProductTile(16, 32, 4)
+
+
+def most_rows(whole: Sequence[Affine], in_parts: Sequence[Affine], most: int) -> int:
+    """Return up to how many rows the kernels for few rows are used: `most`; 0 where a weight or the GPU rules it out.
+
+    Args:
+        whole: weights [N, K] and biases [N] of products that are made in one part.
+        in_parts: those of the others.
+        most: rows up to which these kernels are the faster ones.
+    """
+    counts = [parts_of(weight.shape[1]) for weight, _ in (*whole, *in_parts)]
+    weight = whole[0][0]
+    return most if all(counts) and {*counts[: len(whole)]} == {1} and suits(weight.device, weight.dtype) else 0
 
 
 def suits(device: torch.device, dtype: torch.dtype) -> bool:
@@ -59,24 +80,27 @@ def _shared_bytes(device: torch.device) -> int:
     return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor, *, is_few: bool) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor, *, is_few: bool, out: Tensor | None = None) -> Tensor:
     """Return x weight^T + bias, [rows, N] in x's dtype.
 
     Args:
-        x: [rows, K].
+        x: [rows, K]; may be strided on rows.
         weight: [N, K], of x's dtype; few rows take at most 512 channels.
         bias: [N].
         is_few: whether the rows are `FEW_ROWS` at most.
+        out: where it goes, contiguous; None allocates it.
     """
     if not is_few:
-        return functional.linear(x, weight, bias)
-    return _product(x, weight, bias, x.new_empty(1, x.shape[0], weight.shape[0]))[0]
+        return torch.addmm(bias, x, weight.t(), out=out)
+    return _product(x, weight, bias, (x.new_empty(len(x), len(weight)) if out is None else out)[None])[0]
 
 
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, *, is_few: bool = False) -> Tensor:
-    """Return gelu(x weight^T + bias), tanh form; as `linear` otherwise."""
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, *, is_few: bool, is_exact: bool = False) -> Tensor:
+    """Return gelu(x weight^T + bias), in its tanh form unless `is_exact`; as `linear` otherwise."""
     if is_few:
-        return _product(x, weight, bias, x.new_empty(1, x.shape[0], weight.shape[0]), has_gelu=True)[0]
+        return _product(x, weight, bias, x.new_empty(1, len(x), len(weight)), EXACT_GELU if is_exact else TANH_GELU)[0]
+    if is_exact:
+        return functional.gelu(functional.linear(x, weight, bias))
     if x.is_cuda:
         return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
     return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
@@ -97,20 +121,18 @@ def linear_in_parts(x: Tensor, weight: Tensor, bias: Tensor, *, is_few: bool) ->
     return _product(x, weight, bias, x.new_empty(parts, x.shape[0], weight.shape[0], dtype=torch.float32))
 
 
-def linear_of_pieces(pieces: Pieces, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return what `linear_in_parts` makes of few rows of attention, whose pieces are put together on the way.
-
-    Args:
-        pieces: of attention over H heads of D channels.
-        weight: [N, H D].
-        bias: [N].
-    """
+def linear_of_attention(
+    pieces: Pieces | None, attended: Tensor, weight: Tensor, bias: Tensor, *, is_few: bool
+) -> Tensor:
+    """Return what `linear_in_parts` makes of `attended` [rows, H D], or of the pieces of few rows, put together."""
+    if pieces is None:
+        return linear_in_parts(attended, weight, bias, is_few=is_few)
     count, rows, inner = pieces.means.shape
     heads = pieces.masses.shape[2]
     columns, dim = weight.shape[0], inner // heads
     parts = next(parts for parts in range(MOST_MIXED_PARTS, 0, -1) if heads % parts == 0)
     out = weight.new_empty(parts, rows, columns, dtype=torch.float32)
-    tile = _mixed_tile(rows, columns)
+    tile = _interpreted(rows, columns) if IS_INTERPRETED else MIXED_TILE
     mixed_product_kernel[_grid(out, tile)](
         pieces.means, pieces.masses, weight, bias, out, rows,
         N=columns, H=heads, D=dim, BD=_power(dim), PIECES=count, PARTS=parts, BM=tile.rows, BN=tile.columns,
@@ -125,30 +147,24 @@ def parts_of(channels: int) -> int:
     return parts if channels % parts == 0 else 0
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, has_gelu: bool = False) -> Tensor:
+def _product(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, gelu: int = PLAIN) -> Tensor:
     parts, rows, columns = out.shape
     channels = weight.shape[1]
-    tile = _tile(rows, columns)
+    tile = _tile(rows, columns, channels)
     product_kernel[_grid(out, tile)](
-        x, weight, bias, out, rows,
-        N=columns, K=channels, PARTS=parts, HAS_GELU=has_gelu, BM=tile.rows, BN=tile.columns,
+        x, weight, bias, out, rows, x.stride(0),
+        N=columns, K=channels, PARTS=parts, GELU=gelu, BM=tile.rows, BN=tile.columns,
         BK=_power(channels // parts), num_warps=tile.warps, **overlap_options(overlaps=True),
     )  # fmt: skip
     return out
 
 
-def _tile(rows: int, columns: int) -> ProductTile:
+def _tile(rows: int, columns: int, channels: int) -> ProductTile:
     if IS_INTERPRETED:
         return _interpreted(rows, columns)
-    if rows > THIN_ROWS:
+    if rows > THIN_ROWS and columns * channels > SMALL_WEIGHT:
         return ProductTile(64, 64, 8)
     return ProductTile(16, 128, 8) if columns >= WIDE_COLUMNS else ProductTile(16, 64, 4)
-
-
-def _mixed_tile(rows: int, columns: int) -> ProductTile:
-    if IS_INTERPRETED:
-        return _interpreted(rows, columns)
-    return ProductTile(64 if rows > THIN_ROWS else 16, 32, 4)
 
 
 def _interpreted(rows: int, columns: int) -> ProductTile:
@@ -178,8 +194,8 @@ def _weights(weight, n, first, k, N: tl.constexpr, K: tl.constexpr, SPAN: tl.con
 
 
 @triton.jit
-def _rows(x, m, first, k, rows, K: tl.constexpr, SPAN: tl.constexpr, BK: tl.constexpr):
-    at = x + m.to(tl.int64)[:, None] * K + first + k[None, :]
+def _rows(x, m, first, k, rows, pitch, SPAN: tl.constexpr, BK: tl.constexpr):
+    at = x + m.to(tl.int64)[:, None] * pitch + first + k[None, :]
     if SPAN == BK:
         loaded = tl.load(at, mask=(m < rows)[:, None], other=0.0)
     else:
@@ -188,8 +204,10 @@ def _rows(x, m, first, k, rows, K: tl.constexpr, SPAN: tl.constexpr, BK: tl.cons
 
 
 @triton.jit
-def _keep(value, out, m, n, part, rows, N: tl.constexpr, HAS_GELU: tl.constexpr):
-    if HAS_GELU:
+def _keep(value, out, m, n, part, rows, N: tl.constexpr, GELU: tl.constexpr):
+    if GELU == 2:
+        value *= 0.5 * (1 + tl.erf(0.7071067811865476 * value))
+    elif GELU == 1:
         # The tanh form: (1 + tanh(u)) / 2 is the sigmoid of 2u, which is 0 below -80.
         twice = 1.5957691216057308 * (value + 0.044715 * value * value * value)
         value *= tl.sigmoid(tl.maximum(twice, -80.0))
@@ -199,8 +217,8 @@ def _keep(value, out, m, n, part, rows, N: tl.constexpr, HAS_GELU: tl.constexpr)
 
 @triton.jit(do_not_specialize=("rows",))
 def product_kernel(
-    x, weight, bias, out, rows,
-    N: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr, HAS_GELU: tl.constexpr,
+    x, weight, bias, out, rows, pitch,
+    N: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr, GELU: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     SPAN: tl.constexpr = K // PARTS
@@ -211,9 +229,9 @@ def product_kernel(
     w = _weights(weight, n, part * SPAN, k, N, K, SPAN, BN, BK)
     added = tl.load(bias + n, mask=(n < N) & (part + 0 * n == 0), other=0.0).to(tl.float32)  # the first part has it
     await_earlier(OVERLAPS)
-    x_rows = _rows(x, m, part * SPAN, k, rows, K, SPAN, BK)
+    x_rows = _rows(x, m, part * SPAN, k, rows, pitch, SPAN, BK)
     total = tl.dot(x_rows, w, input_precision="ieee")
-    _keep(total + added[None, :], out, m, n, part, rows, N, HAS_GELU)
+    _keep(total + added[None, :], out, m, n, part, rows, N, GELU)
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -250,4 +268,4 @@ def mixed_product_kernel(
             mixed += share[:, None] * mean.to(tl.float32)
         x_rows = (mixed / mass[:, None]).to(weight.dtype.element_ty)
         total = tl.dot(x_rows, w, total, input_precision="ieee")
-    _keep(total + added[None, :], out, m, n, part, rows, N, False)
+    _keep(total + added[None, :], out, m, n, part, rows, N, 0)

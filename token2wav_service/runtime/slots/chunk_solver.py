@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, time_grid
-from token2wav_service.runtime.kernels import attention_ops, ops
+from token2wav_service.runtime.kernels import attention_ops, ops, product_ops
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces
 
 
@@ -96,6 +96,8 @@ class FusedSolver(ChunkSolver):
 
     tails: tuple[int, ...]
     """Shape of one slot's tails at one step."""
+    few_rows = 0
+    """Rows up to which each kernel starts while the one before it ends; see `product_ops.most_rows`."""
 
     def __init__(self, cfm: ConditionalFlowMatching[Any], steps: int, dtype: torch.dtype) -> None:
         """Read the schedule of `steps` Euler steps; products and pools are of `dtype`."""
@@ -136,21 +138,24 @@ class FusedSolver(ChunkSolver):
 class HeadedRows:
     """Queries, keys and values of every layer at one solver step: attends to them, and keeps them in the rings."""
 
-    def __init__(self, layers: int, rows: int, heads: int, dim: int, like: Tensor) -> None:
+    def __init__(self, layers: int, rows: int, heads: int, dim: int, like: Tensor, few_rows: int) -> None:
+        self.is_few = rows <= few_rows
         self.qkv = like.new_empty(layers, rows, 3 * heads * dim)
         """[L, 2BT, 3 H D] queries, keys and values."""
         self.attended = like.new_empty(rows, heads * dim)
         """[2BT, H D] result of the attention."""
         self._heads = heads
 
-    def attend(self, step: int, layer: int, batch: SolverBatch, pool: SolverPool, frames: int) -> Tensor:
-        """Return what one layer's queries attend to, valid until the next call."""
+    def attend(
+        self, step: int, layer: int, batch: SolverBatch, pool: SolverPool, frames: int, out: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Return the product of what one layer's queries attend to with its output weight and bias."""
         layers = self.qkv.shape[0]
-        attention_ops.attend(
+        pieces = attention_ops.attend(
             self.qkv[layer], self._heads, pool.window[:, step, layer], (step * layers + layer) * 2 * self._heads,
-            batch.places, frames, self.attended, block=batch.block,
+            batch.places, frames, self.attended, block=batch.block, combines=not self.is_few, overlaps=self.is_few,
         )  # fmt: skip
-        return self.attended
+        return product_ops.linear_of_attention(pieces, self.attended, *out, is_few=self.is_few)
 
     def keep(self, step: int, batch: SolverBatch, pool: SolverPool, frames: int) -> None:
         """Write the complete blocks' keys and values of all layers into the rings."""
@@ -160,11 +165,12 @@ class HeadedRows:
         )
 
 
-def pack_heads(attention: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Return the weights of queries, keys and values below each other [3 H D, C], and their bias [3 H D], if any."""
+def pack_heads(attention: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the weights of queries, keys and values below each other [3 H D, C], and their bias [3 H D], 0 if none."""
     layers = (attention.to_q, attention.to_k, attention.to_v)
-    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers]).to(dtype)
-    return torch.cat([layer.weight for layer in layers]).to(dtype), bias
+    weight = torch.cat([layer.weight for layer in layers]).to(dtype)
+    biases = [layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers]
+    return weight, torch.cat(biases).to(dtype)
 
 
 def pack_linear(linear: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

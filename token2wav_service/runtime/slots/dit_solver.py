@@ -54,9 +54,9 @@ class DiTSolver(FusedSolver):
             self.blocks = [_PackedBlock(block, dtype) for block in blocks]
             final_linear = dit.final_layer.linear
             self.out = pack_linear(final_linear, dtype)
-        allows_few = product_ops.suits(self.device, dtype) and all(block.allows_few_rows() for block in self.blocks)
-        self.few_rows = product_ops.FEW_ROWS if allows_few else 0
-        """Rows up to which each kernel starts while the one before it ends."""
+        whole = [each for block in self.blocks for each in (block.qkv, block.fc1)]
+        in_parts = [each for block in self.blocks for each in (block.proj, block.conv1, block.conv2, block.fc2)]
+        self.few_rows = product_ops.most_rows(whole, in_parts, product_ops.FEW_ROWS)
 
     def place_tails(self, tails: Tensor) -> Tensor:
         """See `ChunkSolver`."""
@@ -144,10 +144,7 @@ class DiTSolver(FusedSolver):
                 qkv, heads, pool.window[:, step, layer], (step * self.config.depth + layer) * planes, places, frames,
                 work.attended, norms=HeadNorms(block.norms, own[:, step, layer]), combines=not few, overlaps=few,
             )  # fmt: skip
-            if pieces is None:
-                branch = product_ops.linear_in_parts(work.attended, *block.proj, is_few=few)
-            else:
-                branch = product_ops.linear_of_pieces(pieces, *block.proj)
+            branch = product_ops.linear_of_attention(pieces, work.attended, *block.proj, is_few=few)
             first, second = (
                 ops.ConvolutionTails(
                     places.slots, places.lengths, pool.tails[:, step, layer, index], tails[:, step, layer, index]
@@ -181,9 +178,7 @@ class _PackedBlock:
 
     def __init__(self, block: Any, dtype: torch.dtype) -> None:
         attn, conv, mlp = block.attn, block.conv.block, block.mlp
-        weight, bias = pack_heads(attn, dtype)
-        assert bias is not None
-        self.qkv = (weight, bias)
+        self.qkv = pack_heads(attn, dtype)
         q, k = attn.q_norm, attn.k_norm
         self.norms = (_float32(q.weight), _float32(q.bias), _float32(k.weight), _float32(k.bias))
         self.proj = pack_linear(attn.proj, dtype)
@@ -191,12 +186,6 @@ class _PackedBlock:
         self.conv_norm = (conv[3].weight.float(), conv[3].bias.float())
         self.conv2 = shifted_weight(conv[6], dtype)
         self.fc1, self.fc2 = pack_linear(mlp.fc1, dtype), pack_linear(mlp.fc2, dtype)
-
-    def allows_few_rows(self) -> bool:
-        """Return whether the kernels for few rows take weights of these sizes."""
-        whole, in_parts = (self.qkv, self.fc1), (self.proj, self.conv1, self.conv2, self.fc2)
-        counts = [product_ops.parts_of(weight.shape[1]) for weight, _ in (*whole, *in_parts)]
-        return all(counts) and counts[: len(whole)] == [1] * len(whole)
 
 
 def _float32(parameter: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class RotarySolver(FusedSolver):
         assert cond is not None
         streams, frames, _ = noise.shape
         c = self.config
-        rows = HeadedRows(c.depth, 2 * streams * frames, c.heads, c.head_dim, pool.tails)
+        rows = HeadedRows(c.depth, 2 * streams * frames, c.heads, c.head_dim, pool.tails, self.few_rows)
         constant = self._constant(mu, speaker, cond)
         angles = rotation_table(batch.first_frames, frames, c.head_dim, like=noise).contiguous()
         x, half = noise, noise.to(self.dtype)
@@ -116,12 +116,11 @@ class RotarySolver(FusedSolver):
         for layer, block in enumerate(self.blocks):
             shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulations[step, layer]
             ops.residual_norm(hidden, branch, gate, scale_a, shift_a, normed, None, frames)
-            torch.addmm(block.qkv_bias, normed, block.qkv_weight, out=rows.qkv[layer])
+            product_ops.linear(normed, *block.qkv, is_few=False, out=rows.qkv[layer])
             attention_ops.rotate_first_head(rows.qkv[layer], angles, self.config.heads)
-            attended = rows.attend(step, layer, batch, pool, frames)
-            branch = functional.linear(attended, *block.out)
+            branch = rows.attend(step, layer, batch, pool, frames, block.out)
             ops.residual_norm(hidden, branch, gate_a, scale_m, shift_m, normed, None, frames)
-            branch = functional.linear(product_ops.linear_gelu(normed, *block.first), *block.second)
+            branch = functional.linear(product_ops.linear_gelu(normed, *block.first, is_few=False), *block.second)
             gate = gate_m
         scale, shift = self.final_modulations[step]
         ops.residual_norm(hidden, branch, gate, scale, shift, normed, None, frames)
@@ -132,9 +131,7 @@ class _PackedBlock:
     """One block's weights."""
 
     def __init__(self, block: Any, dtype: torch.dtype) -> None:
-        weight, bias = pack_heads(block.attn, dtype)
-        assert bias is not None
-        self.qkv_weight, self.qkv_bias = weight.t().contiguous(), bias
+        self.qkv = pack_heads(block.attn, dtype)
         self.out = pack_linear(block.attn.to_out[0], dtype)
         self.first, self.second = pack_linear(block.ff.ff[0][0], dtype), pack_linear(block.ff.ff[2], dtype)
 

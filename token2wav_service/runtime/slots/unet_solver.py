@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching
 from token2wav_service.models.flow.unet import KERNEL, LEFT_CONTEXT, UNet
-from token2wav_service.runtime.kernels import ops
+from token2wav_service.runtime.kernels import ops, product_ops
 from token2wav_service.runtime.slots.chunk_solver import (
     FusedSolver,
     HeadedRows,
@@ -30,6 +30,8 @@ from token2wav_service.runtime.slots.chunk_solver import (
 
 NORM_EPS = 1e-5
 CFG_HALVES = 2
+FEW_ROWS = 480
+"""Rows up to which the kernels for few rows are the faster ones: 15 tokens of each of eight streams."""
 
 
 class UNetSolver(FusedSolver):
@@ -50,6 +52,12 @@ class UNetSolver(FusedSolver):
             self.down_conv, self.up_conv = (shifted_weight(stages[i].conv, dtype) for i in (0, -1))
             self.final_conv, self.final_norm = shifted_weight(final.block[0], dtype), _norm(final.block[2])
             self.final = pack_linear(unet.final_proj, dtype)
+        layers = [layer for stage in self.stages for layer in stage.layers]
+        whole = [self.final, *(stage.residual for stage in self.stages)]
+        whole += [pair for layer in layers for pair in (layer.qkv, layer.first)]
+        in_parts = [pair for stage in self.stages for pair in (stage.conv1, stage.conv2)]
+        in_parts += [self.final_conv, *(pair for layer in layers for pair in (layer.out, layer.second))]
+        self.few_rows = product_ops.most_rows(whole, in_parts, FEW_ROWS)
         widths = [config.in_channels, *[config.channels] * (2 + 2 * config.num_mid_blocks)]
         self.widths = [*widths, 2 * config.channels, *[config.channels] * 3]
         """Input channels of each convolution, in the order in which they run."""
@@ -72,7 +80,7 @@ class UNetSolver(FusedSolver):
         assert cond is not None
         streams, frames, mel = noise.shape
         c = self.config
-        rows = HeadedRows(c.num_layers, 2 * streams * frames, c.num_heads, c.head_dim, pool.tails)
+        rows = HeadedRows(c.num_layers, 2 * streams * frames, c.num_heads, c.head_dim, pool.tails, self.few_rows)
         new_tails = pool.tails.new_empty(streams, *pool.tails.shape[1:])
         constants = torch.cat([mu, speaker[:, None].expand(-1, frames, -1), cond], -1).to(self.dtype)
         inputs = self._inputs(constants, mel)
@@ -124,7 +132,7 @@ class _Pass:
         pool: SolverPool,
         frames: int,
     ) -> None:
-        self._solver, self._step, self._rows, self._tails = solver, step, rows, tails
+        self._solver, self._step, self._rows, self._tails, self._few = solver, step, rows, tails, rows.is_few
         self._batch, self._pool, self._frames = batch, pool, frames
         self._layer = 0
 
@@ -138,47 +146,46 @@ class _Pass:
         hidden, branch = functional.linear(shifted, *s.down_conv), None
         for index in range(1, len(s.stages) - 1):
             hidden, branch = self._stage(index, hidden, branch)
-        middle = hidden if branch is None else hidden + branch
+        middle = hidden if branch is None else hidden + (branch.sum(0) if branch.dim() > 2 else branch)
         hidden, added = self._stage(-1, torch.cat([middle.to(s.dtype), skip], 1), None)
         hidden = functional.linear(self._shift(hidden, added), *s.up_conv)
-        convolved = functional.linear(self._shift(hidden, None), *s.final_conv)
-        out = torch.empty_like(convolved)
-        ops.norm_mish(convolved, *s.final_norm, out, None, self._frames)
-        return functional.linear(out, *s.final)
+        convolved = product_ops.linear_in_parts(self._shift(hidden, None), *s.final_conv, is_few=self._few)
+        out = torch.empty_like(hidden)
+        ops.norm_mish(convolved, *s.final_norm, out, None, self._frames, overlaps=self._few)
+        return product_ops.linear(out, *s.final, is_few=self._few)
 
     def _shift(self, x: Tensor, branch: Tensor | None) -> Tensor:
         """[2BT, 3C] of x + branch for the next convolution."""
         shifted = x.new_empty(x.shape[0], KERNEL * x.shape[1], dtype=self._solver.dtype)
-        ops.shift_rows(x, branch, shifted, next(self._tails), self._frames)
+        ops.shift_rows(x, branch, shifted, next(self._tails), self._frames, overlaps=self._few)
         return shifted
 
     def _stage(self, index: int, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
         """Run a residual block and its transformer layers; returns [2BT, C] float32 and what is still to be added."""
-        s, stage = self._solver, self._solver.stages[index]
+        s, stage, few = self._solver, self._solver.stages[index], self._few
         shifted = self._shift(x, branch)
-        convolved = functional.linear(shifted, *stage.conv1)
-        again = shifted.new_empty(convolved.shape[0], KERNEL * convolved.shape[1])
+        convolved = product_ops.linear_in_parts(shifted, *stage.conv1, is_few=few)
+        again = shifted.new_empty(len(shifted), KERNEL * convolved.shape[-1])
         added = s.projections[self._step, index]
-        ops.norm_mish(convolved, *stage.norm1, again, next(self._tails), self._frames, added=added)
-        convolved = functional.linear(again, *stage.conv2)
-        residual = functional.linear(shifted[:, -x.shape[1] :], *stage.residual)
-        hidden = torch.empty_like(convolved, dtype=torch.float32)
-        ops.norm_mish(convolved, *stage.norm2, hidden, None, self._frames, added=residual)
+        ops.norm_mish(convolved, *stage.norm1, again, next(self._tails), self._frames, added=added, overlaps=few)
+        convolved = product_ops.linear_in_parts(again, *stage.conv2, is_few=few)
+        residual = product_ops.linear(shifted[:, -x.shape[1] :], *stage.residual, is_few=few)
+        hidden = torch.empty_like(residual, dtype=torch.float32)
+        ops.norm_mish(convolved, *stage.norm2, hidden, None, self._frames, added=residual, overlaps=few)
         return hidden, self._layers(stage, hidden)
 
     def _layers(self, stage: _PackedStage, hidden: Tensor) -> Tensor:
         """Run the transformer layers on hidden, changed in place; returns what is still to be added."""
-        normed = torch.empty_like(hidden, dtype=self._solver.dtype)
+        normed, few, frames = torch.empty_like(hidden, dtype=self._solver.dtype), self._few, self._frames
         branch: Tensor | None = None
         for layer in stage.layers:
-            own, index = self._rows.qkv[self._layer], self._layer
-            ops.residual_norm(hidden, branch, None, *layer.norm1, normed, None, self._frames, NORM_EPS)
-            torch.mm(normed, layer.qkv_weight, out=own)
-            attended = self._rows.attend(self._step, index, self._batch, self._pool, self._frames)
-            branch = functional.linear(attended, *layer.out)
-            ops.residual_norm(hidden, branch, None, *layer.norm3, normed, None, self._frames, NORM_EPS)
-            branch = functional.linear(functional.gelu(functional.linear(normed, *layer.first)), *layer.second)
-            self._layer += 1
+            index, self._layer = self._layer, self._layer + 1
+            ops.residual_norm(hidden, branch, None, *layer.norm1, normed, None, frames, NORM_EPS, overlaps=few)
+            product_ops.linear(normed, *layer.qkv, is_few=few, out=self._rows.qkv[index])
+            branch = self._rows.attend(self._step, index, self._batch, self._pool, frames, layer.out)
+            ops.residual_norm(hidden, branch, None, *layer.norm3, normed, None, frames, NORM_EPS, overlaps=few)
+            inner = product_ops.linear_gelu(normed, *layer.first, is_few=few, is_exact=True)
+            branch = product_ops.linear_in_parts(inner, *layer.second, is_few=few)
         assert branch is not None
         return branch
 
@@ -199,7 +206,7 @@ class _PackedLayer:
 
     def __init__(self, layer: Any, dtype: torch.dtype) -> None:
         self.norm1, self.norm3 = ((weight - 1, bias) for weight, bias in map(_norm, (layer.norm1, layer.norm3)))
-        self.qkv_weight = pack_heads(layer.attn1, dtype)[0].t().contiguous()
+        self.qkv = pack_heads(layer.attn1, dtype)
         self.out = pack_linear(layer.attn1.to_out[0], dtype)
         self.first, self.second = pack_linear(layer.ff.net[0].proj, dtype), pack_linear(layer.ff.net[2], dtype)
 
