@@ -16,10 +16,9 @@ from llm_service.errors import InvalidGenerationError
 from llm_service.vocab import SPEECH_TOKENS_PER_SECOND, SpeechVocabulary
 
 _ROUNDING = 1e-9
-
-
-WAIT_SHARE = 1 / 5
-"""Share of a listener's lead for which tokens wait, to go out as one output: fewer, larger outputs cost less CPU."""
+WAIT_SHARE = 1 / 6
+"""Share of a listener's lead for which tokens wait, twice of what is over 1 s: few, large outputs cost less CPU."""
+_LONG_LEAD_S = 1.0
 _SOUNDLESS_TOKENS = 6
 """Tokens at the end of which there is no sound yet: token2wav's look-ahead, and what its vocoder holds back, less one,
 as the first chunk takes its time."""
@@ -33,7 +32,8 @@ def output_wait_s(tokens: int, since_first_s: float, share: float = WAIT_SHARE) 
         since_first_s: seconds since the first of them.
         share: see `WAIT_SHARE`; 0: none waits.
     """
-    return share * ((tokens - _SOUNDLESS_TOKENS) / SPEECH_TOKENS_PER_SECOND - since_first_s)
+    lead_s = (tokens - _SOUNDLESS_TOKENS) / SPEECH_TOKENS_PER_SECOND - since_first_s
+    return share * (lead_s + max(lead_s - _LONG_LEAD_S, 0.0))
 
 
 class Next(Enum):

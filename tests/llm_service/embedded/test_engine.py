@@ -93,12 +93,12 @@ def test_admission_is_by_memory(model: SpeechLanguageModel) -> None:
 
 @pytest.mark.parametrize(
     ("step_s", "head", "sizes"),
-    [(0.0051, 8, [8, 2, 5, 12, 28]), (0.0301, 0, [*37 * [1], *5 * [2]])],
+    [(0.0051, 8, [8, 2, 4, 9, 19, 48]), (0.0301, 0, [*40 * [1], *5 * [2]])],
     ids=["eight times as fast as speech", "hardly faster than speech"],
 )
 def test_outputs_grow_with_the_lead(model: SpeechLanguageModel, step_s: float, head: int, sizes: list[int]) -> None:
     engine = make_engine(model, clock=(clock := ManualClock()), wait_share=WAIT_SHARE)
-    engine.add_request(make_request("a", ignore_eos=True, max_tokens=60, head_start_tokens=head))
+    engine.add_request(make_request("a", ignore_eos=True, max_tokens=100, head_start_tokens=head))
     for size in sizes:
         while not (outputs := engine.step()):
             clock.seconds += step_s

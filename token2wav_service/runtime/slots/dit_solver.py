@@ -52,8 +52,7 @@ class DiTSolver(FusedSolver):
             self.x_weight, self.constant_weight = weight[:, :mel].contiguous(), weight[:, mel:].contiguous()
             self.in_bias = dit.in_proj.bias.to(dtype)
             self.blocks = [_PackedBlock(block, dtype) for block in blocks]
-            final_linear = dit.final_layer.linear
-            self.out = pack_linear(final_linear, dtype)
+            self.out = pack_linear(final_layer.linear, dtype)
         whole = [each for block in self.blocks for each in (block.qkv, block.fc1)]
         in_parts = [each for block in self.blocks for each in (block.proj, block.conv1, block.conv2, block.fc2)]
         self.few_rows = product_ops.most_rows(whole, in_parts, product_ops.FEW_ROWS)
