@@ -16,12 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from cosydit.certify.recognition import RATE_HZ, FloatArray
+from lab.ears.audio_faults import FRAME_SECONDS, silent_frames
 
 ENCODER, DECODER, TOKENIZER = "encoder_model.onnx", "decoder_model_merged.onnx", "tokenizer.json"
 BEGIN_ID, END_ID = 1, 2
 MOST_TOKENS_A_SECOND = 6.5
 """Speech has no more; a decoder that repeats itself is stopped there."""
 LEAST_TOKENS = 12
+KEPT_SILENCE_S = 0.1
+"""Silence in seconds that stays at the end: of half a second behind a sentence the model makes `Thank you.`"""
 _PAST, _PRESENT = "past_key_values.", "present."
 _OF_ENCODER = ".encoder."
 
@@ -69,7 +72,7 @@ class MoonshineRecogniser:
 
     def transcribe(self, samples: FloatArray) -> str:
         """Map [N] mono float32 in +-1 at 16 kHz to what was said, which is never nothing."""
-        audio = np.ascontiguousarray(np.clip(samples, -1, 1), np.float32)[None]
+        audio = np.ascontiguousarray(np.clip(without_last_silence(samples), -1, 1), np.float32)[None]
         (heard,) = self._encoder.run(None, {"input_values": audio})
         limit = max(LEAST_TOKENS, int(MOST_TOKENS_A_SECOND * audio.shape[1] / RATE_HZ))
         return str(self._tokenizer.decode(self._decode(heard, limit), skip_special_tokens=True))
@@ -98,3 +101,9 @@ class MoonshineRecogniser:
                 if is_first or _OF_ENCODER not in name:
                     past[name.replace(_PRESENT, _PAST)] = value
         return tokens[1:]
+
+
+def without_last_silence(samples: FloatArray) -> FloatArray:
+    """Return [N] samples at 16 kHz up to `KEPT_SILENCE_S` behind their last sound."""
+    sounding = np.flatnonzero(~silent_frames(samples, RATE_HZ))
+    return samples[: round(RATE_HZ * ((sounding.max(initial=-1) + 1) * FRAME_SECONDS + KEPT_SILENCE_S))]

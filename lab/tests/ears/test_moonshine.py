@@ -11,11 +11,19 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from lab.ears.moonshine import DECODER, ENCODER, END_ID, LEAST_TOKENS, TOKENIZER, MoonshineRecogniser
+from lab.ears.moonshine import (
+    DECODER,
+    ENCODER,
+    END_ID,
+    LEAST_TOKENS,
+    TOKENIZER,
+    MoonshineRecogniser,
+    without_last_silence,
+)
 
 WORDS = ("<unk>", "<s>", "</s>", "hello", "world", "again")
 CACHES = [f"0.{side}.{kind}" for side in ("decoder", "encoder") for kind in ("key", "value")]
-SECOND = np.zeros(16_000, np.float32)
+SECOND = np.full(16_000, 0.1, np.float32)
 
 
 def write_models(directory: Path, then: dict[int, int], then_hearing: dict[int, int]) -> Path:
@@ -106,3 +114,10 @@ def test_a_file_that_is_missing_is_named_with_where_it_comes_from(tmp_path: Path
     (tmp_path / TOKENIZER).unlink()
     with pytest.raises(FileNotFoundError, match=rf"{TOKENIZER}; lab/train/README.md"):
         MoonshineRecogniser(tmp_path)
+
+
+def test_of_silence_at_the_end_a_tenth_of_a_second_is_heard_and_pauses_stay() -> None:
+    silence = np.zeros_like(SECOND)
+    speech = np.concatenate([SECOND, silence, SECOND])
+    assert len(without_last_silence(np.concatenate([speech, silence]))) == len(speech) + 1_600
+    assert np.array_equal(without_last_silence(speech), speech)
