@@ -72,11 +72,11 @@ def test_a_test_without_a_mark_starts_no_python_process() -> None:
 
 
 BOUNDS = {
-    "wheel_lines": 65_990,
+    "wheel_lines": 65_989,
     "wheel_files": 412,
     "benchmarks_lines": 4_918,
-    "test_lines": 45_955,
-    "doc_words": 49_868,
+    "test_lines": 45_963,
+    "doc_words": 49_924,
     "serve_settings": 64,
     "routing_lines": 960,
     "routing_constants": 8,
