@@ -48,7 +48,7 @@ class ProductTile:
     warps: int
 
 
-Affine = tuple[Tensor, Tensor]
+Affine = tuple[Tensor, Tensor | None]
 MIXED_TILE = ProductTile(16, 32, 4)
 
 
@@ -80,18 +80,18 @@ def _shared_bytes(device: torch.device) -> int:
     return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor, *, is_few: bool, out: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, is_few: bool, out: Tensor | None = None) -> Tensor:
     """Return x weight^T + bias, [rows, N] in x's dtype.
 
     Args:
         x: [rows, K]; may be strided on rows.
         weight: [N, K], of x's dtype; few rows take at most 512 channels.
-        bias: [N].
+        bias: [N]; None adds nothing.
         is_few: whether the rows are `FEW_ROWS` at most.
         out: where it goes, contiguous; None allocates it.
     """
     if not is_few:
-        return torch.addmm(bias, x, weight.t(), out=out)
+        return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
     return _product(x, weight, bias, (x.new_empty(len(x), len(weight)) if out is None else out)[None])[0]
 
 
@@ -147,13 +147,13 @@ def parts_of(channels: int) -> int:
     return parts if channels % parts == 0 else 0
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, gelu: int = PLAIN) -> Tensor:
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, gelu: int = PLAIN) -> Tensor:
     parts, rows, columns = out.shape
     channels = weight.shape[1]
     tile = _tile(rows, columns, channels)
     product_kernel[_grid(out, tile)](
-        x, weight, bias, out, rows, x.stride(0),
-        N=columns, K=channels, PARTS=parts, GELU=gelu, BM=tile.rows, BN=tile.columns,
+        x, weight, weight if bias is None else bias, out, rows, x.stride(0),
+        N=columns, K=channels, PARTS=parts, HAS_BIAS=bias is not None, GELU=gelu, BM=tile.rows, BN=tile.columns,
         BK=_power(channels // parts), num_warps=tile.warps, **overlap_options(overlaps=True),
     )  # fmt: skip
     return out
@@ -218,7 +218,7 @@ def _keep(value, out, m, n, part, rows, N: tl.constexpr, GELU: tl.constexpr):
 @triton.jit(do_not_specialize=("rows",))
 def product_kernel(
     x, weight, bias, out, rows, pitch,
-    N: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr, GELU: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, GELU: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     SPAN: tl.constexpr = K // PARTS
@@ -227,7 +227,8 @@ def product_kernel(
     part = tl.program_id(2)
     k = tl.arange(0, BK)
     w = _weights(weight, n, part * SPAN, k, N, K, SPAN, BN, BK)
-    added = tl.load(bias + n, mask=(n < N) & (part + 0 * n == 0), other=0.0).to(tl.float32)  # the first part has it
+    has_bias = (n < N) & (part + 0 * n == 0) & HAS_BIAS  # the first part has it
+    added = tl.load(bias + n, mask=has_bias, other=0.0).to(tl.float32)
     await_earlier(OVERLAPS)
     x_rows = _rows(x, m, part * SPAN, k, rows, pitch, SPAN, BK)
     total = tl.dot(x_rows, w, input_precision="ieee")

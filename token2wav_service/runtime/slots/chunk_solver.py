@@ -165,12 +165,11 @@ class HeadedRows:
         )
 
 
-def pack_heads(attention: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the weights of queries, keys and values below each other [3 H D, C], and their bias [3 H D], 0 if none."""
+def pack_heads(attention: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Return the weights of queries, keys and values below each other [3 H D, C], and their bias [3 H D], if any."""
     layers = (attention.to_q, attention.to_k, attention.to_v)
-    weight = torch.cat([layer.weight for layer in layers]).to(dtype)
-    biases = [layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers]
-    return weight, torch.cat(biases).to(dtype)
+    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers]).to(dtype)
+    return torch.cat([layer.weight for layer in layers]).to(dtype), bias
 
 
 def pack_linear(linear: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

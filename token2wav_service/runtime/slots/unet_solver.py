@@ -53,7 +53,7 @@ class UNetSolver(FusedSolver):
             self.final_conv, self.final_norm = shifted_weight(final.block[0], dtype), _norm(final.block[2])
             self.final = pack_linear(unet.final_proj, dtype)
         layers = [layer for stage in self.stages for layer in stage.layers]
-        whole = [self.final, *(stage.residual for stage in self.stages)]
+        whole: list[product_ops.Affine] = [self.final, *(stage.residual for stage in self.stages)]
         whole += [pair for layer in layers for pair in (layer.qkv, layer.first)]
         in_parts = [pair for stage in self.stages for pair in (stage.conv1, stage.conv2)]
         in_parts += [self.final_conv, *(pair for layer in layers for pair in (layer.out, layer.second))]
