@@ -22,7 +22,7 @@ AUDIO_FOLDER = "audio"
 MARGIN_SECONDS = 0.3
 """Silence on both sides: the recogniser's noise tracking needs a start, and its search an end."""
 _PCM16_PEAK = 32767.0
-_WORD = re.compile(r"[a-z']+")
+_WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 
 
 class SphinxRecogniser:
@@ -58,7 +58,7 @@ def decode(decoder: Any, samples: FloatArray) -> None:
 
 
 def words_of(text: str) -> list[str]:
-    """Return a text's words in lower case, without punctuation."""
+    """Return a text's words in lower case, without punctuation; an apostrophe stays within a word."""
     return _WORD.findall(text.lower().replace("’", "'"))
 
 

@@ -11,6 +11,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from cosydit.certify.recognition import words_of
 from lab.ears.moonshine import (
     DECODER,
     ENCODER,
@@ -121,3 +122,7 @@ def test_of_silence_at_the_end_a_tenth_of_a_second_is_heard_and_pauses_stay() ->
     speech = np.concatenate([SECOND, silence, SECOND])
     assert len(without_last_silence(np.concatenate([speech, silence]))) == len(speech) + 1_600
     assert np.array_equal(without_last_silence(speech), speech)
+
+
+def test_quotation_marks_are_no_part_of_a_word_but_an_apostrophe_within_one_is() -> None:
+    assert words_of("' he said, \"'But it’s the ladies' room.'") == "he said but it's the ladies room".split()
