@@ -5,7 +5,8 @@ Needs two gateways in front of the same services: one as it serves (`--url`), on
 seeds give equal speech tokens, so that the two differ in their seams alone. The voice's teachers, which the checkpoint
 names in `bundle.json`, speak the same sentences for the yardstick. Where the package `speechmos` is installed
 (`pip install --no-deps speechmos`), DNSMOS scores the streamed audio. `--speed` takes over what `benchmarks.cpu_speed`
-found beside an earlier commit. With `--moonshine` a neural recogniser listens as well (`lab/ears/moonshine.py`).
+found beside an earlier commit. With `--moonshine` a neural recogniser listens as well (`lab/ears/moonshine.py`),
+with and without the silence at the end; the better transcript counts.
 Writes the figures with the environment as JSON, and the raw rows beside it as JSONL; a run that was broken off goes on
 behind the rows that lie there.
 """
@@ -35,7 +36,7 @@ from gateway.text import TextFrontEnd, load_text_front_end
 from lab.ears import bandwidth
 from lab.ears.additions import transcribe_long
 from lab.ears.audio_faults import find_faults
-from lab.ears.moonshine import MoonshineRecogniser, Recogniser
+from lab.ears.moonshine import MoonshineRecogniser, Recogniser, without_last_silence
 from lab.ears.opinion import Critic, DnsMos, Opinion
 from lab.ears.seams import contour_distance
 from lab.ears.speakers import rank_speakers
@@ -159,7 +160,10 @@ class Study:
     def _heard_again(self, text: str, audio_16k: FloatArray) -> Heard | None:
         if self.neural is None:
             return None
-        return asyncio.run(heard_as(transcribe_long(self.neural, audio_16k), text, self.front_end))
+        # NOTE: what it makes of the silence at the end is none of the voice's words.
+        transcripts = [transcribe_long(self.neural, each) for each in (audio_16k, without_last_silence(audio_16k))]
+        heard = [asyncio.run(heard_as(each, text, self.front_end)) for each in transcripts]
+        return min(heard, key=lambda each: each.errors.errors)
 
 
 def run(args: argparse.Namespace) -> int:
