@@ -6,9 +6,8 @@ seeds give equal speech tokens, so that the two differ in their seams alone. The
 names in `bundle.json`, speak the same sentences for the yardstick. Where the package `speechmos` is installed
 (`pip install --no-deps speechmos`), DNSMOS scores the streamed audio. `--speed` takes over what `benchmarks.cpu_speed`
 found beside an earlier commit. With `--moonshine` a neural recogniser listens as well (`lab/ears/moonshine.py`),
-with and without the silence at the end; the better transcript counts.
-Writes the figures with the environment as JSON, and the raw rows beside it as JSONL; a run that was broken off goes on
-behind the rows that lie there.
+with and without the silence at the end; the better transcript counts. Writes the figures with the environment as JSON,
+and the raw rows beside it as JSONL; a run that was broken off goes on behind the rows that lie there.
 """
 
 from __future__ import annotations

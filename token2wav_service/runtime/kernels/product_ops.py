@@ -33,7 +33,7 @@ HALF_BYTES = 2
 LEAST_DOT = 16
 """Rows, columns and channels of the smallest product of a tensor core."""
 SMALL_WEIGHT = 1 << 19
-"""Numbers of a weight that is read by many thin tiles as fast as by few."""
+"""Most numbers of a weight that many thin tiles read as fast as a few large ones do."""
 WIDE_COLUMNS = 2048
 SHARED_BYTES = 160_000
 """Shared memory that a program takes for a tile's rows and columns of 512 channels, and some for the compiler."""
@@ -205,7 +205,7 @@ def _rows(x, m, first, k, rows, pitch, SPAN: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def _keep(value, out, m, n, part, rows, N: tl.constexpr, GELU: tl.constexpr):
-    if GELU == 2:
+    if GELU == 2:  # the exact form
         value *= 0.5 * (1 + tl.erf(0.7071067811865476 * value))
     elif GELU == 1:
         # The tanh form: (1 + tanh(u)) / 2 is the sigmoid of 2u, which is 0 below -80.
