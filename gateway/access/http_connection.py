@@ -7,6 +7,7 @@ connected ─ head complete ─► request ─ body complete, answered ─► id
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from types import SimpleNamespace
@@ -40,9 +41,7 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(self, owner: Connections, **parts: Any) -> None:
         super().__init__(**parts)
-        # NOTE: uvicorn logs an answer before it sends it; its first bytes go first.
-        log: Any = self.access_logger.info
-        self.access_logger = cast(Any, SimpleNamespace(info=partial(self.loop.call_soon, log)))
+        self.access_logger = cast(Any, SimpleNamespace(info=partial(self._log_answer, self.access_logger.info)))
         self._limits = owner.limits
         self._owner = owner
         self._awaited = _Awaited.NOTHING
@@ -52,6 +51,11 @@ class BoundedProtocol(H11Protocol):
         self._unfinished = 0
         """Bytes received since a request was whole, head and body."""
         self._timer: asyncio.TimerHandle | None = None
+
+    def _log_answer(self, log: Callable[..., None], *line: Any) -> None:
+        """Log an answer behind its first bytes, which uvicorn has wait; one with a request ID has records with more."""
+        if "request_id" not in self.scope:
+            self.loop.call_soon(log, *line)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -87,11 +88,24 @@ async def test_no_key_of_a_query_is_logged_and_no_refusal_is_an_error(log: Log) 
 
 
 async def test_an_answer_is_sent_before_it_is_logged(log: Log) -> None:
-    parts = {"config": uvicorn.Config(Starlette(), log_config=None), "server_state": ServerState(), "app_state": {}}
-    BoundedProtocol(Connections(), **parts).access_logger.info("200 for %s", "somebody")
+    door = _door({})
+    door.access_logger.info("200 for %s", "somebody")
     assert log.text == ""
     await asyncio.sleep(0)
     assert log.text == "200 for somebody"
+
+
+async def test_an_answer_that_has_a_record_of_its_own_is_logged_once(log: Log) -> None:
+    _door({"request_id": "r1"}).access_logger.info("200 for %s", "somebody")
+    await asyncio.sleep(0)
+    assert log.text == ""
+
+
+def _door(scope: dict[str, Any]) -> BoundedProtocol:
+    parts = {"config": uvicorn.Config(Starlette(), log_config=None), "server_state": ServerState(), "app_state": {}}
+    door = BoundedProtocol(Connections(), **parts)
+    door.scope = scope  # type: ignore[assignment]
+    return door
 
 
 def test_a_key_of_ours_is_logged_by_nobody(log: Log) -> None:
