@@ -23,7 +23,6 @@ import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -159,7 +158,8 @@ def exempt_startup_objects() -> None:
 def resident_bytes() -> int:
     """Return the memory that this process holds; 0 where the system does not tell it as Linux does."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        with open("/proc/self/statm", "rb", buffering=0) as file:
+            pages = int(file.read().split()[1])
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
