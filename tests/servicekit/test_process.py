@@ -261,15 +261,17 @@ class Node:
 
 
 def test_only_what_comes_later_is_looked_at() -> None:
-    kept = [Node()]
+    kept, rarely = [Node()], gc.get_threshold()
     try:
         exempt_startup_objects()
+        assert gc.get_threshold()[0] > rarely[0]
         assert not any(each is kept for each in gc.get_objects())
         later = weakref.ref(Node())
         gc.collect()
         assert later() is None
     finally:
         gc.unfreeze()
+        gc.set_threshold(*rarely)
     assert any(each is kept for each in gc.get_objects())
 
 
