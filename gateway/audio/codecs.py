@@ -27,7 +27,9 @@ def to_pcm16(samples: FloatArray) -> bytes:
     """Convert [N] samples in +-1 to signed 16-bit little endian: clipped, times 32767, truncated."""
     if not -1.0 <= samples.min(initial=0.0) <= samples.max(initial=0.0) <= 1.0:  # clipping takes longer than looking
         samples = np.clip(samples, -1.0, 1.0)
-    return (samples * PCM16_FULL_SCALE).astype("<i2").tobytes()
+    pcm = np.empty(samples.shape, "<i2")
+    np.multiply(samples, PCM16_FULL_SCALE, out=pcm, casting="unsafe")  # in pieces: no array of floats in between
+    return pcm.tobytes()
 
 
 def wav_header(sample_rate_hz: int, data_bytes: int | None = None, channels: int = 1) -> bytes:
