@@ -6,7 +6,8 @@
 What is held back follows from the tokens alone, never from time, so that equal seeds give equal speech. The first chunk
 is held back until it is whole, where an aligner hears its words or the text may end in it; else not at all. A new
 answer goes on behind what was given out, as one does that another replica takes over, and draws with a seed that
-follows from the segment's. Where no answer is good, the speech ends at the last good place.
+follows from the segment's. Where no answer is good, the speech ends at the last good place. Words that the text does
+not have are left out of an answer, which goes on.
 
 A text may still be written meanwhile. Then each answer gets what was taken of it and goes on with the rest; nothing is
 held back, and how long the speech may be is judged, once the text is whole.
@@ -20,6 +21,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 from gateway.core import Sampling, SpeechLM, SpeechTokenDelta, Utterance
@@ -72,6 +74,8 @@ class Trouble(str, Enum):
     """It goes on when the text must have been said."""
     WORD = "word"
     """It leaves out a word, or says another one."""
+    MORE = "more"
+    """It says something twice, or something else between two words."""
 
 
 class TroubleFound(NamedTuple):
@@ -154,14 +158,18 @@ class AnswerGuard:
             kept: tokens of an answer before that were given out; this one goes on behind them.
         """
         self._silent = settings.silent_tokens
-        aligner = None if length is None else settings.aligner
-        self._words = None if aligner is None else SpokenWords(aligner, text)
+        self._listen: Callable[[], SpokenWords] | None = None
+        if length is not None and settings.aligner is not None:
+            self._listen = partial(SpokenWords, settings.aligner, text)
+        self._words = None if self._listen is None else self._listen()
         self.grow(text, length)
         self._grams: dict[tuple[int, ...], list[int]] = {}
         self._silence = 0
         self.tokens: list[int] = []
         self.given = len(kept)
         """Tokens given out; no word among them is judged."""
+        self.left_out: TroubleFound | None = None
+        """The first of what it said beyond its text, which is not among the tokens any more."""
         for token_id in kept:
             self.push(token_id)
 
@@ -184,7 +192,7 @@ class AnswerGuard:
                 return TroubleFound(Trouble.LOOP, found[0])
         if self.length is not None and count > self.length.longest:
             return self._long(self.length)
-        return self._missed(is_over=False)
+        return self._strayed(is_over=False)
 
     def end(self, finish_reason: str) -> TroubleFound | None:
         """Take the end (`stop` or `length`); return the trouble with it, if any."""
@@ -192,11 +200,12 @@ class AnswerGuard:
             return None  # no room for the rest of the text, which is no fault of the speech
         if finish_reason == LENGTH_FINISH:
             return self._long(self.length)
+        strayed = self._strayed(is_over=True)
         count, sounding = len(self.tokens), sum(token_id not in self._silent for token_id in self.tokens)
         if count < self.length.shortest or sounding < self.length.least_sounding:
             return TroubleFound(Trouble.SHORT, count)
         slowest = self.length.slowest
-        return TroubleFound(Trouble.LONG, count) if slowest is not None and count > slowest else self._missed(True)
+        return TroubleFound(Trouble.LONG, count) if slowest is not None and count > slowest else strayed
 
     def _long(self, length: SpeechLength) -> TroubleFound:
         """Judge an answer that did not end: most likely its text ends in the pause next to the usual length."""
@@ -205,9 +214,21 @@ class AnswerGuard:
         end = next(pauses, usual)
         return TroubleFound(Trouble.LONG, end if end <= usual + SILENCE_TOKENS else usual)
 
-    def _missed(self, is_over: bool) -> TroubleFound | None:
-        missed = None if self._words is None else self._words.missed(self.tokens, self.given, is_over)
-        return None if missed is None else TroubleFound(Trouble.WORD, missed)
+    def _strayed(self, is_over: bool) -> TroubleFound | None:
+        """Look for a word that is not said; what is said beyond the text is left out."""
+        while self._words is not None and self._listen is not None:
+            if (found := self._words.strayed(self.tokens, self.given, is_over)) is None:
+                return None
+            since, until = found
+            if since == until:
+                return TroubleFound(Trouble.WORD, since)
+            # The pause around it stays.
+            sounding = [at for at in range(since, until) if self.tokens[at] not in self._silent] or [since]
+            del self.tokens[sounding[0] : sounding[-1] + 1]
+            self._grams.clear()
+            self._words = self._listen()
+            self.left_out = self.left_out or TroubleFound(Trouble.MORE, sounding[0])
+        return None
 
 
 def guarded(
@@ -263,7 +284,7 @@ class _Mending:
                         yield SpeechTokenDelta(given)
                     if self._verdict is not None:
                         break
-            first = first or self._verdict
+            first = first or self._verdict or self._watching().left_out
             if self._verdict is None:
                 break
         outcome, last = self._end()

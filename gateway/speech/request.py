@@ -123,7 +123,7 @@ class GuardNote:
     """A trouble that the guard saw in one segment; see `gateway.speech.guard`."""
 
     trouble: str
-    """Kind of trouble: loop, silence, short, long or word."""
+    """Kind of trouble: loop, silence, short, long, word or more."""
     outcome: GuardOutcome
 
 

@@ -49,6 +49,7 @@ _TROUBLES = {
     "short": "ended before its text can have been said",
     "long": "went on when its text must have been said",
     "word": "left out a word or said another one",
+    "more": "said more than its text",
 }
 
 

@@ -246,7 +246,8 @@ class SureAligner(PlainAligner):
     """Says of a right letter that it is likelier than others."""
 
     def scores(self, token_ids: Sequence[int], since: int, until: int, letters: LetterModel) -> FloatArray:
-        return super().scores(token_ids, since, until, letters) + np.float32(1)
+        scores = super().scores(token_ids, since, until, letters) + np.float32(1)
+        return np.where(letters.phones == 0, np.maximum(scores, -1), scores)  # a sound is rather no pause than a letter
 
 
 @pytest.mark.parametrize(
@@ -348,6 +349,25 @@ async def test_a_word_that_is_not_said_is_spoken_again_where_it_was_not_given_ou
     settings = GuardSettings(GuardMode.MEND, aligner=SureAligner())
     given_out = AnswerGuard(SAYS, SpeechLength(0, 90, 200), settings, tokens_of(WRONG))
     assert given_out.end("stop") is None, "what was given out can't be mended"
+
+
+@pytest.mark.parametrize(
+    ("twice", "beside"),
+    [
+        pytest.param("___hhhiiimmm", "___hhhiiimmm", id="a word twice"),
+        pytest.param("___mmmooonnndddaaayyy", "___mmmooonnndddaaayyy", id="the last word twice"),
+        pytest.param("___fffrrrooommm", "___vvvaaasssttt", id="what the text does not have"),
+    ],
+)
+async def test_what_the_text_does_not_say_is_left_out(twice: str, beside: str) -> None:
+    heard, asked = await said(SAYING.replace(twice, twice + beside))
+    assert (heard.finish_reason, asked) == ("stop", 1)
+    assert heard.notes == [GuardNote("more", GuardOutcome.MENDED)]
+    whole = tokens_of(SAYING)
+    assert [each for each in heard.tokens if each] == [each for each in whole if each], "but for pauses"
+    settings = GuardSettings(GuardMode.MEND, aligner=SureAligner())
+    given_out = AnswerGuard(SAYS, SpeechLength(0, 90, 200), settings, tokens_of(SAYING.replace(twice, twice + beside)))
+    assert given_out.end("stop") is None and given_out.left_out is None, "what was given out can't be mended"
 
 
 async def test_others_have_turns_while_the_tokens_of_a_long_message_are_judged() -> None:
