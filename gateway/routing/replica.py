@@ -109,7 +109,6 @@ class Replica:
         self._progress_s = float("-inf")
         self.failures_total = 0
         """Streams and probes that failed there."""
-        self.ejections_total = 0
         self.last_failure = ""
         """Text of the latest failure, or of the one that ejected it; empty if there was none."""
         self.service = service
@@ -241,6 +240,5 @@ class Replica:
         pause_s = self._settings.interval_s * 2.0**self._ejections_in_row
         self._ejected_until_s = self._clock.now() + min(pause_s, self._settings.failover_s)
         self._ejections_in_row += 1
-        self.ejections_total += 1
         self._failures_in_row = 0
         return True

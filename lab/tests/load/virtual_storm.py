@@ -243,7 +243,7 @@ class Storm:
         assert (self.token2wav.open, self.gate.speaking, self.gate.waiting) == (0, 0, 0)
         for router in self.routers:
             (status,) = router.snapshot()
-            assert (status.state, status.ejections_total, status.failovers_total) == (ReplicaState.READY, 0, 0)
+            assert (status.state, status.last_failure, status.failovers_total) == (ReplicaState.READY, "", 0)
 
 
 @asynccontextmanager
