@@ -135,7 +135,7 @@ class _Scan:
 
 
 class IncrementalSplitter:
-    """Cuts one text. Holds what has not been cut yet, which is bounded (`pending_characters`)."""
+    """Cuts one text. Holds what has not been cut yet, at most `max_length` and one further chunk."""
 
     def __init__(self, finder: BreakFinder, settings: SplitSettings) -> None:
         """Begin a text.
@@ -152,11 +152,6 @@ class IncrementalSplitter:
         self._start = 0
         self._text = ""
         self._scan = _Scan()
-
-    @property
-    def pending_characters(self) -> int:
-        """Characters received and not yet given out: at most `max_length` and one further chunk."""
-        return len(self._text)
 
     def push(self, piece: str) -> list[Segment]:
         """Take more text, of any length, and return the segments that it completes."""

@@ -73,7 +73,6 @@ def test_a_flush_gives_all_and_the_next_segment_is_a_first_one() -> None:
     splitter = IncrementalSplitter(finder(), LIVE_TEXT)
     assert splitter.push("One mo") == []
     assert splitter.flush() == [Segment("One mo", 0)]
-    assert splitter.pending_characters == 0
     assert splitter.push("When the rain finally stopped, we went") == [Segment("When the rain finally stopped, ", 6)]
 
 
@@ -135,11 +134,11 @@ class CountingFinder(BreakFinder):
 @pytest.mark.parametrize("piece_characters", [1, CHAPTER_CHARACTERS])
 def test_a_chapter_is_read_in_linear_work_and_bounded_memory(line: str, piece_characters: int) -> None:
     chapter = (line * (CHAPTER_CHARACTERS // len(line) + 1))[:CHAPTER_CHARACTERS]
-    counting = CountingFinder()
+    counting, cut = CountingFinder(), 0
     splitter = IncrementalSplitter(counting, WHOLE_TEXT)
     for at in range(0, len(chapter), piece_characters):
-        splitter.push(chapter[at : at + piece_characters])
-        assert splitter.pending_characters <= WHOLE_TEXT.later.max_length + counting.longest_chunk
+        cut += sum(len(segment.text) for segment in splitter.push(chapter[at : at + piece_characters]))
+        assert at + piece_characters - cut <= WHOLE_TEXT.later.max_length + counting.longest_chunk
     # One call for each piece, and few for each chunk; a call looks at a bounded piece of text.
     assert counting.calls <= 3 * CHAPTER_CHARACTERS
 
@@ -197,10 +196,11 @@ def test_no_character_is_lost_or_doubled_and_positions_are_the_texts_own(text: s
 def test_segments_and_what_is_pending_are_bounded(pieces: list[str], settings: SplitSettings) -> None:
     splitter = IncrementalSplitter(FINDER, settings)
     longest = max(settings.first.max_length, settings.later.max_length)
-    segments = []
+    segments, pending = [], 0
     for piece in pieces:
-        segments += splitter.push(piece)
-        assert splitter.pending_characters <= longest + FINDER.longest_chunk
+        segments += (cut := splitter.push(piece))
+        pending += len(piece) - sum(len(segment.text) for segment in cut)
+        assert pending <= longest + FINDER.longest_chunk
     assert all(spoken_length(segment.text) <= longest for segment in [*segments, *splitter.flush()])
 
 
