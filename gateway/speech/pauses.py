@@ -235,16 +235,12 @@ class LeadingSilence:
             return samples
         self._held = np.concatenate([self._held, samples])
         sound = self._first_sound()
-        self._cut(len(self._held) - self._unchecked - self._kept if sound is None else sound - self._kept)
+        self._cut((self._checked if sound is None else sound) - self._kept)
         if sound is None and not is_last and self.cut_samples < MOST_CUT_S * SAMPLE_RATE_HZ:
             return self._held[:0]
         self._is_over = True
         heard, self._held = self._held, self._held[:0]
         return heard
-
-    @property
-    def _unchecked(self) -> int:
-        return len(self._held) - self._checked
 
     def _first_sound(self) -> int | None:
         """Look at the whole frames that are new; return where the first sound begins."""
