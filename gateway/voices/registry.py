@@ -161,9 +161,7 @@ class VoiceRegistry:
         Raises:
             VoiceNotFoundError: there is none.
         """
-        found: NamedVoice | StoredVoice | None = self._voices.get(name)
-        if found is None and self._store is not None and self._alias(name) is None:
-            found = self._store.directory.find(name, self._viewer())
+        found = self._find(name, self._viewer()) if self._alias(name) is None else None
         if found is None:
             raise VoiceNotFoundError(f"got voice {name!r}, expected {self._some_names()}", param="voice")
         return found
