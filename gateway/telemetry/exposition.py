@@ -125,7 +125,8 @@ class _MetricsServer(ThreadingMixIn, WSGIServer):
             self._open[id(request)] = request
             oldest = self._open.popitem(last=False)[1] if len(self._open) > MAX_CONNECTIONS else None
             if oldest is not None:
-                _shut(oldest)
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread finds it closed
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -137,12 +138,6 @@ class _MetricsServer(ThreadingMixIn, WSGIServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors of a peer that left or was too slow."""
         logger.debug("a connection to the metrics port broke off: %r", sys.exc_info()[1])
-
-
-def _shut(connection: socket.socket) -> None:
-    """Have the thread of a connection find it closed."""
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _with_liveness(metrics: WSGIApplication, silence_s: Callable[[], float]) -> WSGIApplication:
