@@ -43,7 +43,20 @@ async def voice(request: Request) -> Response:
 
 async def user(request: Request) -> Response:
     """Tell who asks."""
-    return JSONResponse(_user(current_caller().name, voices_of(request)))
+    caller = current_caller().name
+    answer = {
+        "user_id": caller,
+        "workspace_id": TIER,
+        "first_name": caller,
+        "subscription": _subscription(voices_of(request)),
+        "is_new_user": False,
+        "can_use_delayed_payment_methods": False,
+        "is_onboarding_completed": True,
+        "is_onboarding_checklist_completed": True,
+        "created_at": 0,
+        "seat_type": "workspace_member",
+    }
+    return JSONResponse(answer)
 
 
 async def subscription(request: Request) -> Response:
@@ -71,21 +84,6 @@ def voice_object(voice: NamedVoice | StoredVoice) -> dict[str, Any]:
 def _found(registry: VoiceRegistry, wanted: str) -> list[dict[str, Any]]:
     described = map(voice_object, registry.listed)
     return [voice for voice in described if wanted.casefold() in voice["name"].casefold()]
-
-
-def _user(caller: str, registry: VoiceRegistry) -> dict[str, Any]:
-    return {
-        "user_id": caller,
-        "workspace_id": TIER,
-        "first_name": caller,
-        "subscription": _subscription(registry),
-        "is_new_user": False,
-        "can_use_delayed_payment_methods": False,
-        "is_onboarding_completed": True,
-        "is_onboarding_checklist_completed": True,
-        "created_at": 0,
-        "seat_type": "workspace_member",
-    }
 
 
 def _subscription(registry: VoiceRegistry) -> dict[str, Any]:
