@@ -114,7 +114,7 @@ def speak_over_http(
     return replace(meter.timing(), warning="; ".join(filter(None, warnings)) or None)
 
 
-def speak_over_grpc(
+def speak_over_triton(
     url: str,
     text: str,
     reference: FloatArray | None,
@@ -123,33 +123,38 @@ def speak_over_grpc(
     clock: Clock,
     timeout_s: float,
     model: str = DROP_IN_MODEL,
+    is_http: bool = False,
 ) -> SpeechTiming:
     """Speak `text` through the drop-in model, with the original runtime's tensors.
 
     Args:
-        url: host:port of Triton's gRPC service.
+        url: host:port of Triton's gRPC service; if `is_http` of its HTTP service, with or without http://.
         reference: [N] mono float32 samples in +-1 at 16 kHz; None leaves the voice to the server.
         timeout_s: longest silence of the server.
         model: name of the drop-in, which differs between families of checkpoints.
+        is_http: over plain HTTP, as the original's client does: one request, one waveform.
 
     Raises:
-        ClientError: refused, failed, broken off, or not reachable.
+        ClientError: refused, failed, broken off, or not reachable; a model that streams takes no plain HTTP.
     """
+    tensors = drop_in_tensors(text, reference, reference_text)
+    meter = _Meter(clock, on_audio)
+    if is_http:
+        meter.hear(to_pcm16(_whole_waveform(url, model, tensors, timeout_s)))
+    else:
+        asyncio.run(_hear_answers(url, model, tensors, timeout_s, meter))
+    return meter.timing()
+
+
+async def _hear_answers(url: str, model: str, tensors: dict[str, Any], timeout_s: float, meter: _Meter) -> None:
     import grpc
 
-    meter = _Meter(clock, on_audio)
-    tensors = drop_in_tensors(text, reference, reference_text)
-
-    async def listen() -> None:
-        async with (
-            grpc.aio.insecure_channel(url, options=UNLIMITED) as channel,
-            aclosing(drop_in_answers(channel, url, model, tensors, timeout_s)) as answers,
-        ):
-            async for samples in answers:
-                meter.hear(to_pcm16(samples))
-
-    asyncio.run(listen())
-    return meter.timing()
+    async with (
+        grpc.aio.insecure_channel(url, options=UNLIMITED) as channel,
+        aclosing(drop_in_answers(channel, url, model, tensors, timeout_s)) as answers,
+    ):
+        async for samples in answers:
+            meter.hear(to_pcm16(samples))
 
 
 async def drop_in_answers(
@@ -211,43 +216,14 @@ async def drop_in_answers(
         call.cancel()
 
 
-def speak_over_triton_http(
-    url: str,
-    text: str,
-    reference: FloatArray | None,
-    reference_text: str | None,
-    on_audio: OnAudio,
-    clock: Clock,
-    timeout_s: float,
-    model: str = DROP_IN_MODEL,
-) -> SpeechTiming:
-    """Speak `text` through the drop-in model over plain HTTP, as the original's client does: one request, one waveform.
-
-    Args:
-        url: Triton's HTTP service, with or without http://.
-        reference: see `speak_over_grpc`, as for the other arguments.
-
-    Raises:
-        ClientError: refused, failed, broken off, or not reachable; a model that streams takes no plain HTTP.
-    """
-    tensors = drop_in_tensors(text, reference, reference_text)
-    meter = _Meter(clock, on_audio)
+def _whole_waveform(url: str, model: str, tensors: dict[str, Any], timeout_s: float) -> FloatArray:
+    """Ask over plain HTTP."""
     try:
         with httpx.Client(timeout=timeout_s, trust_env=False) as http:
             body = {"inputs": [_json_input(name, value) for name, value in tensors.items()]}
-            answer = http.post(f"{_with_scheme(url)}/v2/models/{model}/infer", json=body)
-            document = answer.json()
+            document: Any = http.post(f"{_with_scheme(url)}/v2/models/{model}/infer", json=body).json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise ClientError(f"{url}: {error!r}; is Triton running there? see its log") from error
-    meter.hear(to_pcm16(_waveform_of(url, document)))
-    return meter.timing()
-
-
-def _with_scheme(url: str) -> str:
-    return (url if "://" in url else f"http://{url}").rstrip("/")
-
-
-def _waveform_of(url: str, document: Any) -> FloatArray:
     try:
         if "error" in document:
             code, message = decode_error(str(document["error"]))
@@ -256,6 +232,10 @@ def _waveform_of(url: str, document: Any) -> FloatArray:
         return np.asarray(output["data"], dtype=np.float32).ravel()
     except (LookupError, TypeError, ValueError) as error:
         raise ClientError(f"{url}: the answer holds no waveform ({error!r}); is that Triton's HTTP service?") from error
+
+
+def _with_scheme(url: str) -> str:
+    return (url if "://" in url else f"http://{url}").rstrip("/")
 
 
 def _json_input(name: str, value: Any) -> dict[str, Any]:

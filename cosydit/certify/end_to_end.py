@@ -27,7 +27,7 @@ from cosydit.certify.recognition import RATE_HZ, FloatArray, SphinxRecogniser, k
 from cosydit.cli.stack_options import choice_lines, gpu_shared
 from cosydit.stack.host import find_host, for_host, with_served_form
 from cosydit.stack.stack import PORT_COUNT, LocalStack, Ports, StackOptions
-from gateway.client import OnAudio, speak_over_grpc, speak_over_http
+from gateway.client import OnAudio, speak_over_http, speak_over_triton
 from llm_service.vocab import SPEECH_TOKENS_PER_SECOND
 from servicekit.clock import SystemClock
 from servicekit.gpu_host import AUTO
@@ -168,7 +168,7 @@ def _grpc(options: StackOptions, hear: OnAudio) -> None:
 
 
 def _triton(options: StackOptions, hear: OnAudio) -> None:
-    speak_over_grpc(options.token2wav_url, TEXTS[0], None, None, hear, SystemClock(), TIMEOUT_S)
+    speak_over_triton(options.token2wav_url, TEXTS[0], None, None, hear, SystemClock(), TIMEOUT_S)
 
 
 DOORS: dict[str, Callable[[StackOptions, OnAudio], None]] = {"openai": _openai, "grpc": _grpc, "triton": _triton}

@@ -101,12 +101,11 @@ def _http_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]
 
 
 def _triton_speaker(args: argparse.Namespace, is_http: bool = False) -> Callable[[OnAudio], SpeechTiming]:
-    from gateway.client import speak_over_grpc, speak_over_triton_http
+    from gateway.client import speak_over_triton
 
-    speak = speak_over_triton_http if is_http else speak_over_grpc
     voice = (None if args.reference_wav is None else _load_reference(args.reference_wav), args.reference_text)
-    clock = SystemClock()
-    return lambda on_audio: speak(args.url, args.text, *voice, on_audio, clock, args.timeout_s, args.model_name)
+    clock, last = SystemClock(), (args.timeout_s, args.model_name, is_http)
+    return lambda on_audio: speak_over_triton(args.url, args.text, *voice, on_audio, clock, *last)
 
 
 def _load_reference(path: Path) -> FloatArray:

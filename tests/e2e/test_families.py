@@ -14,7 +14,7 @@ from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.checkpoint.import_voices import import_voices
 from cosydit.stack.checkpoint.make_checkpoint import make_random_checkpoint
 from cosydit.stack.stack import LocalStack
-from gateway.client import speak_over_grpc
+from gateway.client import speak_over_triton
 from llm_service.prompt import build_prompt
 from llm_service.text_encoder import load_text_encoder
 from servicekit.clock import SystemClock
@@ -40,7 +40,7 @@ def test_a_family_speaks_through_the_whole_stack_and_takes_instructions(tmp_path
         assert len(again.content) == len(first.content)
         heard = list[bytes]()
         address = running.options.token2wav_url
-        timing = speak_over_grpc(
+        timing = speak_over_triton(
             address, "Hello.", None, None, heard.append, SystemClock(), timeout_s=120, model=family.value
         )
         assert timing.audio_s > 0.1 and len(b"".join(heard)) == round(timing.audio_s * 48000)
