@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,18 +133,14 @@ def summarize_underruns(records: Sequence[RequestRecord], buffer_s: float) -> Un
 def summarize(result: LoadResult) -> Summary:
     """Describe a run; failed requests count as failures and enter no distribution."""
     good = [record for record in result.records if record.is_ok]
-
-    def over(read: Callable[[RequestRecord], float | None]) -> Distribution | None:
-        return distribution(map(read, good))
-
     return Summary(
         requests=len(result.records),
         failures=len(result.records) - len(good),
         wall_s=result.wall_s,
         audio_s=sum(record.audio_s for record in good),
-        ttfa_s=over(lambda record: record.ttfa_s),
-        second_chunk_s=over(lambda record: record.second_chunk_s),
-        total_s=over(lambda record: record.total_s),
-        rtf=over(lambda record: record.rtf),
+        ttfa_s=distribution(record.ttfa_s for record in good),
+        second_chunk_s=distribution(record.second_chunk_s for record in good),
+        total_s=distribution(record.total_s for record in good),
+        rtf=distribution(record.rtf for record in good),
         underruns=[summarize_underruns(good, buffer_s) for buffer_s in START_BUFFERS_S],
     )
