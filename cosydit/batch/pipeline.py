@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STAGES = ("llm", "token2wav", "write")
+BATCHES_AHEAD = 4
+"""Batches of the larger stage that the LLM may be ahead of token2wav, which chooses batches of like length from
+them."""
 VOICES_AT_ONCE = 4
 """Prompts worked on side by side: their feature models take one CPU thread each."""
 _SEED_BYTES = 6
@@ -52,7 +55,7 @@ class BatchPipeline:
         self._clock = clock
         self._busy = {stage: BusyTime(clock) for stage in STAGES}
         self._voices: dict[Path | bytes, BatchVoice | Exception] = {}
-        self._window = LengthWindow(plan.utterances_ahead)
+        self._window = LengthWindow(BATCHES_AHEAD * max(plan.batch_size, plan.token2wav_batch_size))
         self._began_s = 0.0
 
     async def run(self, rows: Sequence[SpeechInput]) -> None:

@@ -14,9 +14,6 @@ logger = logging.getLogger(__name__)
 
 Complete = Callable[[Utterance, Sampling, int], Awaitable[SpeechTokenDelta]]
 """Asks for all speech tokens of one text with a seed; raises GatewayError."""
-LEAST_BATCHES_AHEAD = 4
-"""Batches of the larger stage that the LLM may be ahead of token2wav, which chooses batches of like length from
-them."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +29,6 @@ class BatchPlan:
     """Seeds each utterance together with its name, so that a resumed batch gives the same audio as a whole one."""
     warm_up: int = 0
     """Utterances spoken and dropped before the clock starts: services do some work only once."""
-
-    @property
-    def utterances_ahead(self) -> int:
-        """Utterances that may wait between the LLM and token2wav."""
-        return LEAST_BATCHES_AHEAD * max(self.batch_size, self.token2wav_batch_size)
 
 
 @dataclass(frozen=True)
