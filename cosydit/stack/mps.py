@@ -64,14 +64,6 @@ def run_control(command: Sequence[str], text: str, environment: Mapping[str, str
     return done.returncode == 0
 
 
-def ask_to_quit(environment: Mapping[str, str]) -> None:
-    """Start the daemon's control program in a session of its own, tell it to stop the daemon, and leave it."""
-    shell = ["/bin/sh", "-c", f"echo quit | {PROGRAM} > /dev/null 2>&1 &"]
-    subprocess.run(
-        shell, stdin=subprocess.DEVNULL, env={**os.environ, **environment}, start_new_session=True, check=False
-    )
-
-
 def own_pipes() -> Path:
     """Return where a daemon of ours has its pipes: one place a user, short, for a socket's path may have 107 bytes."""
     return Path(tempfile.gettempdir()) / f"cosydit-mps-{os.getuid()}"
@@ -106,7 +98,8 @@ def stop_mps(use: MpsUse, is_client: bool = False) -> None:
         return
     environment = {MPS_VARIABLE: str(use.pipes)}
     if is_client:
-        ask_to_quit(environment)
+        shell, env = ["/bin/sh", "-c", f"echo quit | {PROGRAM} > /dev/null 2>&1 &"], {**os.environ, **environment}
+        subprocess.run(shell, stdin=subprocess.DEVNULL, env=env, start_new_session=True, check=False)
     else:
         run_control([PROGRAM], "quit\n", environment)
 
