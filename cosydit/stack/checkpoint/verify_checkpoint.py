@@ -74,7 +74,8 @@ def _checks(directory: Path, family: Family | None) -> Iterator[_Check]:
     if model_dir == directory:
         return
     yield "llm/tokenizer.json", partial(load_text_encoder, directory / "llm")
-    yield "llm/config.json and weights", partial(_check_llm, directory / "llm")
+    # Half the memory of what the CPU computes in.
+    yield "llm/config.json and weights", partial(SpeechLanguageModel.load, directory / "llm", "cpu", "bfloat16")
     if (directory / "llm" / ALIGNER_FILE).exists():
         yield f"llm/{ALIGNER_FILE}", partial(load_aligner, directory / "llm")
     names = {"default", *(path.stem for path in (directory / "voices").glob("*.wav"))}
@@ -134,10 +135,6 @@ def _check_speech_tokenizer(path: Path) -> None:
         raise CheckpointError(
             f"{path} gave {len(ids)} tokens for {_PROBE_SECONDS} s, expected {_PROBE_TOKENS} (25 a second)"
         )
-
-
-def _check_llm(directory: Path) -> None:
-    SpeechLanguageModel.load(directory, "cpu", "bfloat16")  # half the memory of what the CPU computes in
 
 
 def _check_voice(directory: Path, name: str) -> None:
