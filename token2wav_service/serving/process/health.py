@@ -142,7 +142,8 @@ class HealthWatch:
             self._failures = 0
             return None
         self._failures += 1
-        allowed = self._allowed_failures()
+        # A server that says itself that it is not ready stops already, and may answer who is there.
+        allowed = FAILURES_TO_END + (0 if self._server.is_ready() else self._server.options.exit_timeout_s)
         logger.warning("the server can't work (%d of %d): %s", self._failures, allowed, trouble)
         return trouble if self._failures >= allowed else None
 
@@ -152,10 +153,6 @@ class HealthWatch:
             if (trouble := self.look()) is not None:
                 on_lost(trouble)
                 return
-
-    def _allowed_failures(self) -> int:
-        """A server that says itself that it is not ready stops already, and may answer who is there."""
-        return FAILURES_TO_END + (0 if self._server.is_ready() else self._server.options.exit_timeout_s)
 
     def _trouble(self, pid: int, known: set[int]) -> str | None:
         lost = known - self._processes(pid)
