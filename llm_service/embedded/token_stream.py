@@ -50,7 +50,7 @@ MAX_MESSAGE_BYTES = 1 << 20
 """Most bytes of a message; a prompt of 100,000 ids takes 300 KB."""
 _PING_INTERVAL_MS = 30_000
 _PING_TIMEOUT_MS = 10_000
-_add: Callable[[Any, Any], None] = stubs.add_SpeechTokenServiceServicer_to_server  # the stubs have no types
+add_to_server: Callable[[Any, Any], None] = stubs.add_SpeechTokenServiceServicer_to_server  # the stubs have no types
 _STATUS = (
     (InvalidGenerationError, grpc.StatusCode.INVALID_ARGUMENT),
     (QueueFullError, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -202,11 +202,6 @@ def _require(name: str, value: float, low: float, high: float) -> None:
         raise InvalidGenerationError(f"{name} is {value:g}; expected {low:g}..{high:g}")
 
 
-def add_to(server: Any, servicer: SpeechTokenServicer) -> None:
-    """Add the service to a gRPC server."""
-    _add(servicer, server)
-
-
 @asynccontextmanager
 async def serving_tokens(servicer: SpeechTokenServicer, host: str, port: int) -> AsyncIterator[int]:
     """Serve until the context is left, and yield the port.
@@ -229,7 +224,7 @@ async def serving_tokens(servicer: SpeechTokenServicer, host: str, port: int) ->
         ("grpc.http2.min_ping_interval_without_data_ms", _PING_TIMEOUT_MS),
     )
     server = grpc.aio.server(options=options)
-    add_to(server, servicer)
+    add_to_server(servicer, server)
     health = _Health(servicer.room)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     try:

@@ -19,7 +19,7 @@ from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from benchmarks.lib.llm_gpu.model import options, random_weights
 from gateway.llm.token_connection import TokenConnection
 from llm_service.embedded.loop import EngineLoop
-from llm_service.embedded.token_stream import SpeechTokenServicer, add_to
+from llm_service.embedded.token_stream import SpeechTokenServicer, add_to_server
 from llm_service.gpu.build import engine_of
 from llm_service.vocab import COSYVOICE2
 from servicekit.clock import SystemClock
@@ -47,7 +47,7 @@ def serve() -> None:
 
 async def _serve(servicer: SpeechTokenServicer) -> None:
     server = grpc.aio.server()
-    add_to(server, servicer)
+    add_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     sys.stdout.write(f"{READY}{port}\n")
