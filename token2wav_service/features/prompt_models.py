@@ -212,7 +212,8 @@ class PromptFeatureExtractor:
         hearing = self._beside.submit(lambda: self.tokens(samples)[: len(samples) // SAMPLES_PER_TOKEN])
         hearing.add_done_callback(lambda done: None if done.exception() else on_tokens(done.result()))
         embedding = self._beside.submit(self.speaker_embedding, samples)
-        mel, voice_id = self._flow_mel(samples), voice_id_of(samples)  # takes longest
+        mel = flow_mel_24k(resample_16k_to_24k(samples), self._mel_high_hz)  # takes longest
+        voice_id = voice_id_of(samples)
         tokens = hearing.result()
         return VoiceFeatures(voice_id, tokens, mel[: FRAMES_PER_TOKEN * len(tokens)], embedding.result())
 
@@ -223,9 +224,6 @@ class PromptFeatureExtractor:
     def speaker_embedding(self, samples: FloatArray) -> FloatArray:
         """Map [N] samples at 16 kHz to the raw [192] speaker embedding."""
         return self._speaker_encoder.embed(samples)
-
-    def _flow_mel(self, samples: FloatArray) -> FloatArray:
-        return flow_mel_24k(resample_16k_to_24k(samples), self._mel_high_hz)
 
 
 def voice_id_of(samples: FloatArray) -> str:
