@@ -96,6 +96,9 @@ class FusedSolver(ChunkSolver):
 
     tails: tuple[int, ...]
     """Shape of one slot's tails at one step."""
+    constant_weight: Tensor
+    in_bias: Tensor
+    """Of the input projection, where all but x's part of it is computed once for a chunk."""
     few_rows = 0
     """Rows up to which each kernel starts while the one before it ends; see `product_ops.most_rows`."""
 
@@ -133,6 +136,12 @@ class FusedSolver(ChunkSolver):
         return SolverPool(
             *(torch.zeros(slots, self.steps, *s, dtype=self.dtype, device=self.device) for s in (window, self.tails))
         )
+
+    def constant_part(self, *conditions: Tensor) -> Tensor:
+        """[2, B, T, C] float32: what the input projection adds to x's part at every step, of what stands behind x."""
+        rows = torch.cat(conditions, -1).to(self.dtype)
+        conditional = functional.linear(rows, self.constant_weight, self.in_bias)
+        return torch.stack([conditional, self.in_bias.expand_as(conditional)]).float()
 
 
 class HeadedRows:
@@ -186,6 +195,11 @@ def shifted_weight(conv: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def float_copy(module: torch.nn.Module) -> torch.nn.Module:
     """Return a copy in float32."""
     return copy.deepcopy(module).float()
+
+
+def float_norm(norm: Any) -> tuple[Tensor, Tensor]:
+    """Return a norm's weight and bias in float32."""
+    return norm.weight.detach().float(), norm.bias.detach().float()
 
 
 def affine_float(linear: Any, x: Tensor) -> Tensor:

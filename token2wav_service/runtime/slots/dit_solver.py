@@ -23,6 +23,7 @@ from token2wav_service.runtime.slots.chunk_solver import (
     SolverPool,
     affine_float,
     float_copy,
+    float_norm,
     pack_heads,
     pack_linear,
     shifted_weight,
@@ -104,19 +105,14 @@ class DiTSolver(FusedSolver):
             shape = (streams, self.steps, c.depth, 2, c.num_heads, frames, 2 * c.head_dim)
             own = noise.new_empty(shape, dtype=self.dtype)
         tails = noise.new_empty(streams, *pool.tails.shape[1:], dtype=self.dtype)
-        constant = self._constant(mu, speaker, cond)
+        cond = torch.zeros_like(mu) if cond is None else cond
+        constant = self.constant_part(mu, speaker[:, None].expand(-1, frames, -1), cond)
         x, half = noise, noise.to(self.dtype)
         for step in self.run_steps:
             hidden = (constant + functional.linear(half, self.x_weight)).flatten(0, 2)
             velocity = self._estimate(step, hidden, work, own, tails, places, pool, frames)
             x, half = self.advance(step, x, velocity)
         return x, own, tails
-
-    def _constant(self, mu: Tensor, speaker: Tensor, cond: Tensor | None) -> Tensor:
-        """[2, B, T, C] float32: what the input projection adds to x's part at every step."""
-        rows = [mu, speaker[:, None].expand(-1, mu.shape[1], -1), torch.zeros_like(mu) if cond is None else cond]
-        conditional = functional.linear(torch.cat(rows, -1).to(self.dtype), self.constant_weight, self.in_bias)
-        return torch.stack([conditional, self.in_bias.expand_as(conditional)]).float()
 
     def _estimate(
         self,
@@ -178,14 +174,9 @@ class _PackedBlock:
     def __init__(self, block: Any, dtype: torch.dtype) -> None:
         attn, conv, mlp = block.attn, block.conv.block, block.mlp
         self.qkv = pack_heads(attn, dtype)
-        q, k = attn.q_norm, attn.k_norm
-        self.norms = (_float32(q.weight), _float32(q.bias), _float32(k.weight), _float32(k.bias))
+        self.norms = (*float_norm(attn.q_norm), *float_norm(attn.k_norm))
         self.proj = pack_linear(attn.proj, dtype)
         self.conv1 = shifted_weight(conv[1], dtype)
-        self.conv_norm = (conv[3].weight.float(), conv[3].bias.float())
+        self.conv_norm = float_norm(conv[3])
         self.conv2 = shifted_weight(conv[6], dtype)
         self.fc1, self.fc2 = pack_linear(mlp.fc1, dtype), pack_linear(mlp.fc2, dtype)
-
-
-def _float32(parameter: Tensor) -> Tensor:
-    return parameter.float().contiguous()

@@ -71,7 +71,7 @@ class RotarySolver(FusedSolver):
         streams, frames, _ = noise.shape
         c = self.config
         rows = HeadedRows(c.depth, 2 * streams * frames, c.heads, c.head_dim, pool.tails, self.few_rows)
-        constant = self._constant(mu, speaker, cond)
+        constant = self.constant_part(cond, mu, speaker[:, None].expand(-1, frames, -1))
         angles = rotation_table(batch.first_frames, frames, c.head_dim, like=noise).contiguous()
         x, half = noise, noise.to(self.dtype)
         for step in self.run_steps:
@@ -81,12 +81,6 @@ class RotarySolver(FusedSolver):
             rows.keep(step, batch, pool, frames)
             x, half = self.advance(step, x, velocity)
         return x
-
-    def _constant(self, mu: Tensor, speaker: Tensor, cond: Tensor) -> Tensor:
-        """[2, B, T, C] float32: what the input projection adds to x's part at every step."""
-        rows = torch.cat([cond, mu, speaker[:, None].expand(-1, mu.shape[1], -1)], -1).to(self.dtype)
-        conditional = functional.linear(rows, self.constant_weight, self.in_bias)
-        return torch.stack([conditional, self.in_bias.expand_as(conditional)]).float()
 
     def _mix_neighbours(self, step: int, embedded: Tensor, batch: SolverBatch, pool: SolverPool) -> Tensor:
         """Add the two position convolutions to [2B, T, C] float32, and keep their left contexts."""

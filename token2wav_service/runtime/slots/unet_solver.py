@@ -23,6 +23,7 @@ from token2wav_service.runtime.slots.chunk_solver import (
     SolverPool,
     affine_float,
     float_copy,
+    float_norm,
     pack_heads,
     pack_linear,
     shifted_weight,
@@ -50,7 +51,7 @@ class UNetSolver(FusedSolver):
             self.stages = [_PackedStage(stage, dtype) for stage in stages]
             final: Any = unet.final_block
             self.down_conv, self.up_conv = (shifted_weight(stages[i].conv, dtype) for i in (0, -1))
-            self.final_conv, self.final_norm = shifted_weight(final.block[0], dtype), _norm(final.block[2])
+            self.final_conv, self.final_norm = shifted_weight(final.block[0], dtype), float_norm(final.block[2])
             self.final = pack_linear(unet.final_proj, dtype)
         layers = [layer for stage in self.stages for layer in stage.layers]
         whole: list[product_ops.Affine] = [self.final, *(stage.residual for stage in self.stages)]
@@ -195,8 +196,8 @@ class _PackedStage:
 
     def __init__(self, stage: Any, dtype: torch.dtype) -> None:
         resnet = stage.resnet
-        self.conv1, self.norm1 = shifted_weight(resnet.block1.block[0], dtype), _norm(resnet.block1.block[2])
-        self.conv2, self.norm2 = shifted_weight(resnet.block2.block[0], dtype), _norm(resnet.block2.block[2])
+        self.conv1, self.norm1 = shifted_weight(resnet.block1.block[0], dtype), float_norm(resnet.block1.block[2])
+        self.conv2, self.norm2 = shifted_weight(resnet.block2.block[0], dtype), float_norm(resnet.block2.block[2])
         self.residual = pack_linear(resnet.res_conv, dtype)
         self.layers = [_PackedLayer(layer, dtype) for layer in stage.layers]
 
@@ -205,11 +206,7 @@ class _PackedLayer:
     """One transformer layer's weights; scales less one, as `residual_norm` takes them."""
 
     def __init__(self, layer: Any, dtype: torch.dtype) -> None:
-        self.norm1, self.norm3 = ((weight - 1, bias) for weight, bias in map(_norm, (layer.norm1, layer.norm3)))
+        self.norm1, self.norm3 = ((weight - 1, bias) for weight, bias in map(float_norm, (layer.norm1, layer.norm3)))
         self.qkv = pack_heads(layer.attn1, dtype)
         self.out = pack_linear(layer.attn1.to_out[0], dtype)
         self.first, self.second = pack_linear(layer.ff.net[0].proj, dtype), pack_linear(layer.ff.net[2], dtype)
-
-
-def _norm(norm: Any) -> tuple[Tensor, Tensor]:
-    return norm.weight.detach().float(), norm.bias.detach().float()
