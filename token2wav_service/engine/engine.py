@@ -25,9 +25,9 @@ from token2wav_service.engine.meter import EngineMeter, Measurements
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Finish, Runner
 from token2wav_service.engine.stream import (
     BESIDE_WAITING,
-    ChunkRules,
     Stream,
     check_options,
+    checked_tokens,
     next_batch,
     urgent_batch,
 )
@@ -110,7 +110,6 @@ class Token2WavEngine:
         self.runner = runner
         """Computes; others use it for measurements, while nothing steps the engine."""
         self._probe_device = probe_device
-        self._rules = ChunkRules(config, runner.facts)
         self._lock = threading.Lock()
         self._streams: dict[str, Stream] = {}
         self._under_way = 0
@@ -165,7 +164,7 @@ class Token2WavEngine:
         """
         with self._lock:
             stream = self._stream(chunk.stream_id)
-            token_ids = self._rules.checked_tokens(stream, chunk)
+            token_ids = checked_tokens(stream, chunk, self.runner.facts, self.config.max_chunk_tokens)
             stream.waiting.append(TokenChunk(chunk.stream_id, chunk.index, token_ids, chunk.is_last))
             stream.accepted_s.append(self.clock.now())
             stream.next_index += 1

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from servicekit.stream_limit import FIRST_ROOM_S
-from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY
 from token2wav_service.engine.runner import ModelFacts, Runner
 from token2wav_service.engine.voices import Voice
@@ -128,39 +127,30 @@ def check_options(options: StreamOptions) -> None:
         raise InvalidRequestError(f"got priority {options.priority}, expected 1 (first) to {DEFAULT_PRIORITY}")
 
 
-class ChunkRules:
-    """Of one engine."""
+def checked_tokens(stream: Stream, chunk: TokenChunk, facts: ModelFacts, max_tokens: int) -> tuple[int, ...]:
+    """Return the tokens that the chunk speaks.
 
-    def __init__(self, config: Token2WavConfig, facts: ModelFacts) -> None:
-        self._config = config
-        self._facts = facts
-
-    def checked_tokens(self, stream: Stream, chunk: TokenChunk) -> tuple[int, ...]:
-        """Return the tokens that the chunk speaks.
-
-        Raises:
-            InvalidChunkError: it can't follow what the stream has had.
-        """
-        lookahead = self._facts.lookahead_tokens
-        if stream.has_last:
-            raise InvalidChunkError("the stream's last chunk was sent already; open a new stream for more")
-        if chunk.index != stream.next_index:
-            raise InvalidChunkError(f"got chunk {chunk.index}, expected {stream.next_index}: send chunks in order")
-        # An empty last chunk speaks the look-ahead that went before it.
-        token_ids = chunk.token_ids or (stream.lookahead if chunk.is_last else ())
-        least = 1 if chunk.is_last else lookahead + 1
-        if len(token_ids) < least:
-            kind = "the only chunk of a stream" if chunk.is_last else f"a chunk with {lookahead} look-ahead tokens"
-            raise InvalidChunkError(f"got {len(token_ids)} tokens, expected at least {least} in {kind}")
-        if len(token_ids) > self._config.max_chunk_tokens:
-            raise InvalidChunkError(
-                f"got {len(token_ids)} tokens, expected at most {self._config.max_chunk_tokens}: send smaller chunks"
-            )
-        vocabulary = self._facts.vocab_size
-        wrong = [token for token in token_ids if not 0 <= token < vocabulary]
-        if wrong:
-            raise InvalidChunkError(f"got speech token {wrong[0]}, expected 0..{vocabulary - 1} (no LLM offset)")
-        return token_ids
+    Raises:
+        InvalidChunkError: it can't follow what the stream has had.
+    """
+    lookahead = facts.lookahead_tokens
+    if stream.has_last:
+        raise InvalidChunkError("the stream's last chunk was sent already; open a new stream for more")
+    if chunk.index != stream.next_index:
+        raise InvalidChunkError(f"got chunk {chunk.index}, expected {stream.next_index}: send chunks in order")
+    # An empty last chunk speaks the look-ahead that went before it.
+    token_ids = chunk.token_ids or (stream.lookahead if chunk.is_last else ())
+    least = 1 if chunk.is_last else lookahead + 1
+    if len(token_ids) < least:
+        kind = "the only chunk of a stream" if chunk.is_last else f"a chunk with {lookahead} look-ahead tokens"
+        raise InvalidChunkError(f"got {len(token_ids)} tokens, expected at least {least} in {kind}")
+    if len(token_ids) > max_tokens:
+        raise InvalidChunkError(f"got {len(token_ids)} tokens, expected at most {max_tokens}: send smaller chunks")
+    vocabulary = facts.vocab_size
+    wrong = [token for token in token_ids if not 0 <= token < vocabulary]
+    if wrong:
+        raise InvalidChunkError(f"got speech token {wrong[0]}, expected 0..{vocabulary - 1} (no LLM offset)")
+    return token_ids
 
 
 CLASS_PENALTY_S = 0.5
