@@ -66,10 +66,6 @@ class Window:
         """Time between them; None since the start, which nobody knows."""
         return self.after.at_s - self.before.at_s if self.before is not EMPTY else None
 
-    def gauge(self, name: str, **labels: str) -> float | None:
-        """Return what a gauge says now."""
-        return self.after.total(name, **labels)
-
     def growth(self, name: str, **labels: str) -> float | None:
         """Return by how much a counter grew; one that restarted counts from 0."""
         after = self.after.total(name, **labels)

@@ -81,7 +81,7 @@ def _share(value: float | None, most: float = float("inf")) -> Text:
 
 
 def _slots(window: Window) -> Text:
-    used, slots = window.gauge(f"{TOKEN2WAV}_slots_in_use"), window.gauge(f"{TOKEN2WAV}_slots")
+    used, slots = (window.after.total(f"{TOKEN2WAV}_{name}") for name in ("slots_in_use", "slots"))
     is_full = bool(used and slots and used / slots > _FULL_SLOTS)
     return _text(used if slots is not None else None, lambda used: f"{used:.0f}/{slots:.0f}", is_full)
 
@@ -97,7 +97,7 @@ def _first(values: Iterable[float | None]) -> float | None:
 
 
 _LISTENERS: Columns = {
-    "streams": lambda of: _count(of.gauge(f"{GATEWAY}_streams")),
+    "streams": lambda of: _count(of.after.total(f"{GATEWAY}_streams")),
     "ttfa p50": lambda of: _milliseconds(of.quantile(f"{GATEWAY}_time_to_first_audio_seconds", 0.5)),
     "p95": lambda of: _milliseconds(of.quantile(f"{GATEWAY}_time_to_first_audio_seconds", 0.95)),
     "slack p5": lambda of: _seconds(of.quantile(f"{GATEWAY}_chunk_slack_seconds", 0.05)),
@@ -120,13 +120,13 @@ _TOKEN2WAV: Columns = {
     "step p50": lambda of: _milliseconds(of.quantile(f"{TOKEN2WAV}_step_seconds", 0.5)),
     "p95": lambda of: _milliseconds(of.quantile(f"{TOKEN2WAV}_step_seconds", 0.95)),
     "queue p95": lambda of: _milliseconds(of.quantile(f"{TOKEN2WAV}_queue_seconds", 0.95)),
-    "waiting": lambda of: _count(of.gauge(f"{TOKEN2WAV}_queued_chunks")),
+    "waiting": lambda of: _count(of.after.total(f"{TOKEN2WAV}_queued_chunks")),
     "late": lambda of: _share(of.ratio(f"{TOKEN2WAV}_deadline_misses_total", f"{TOKEN2WAV}_chunks_total"), _BAD_MISSES),
     "audio s/s": lambda of: _number(of.rate(f"{TOKEN2WAV}_audio_seconds_total")),
 }
 _LLM: Columns = {
-    "running": lambda of: _count(_first(map(of.gauge, _RUNNING))),
-    "waiting": lambda of: _count(_first(map(of.gauge, _WAITING)), _MANY_WAITING),
+    "running": lambda of: _count(_first(map(of.after.total, _RUNNING))),
+    "waiting": lambda of: _count(_first(map(of.after.total, _WAITING)), _MANY_WAITING),
     "tokens/s": lambda of: _number(_first(map(of.rate, _TOKENS))),
     "ttft p50": lambda of: _milliseconds(_first(of.quantile(name, 0.5) for name in _FIRST_TOKEN)),
     "p95": lambda of: _milliseconds(_first(of.quantile(name, 0.95) for name in _FIRST_TOKEN)),
