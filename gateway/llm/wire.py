@@ -134,8 +134,8 @@ class LLMWire:
             raise errors.TextTooLongError(str(error), param="input") from error
         except PromptError as error:
             raise errors.InvalidTextError(str(error), param="input") from error
-        if utterance.spoken_tokens:
-            bounds = _rest_of(bounds, len(utterance.spoken_tokens))
+        if spoken := len(utterance.spoken_tokens):
+            bounds = GenerationBounds(max(0, bounds.min_tokens - spoken), max(1, bounds.max_tokens - spoken))
         return TokenPrompt(tuple(prompt.token_ids), bounds)
 
     def is_spoken_out(self, utterance: Utterance) -> bool:
@@ -176,11 +176,6 @@ class LLMWire:
             return bounds
         longest = longest_speech(utterance.text, utterance.reference_text, utterance.reference_tokens)
         return replace(bounds, max_tokens=max(bounds.min_tokens, min(bounds.max_tokens, longest)))
-
-
-def _rest_of(bounds: GenerationBounds, spoken_tokens: int) -> GenerationBounds:
-    """Bound what follows tokens that were spoken already."""
-    return GenerationBounds(max(0, bounds.min_tokens - spoken_tokens), max(1, bounds.max_tokens - spoken_tokens))
 
 
 def _choice(event: str) -> dict[str, Any] | None:
