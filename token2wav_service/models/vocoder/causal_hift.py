@@ -22,6 +22,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from token2wav_service.models.causal import causal_tail
 from token2wav_service.models.config import OVERLAPPING_COLUMNS, POST_KERNEL, HiFTConfig
 from token2wav_service.models.vocoder.hift import (
+    F0_LAYERS,
     FINAL_LEAKY_SLOPE,
     ResBlock,
     complex_spectrum,
@@ -33,7 +34,6 @@ from token2wav_service.models.vocoder.source import HarmonicSource, overlap_add
 
 F0_LOOKAHEAD = 3
 """Mel frames that the pitch predictor sees ahead."""
-F0_LAYERS = 5
 F0_KERNEL = 3
 
 

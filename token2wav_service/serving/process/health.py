@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from token2wav_service.contract import TOKEN2WAV_MODEL, Operation, ServerStatus
-from token2wav_service.serving.process.installation import DEFAULT_HTTP_PORT
+from token2wav_service.serving.process.installation import DEFAULT_HTTP_PORT, STUB_NAME
 
 if TYPE_CHECKING:
     from token2wav_service.serving.process.server import TritonProcess
@@ -36,7 +36,6 @@ ANSWER_TIMEOUT_S = 10.0
 DRAIN_INTERVAL_S = 0.2
 _PROBE_TIMEOUT_S = 2.0
 _PROC = Path("/proc")
-_STUB_NAME = "triton_python_backend_stub"
 _SHOWN_CHARACTERS = 200
 
 
@@ -177,7 +176,7 @@ def is_model_process(pid: int) -> bool:
         command = (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
         return False
-    return command.partition(b"\0")[0].endswith(_STUB_NAME.encode())
+    return command.partition(b"\0")[0].endswith(STUB_NAME.encode())
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -33,7 +33,7 @@ _KEEPALIVE_TIME_MS = 30_000
 """Milliseconds of silence after which a client is pinged: a vanished host must not hold a stream."""
 _KEEPALIVE_TIMEOUT_MS = 10_000
 SUPPORTED_PYTHONS = ("3.10", "3.11", "3.12")
-_STUB_NAME = "triton_python_backend_stub"
+STUB_NAME = "triton_python_backend_stub"
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
@@ -104,7 +104,7 @@ def lay_out_backends(installation: TritonInstallation, directory: Path) -> Path 
     for source in installation.python_backend.iterdir():
         if source.is_file():
             _link(source, backend / source.name)
-    _link(installation.stub, backend / _STUB_NAME)
+    _link(installation.stub, backend / STUB_NAME)
     return backend.parent
 
 
@@ -218,7 +218,7 @@ def _wheel_root() -> Path | None:
 
 def _from_wheel(root: Path) -> TritonInstallation:
     version = _running_python()
-    stub = root / "python_backend_stubs" / version / _STUB_NAME
+    stub = root / "python_backend_stubs" / version / STUB_NAME
     binary = root / "bin" / "tritonserver"
     if version not in SUPPORTED_PYTHONS or not stub.exists() or not binary.exists():
         raise TritonNotFoundError(
