@@ -70,7 +70,7 @@ async def locked(directory: Path, within_s: float = LOCK_WAIT_S) -> AsyncIterato
     give_up_s = time.monotonic() + within_s
     lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, stat.S_IRUSR | stat.S_IWUSR)
     try:
-        while not _is_mine(lock):
+        while not takes_lock(lock):
             if time.monotonic() > give_up_s:
                 raise TimeoutError(errno.ETIMEDOUT, f"another process has held {LOCK_FILE} for {within_s:g} s")
             await asyncio.sleep(_ASK_AGAIN_S)
@@ -79,7 +79,8 @@ async def locked(directory: Path, within_s: float = LOCK_WAIT_S) -> AsyncIterato
         os.close(lock)
 
 
-def _is_mine(lock: int) -> bool:
+def takes_lock(lock: int) -> bool:
+    """Lock an open file until it is closed; returns False where another process holds it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

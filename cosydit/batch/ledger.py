@@ -7,7 +7,6 @@ a torn last line, a file without its line, a line without its file.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -21,6 +20,7 @@ import soundfile
 from cosydit.bench.report import write_text
 from cosydit.bench.types import BenchmarkError
 from gateway.core import FloatArray
+from servicekit.files import takes_lock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 RESULTS_FILE = "results.jsonl"
@@ -53,12 +53,9 @@ class Ledger:
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         self._lock = (self._directory / LOCK_FILE).open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        if not takes_lock(self._lock.fileno()):
             self._lock.close()
-            got = f"another batch writes to {self._directory}"
-            raise BenchmarkError(f"{got}; wait for it, or give another one") from error
+            raise BenchmarkError(f"another batch writes to {self._directory}; wait for it, or give another one")
         self._repair()
         self._results = os.open(self._directory / RESULTS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         return self

@@ -7,7 +7,6 @@ quick.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_service.errors import CheckpointError
 from servicekit.checkpoint_file import find_declaration, write_declaration
+from servicekit.files import takes_lock
 
 if TYPE_CHECKING:
     from llm_service.export.source import SpeechLMSource
@@ -162,10 +162,8 @@ def new_directory(directory: Path, recipe: Recipe) -> Iterator[Path]:
 def _locked(directory: Path) -> Iterator[None]:
     path = directory.with_name(f".{directory.name}.lock")
     with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as err:
-            raise CheckpointError(f"another converter is writing {directory}; wait for it (lock {path})") from err
+        if not takes_lock(file.fileno()):
+            raise CheckpointError(f"another converter is writing {directory}; wait for it (lock {path})")
         yield
 
 
