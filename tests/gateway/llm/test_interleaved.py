@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,13 +46,8 @@ class Written(ComingText):
 
 
 @pytest.fixture(scope="module")
-def llm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_llm(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def encoder(llm_dir: Path) -> TextEncoder:
-    return load_text_encoder(llm_dir)
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> TextEncoder:
+    return load_text_encoder(random_llm(tmp_path_factory))
 
 
 @asynccontextmanager
