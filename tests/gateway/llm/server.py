@@ -113,3 +113,7 @@ async def is_ready(client: SpeechLMClient | TokenStreamClient) -> bool:
         return not (await client.probe()).is_draining
     except errors.LLMUnavailableError:
         return False
+
+
+def tokens_of(deltas: list[SpeechTokenDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]

@@ -25,6 +25,7 @@ from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.replica import ReplicaState, RoutingSettings
 from gateway.speech.request import MAX_SEED
 from servicekit.timeouts import timeout
+from tests.gateway.llm.server import tokens_of
 from tests.gateway.routing.fakes import QUICK, ScriptedLLM, routed_llm, until
 from tests.virtual_time import ManualClock, run_virtually
 
@@ -37,15 +38,11 @@ async def _answer(router: RoutedSpeechLM, seed: int = 3) -> list[SpeechTokenDelt
         return [delta async for delta in deltas]
 
 
-def _tokens(deltas: list[SpeechTokenDelta]) -> list[int]:
-    return [token for delta in deltas for token in delta.token_ids]
-
-
 async def test_one_replica_is_asked_as_it_would_be_without_routing() -> None:
     llm = ScriptedLLM("a", until_token=4)
     async with routed_llm(llm) as router:
         deltas = await _answer(router)
-    assert _tokens(deltas) == [0, 1, 2, 3] and deltas[-1].finish_reason == "stop"
+    assert tokens_of(deltas) == [0, 1, 2, 3] and deltas[-1].finish_reason == "stop"
     assert (llm.utterances, llm.seeds) == ([UTTERANCE], [3])
 
 
@@ -58,7 +55,7 @@ async def test_a_lost_answer_goes_on_after_the_tokens_so_far(error: LLMError, br
     second.error = None
     async with routed_llm(first, second) as router:
         first_asked = await _until_first_is_asked(router, first)
-        assert _tokens(first_asked) == list(range(20))
+        assert tokens_of(first_asked) == list(range(20))
         assert [delta.finish_reason for delta in first_asked].count("stop") == 1
         assert second.utterances[-1] == dataclasses.replace(UTTERANCE, spoken_tokens=tuple(range(breaks_after)))
         assert second.seeds[-1] == 3 + breaks_after
@@ -123,7 +120,7 @@ async def test_a_replica_that_says_it_is_busy_is_not_ejected() -> None:
     llms = [ScriptedLLM("a", breaks_after=0, error=LLMBusyError("429")), ScriptedLLM("b")]
     async with routed_llm(*llms) as router:
         for _ in range(6):
-            assert _tokens(await _answer(router)) == list(range(20))
+            assert tokens_of(await _answer(router)) == list(range(20))
         assert {status.state for status in router.snapshot()} == {ReplicaState.READY}
         assert router.snapshot()[0].failures_total == 0
 
@@ -171,7 +168,7 @@ def test_an_answer_waits_for_the_only_replica_to_be_started_again() -> None:
         async with routed_llm(llm, settings=RoutingSettings(), clock=clock) as router:
             asyncio.get_running_loop().call_later(90.0, come_back)
             llm_dies = asyncio.get_running_loop().call_later(0.01, setattr, llm, "is_dead", True)
-            heard = _tokens(await _answer(router))
+            heard = tokens_of(await _answer(router))
             llm_dies.cancel()
         return heard
 
@@ -256,7 +253,7 @@ def test_an_answer_whose_text_is_being_written_goes_on_elsewhere(breaks_at: tupl
         return deltas
 
     deltas = run_virtually(answer)
-    assert _tokens(deltas) == list(range(69)), "nothing twice, nothing left out"
+    assert tokens_of(deltas) == list(range(69)), "nothing twice, nothing left out"
     assert [delta.finish_reason for delta in deltas].count("stop") == 1
     asked = sum(len(llm.utterances) for llm in llms)
     assert asked > len(breaks_at)

@@ -33,7 +33,7 @@ from llm_service.embedded.token_stream import SpeechTokenServicer, serving_token
 from llm_service.vocab import COSYVOICE2
 from servicekit.clock import SystemClock
 from tests.gateway.fakes import CharacterEncoder
-from tests.gateway.llm.server import is_ready
+from tests.gateway.llm.server import is_ready, tokens_of
 from tests.workers import random_llm
 
 WIRE = LLMWire(CharacterEncoder())  # type: ignore[arg-type]
@@ -73,10 +73,6 @@ async def client_of(address: str, **deadlines: float) -> AsyncIterator[TokenStre
 async def collect(client: TokenStreamClient, seed: int = 3, sampling: Sampling | None = None) -> list[SpeechTokenDelta]:
     async with aclosing(client.generate(UTTERANCE, sampling or Sampling(), seed)) as deltas:
         return [delta async for delta in deltas]
-
-
-def tokens_of(deltas: list[SpeechTokenDelta]) -> list[int]:
-    return [token for delta in deltas for token in delta.token_ids]
 
 
 async def test_an_answer_arrives_and_only_its_last_delta_has_a_reason(llm_dir: Path) -> None:
