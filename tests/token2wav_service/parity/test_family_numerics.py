@@ -18,7 +18,7 @@ from tests.token2wav_service.streaming.family_factory import (
     COSYVOICE,
     make_block_flow,
     make_causal_hift,
-    random_normal,
+    normal,
     random_speaker,
 )
 from tests.token2wav_service.streaming.flow_factory import random_tokens
@@ -33,7 +33,7 @@ TOKENS, PROMPT_FRAMES, FRAMES = 37, 26, 20
 
 def mel_samples(family: Family, mask: str) -> Tensor:
     """Every ninth bin of every seventh frame of a whole pass."""
-    cond = functional.pad(random_normal(1, 80, PROMPT_FRAMES, seed=3), (0, 2 * TOKENS - PROMPT_FRAMES))
+    cond = functional.pad(normal(1, 80, PROMPT_FRAMES, seed=3), (0, 2 * TOKENS - PROMPT_FRAMES))
     flow = make_block_flow(family)
     if mask == "unmasked_estimator":
         flow.decoder.register_forward_pre_hook(showing_all)
@@ -42,7 +42,7 @@ def mel_samples(family: Family, mask: str) -> Tensor:
         torch.tensor([TOKENS]),
         torch.tensor([True]),
         random_speaker(2)[None],
-        random_normal(1, 80, 2 * TOKENS, seed=4),
+        normal(1, 80, 2 * TOKENS, seed=4),
         10,
         cond=cond,
         is_masked=mask != "unmasked",
@@ -54,7 +54,7 @@ def wave_samples() -> Tensor:
     """Every 97th sample of a whole mel."""
     hift = make_causal_hift()
     wave, _ = hift(
-        functional.pad(random_normal(1, 80, FRAMES, seed=5) - 6, (0, hift.lookahead)),
+        functional.pad(normal(1, 80, FRAMES, seed=5) - 6, (0, hift.lookahead)),
         torch.tensor([FRAMES]),
         torch.tensor([True]),
         hift.initial_state(1),

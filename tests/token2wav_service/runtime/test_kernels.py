@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tests.token2wav_service.streaming.family_factory import normal
 from tests.token2wav_service.streaming.flow_factory import randomise
 from tests.triton_compiler import ARCHITECTURES, compiled_kernels
 from token2wav_service.models.config import DiTConfig
@@ -22,10 +23,6 @@ from token2wav_service.runtime.slots.chunk_solver import SolverPool
 from token2wav_service.runtime.slots.dit_solver import DiTSolver
 
 STEPS, LAYERS, HEADS, HIDDEN, WINDOW = 2, 2, 2, 48, 10
-
-
-def _normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_noise_equals_the_counter_based_noise() -> None:
@@ -48,10 +45,10 @@ def test_fused_solver_equals_the_plain_one_for_every_row_and_fills_the_rings(dim
     randomise(cfm, 0)
     slots, generated, lengths = torch.tensor([2, 0, 4]), torch.tensor([0, 4, 25]), torch.tensor([5, 1, 3])
     pool = SolverPool(
-        _normal(5, STEPS, LAYERS, 2, HEADS, WINDOW, 2 * dim), _normal(5, STEPS, LAYERS, 2, 2, 2, HIDDEN, seed=1)
+        normal(5, STEPS, LAYERS, 2, HEADS, WINDOW, 2 * dim), normal(5, STEPS, LAYERS, 2, 2, 2, HIDDEN, seed=1)
     )
-    prompts = [_normal(STEPS, LAYERS, 2, HEADS, n, 2 * dim, seed=n) for n in (6, 9, 7)]
-    noise, mu, speaker = _normal(3, 5, 80, seed=2), _normal(3, 5, 80, seed=3), _normal(3, 80, seed=4)
+    prompts = [normal(STEPS, LAYERS, 2, HEADS, n, 2 * dim, seed=n) for n in (6, 9, 7)]
+    noise, mu, speaker = normal(3, 5, 80, seed=2), normal(3, 5, 80, seed=3), normal(3, 80, seed=4)
     places = KeyPlaces(
         slots, torch.tensor([p.data_ptr() for p in prompts]), torch.tensor([6, 9, 7]), generated, lengths
     )
@@ -83,7 +80,7 @@ def test_fused_solver_equals_the_plain_one_for_every_row_and_fills_the_rings(dim
 
 @pytest.mark.parametrize("channels", [40, 512, 1536])
 def test_products_of_few_rows_equal_the_library_s(channels: int) -> None:
-    x, weight, bias = _normal(5, channels), _normal(20, channels, seed=1), _normal(20, seed=2)
+    x, weight, bias = normal(5, channels), normal(20, channels, seed=1), normal(20, seed=2)
     expected = functional.linear(x, weight, bias)
     parts = product_ops.linear_in_parts(x, weight, bias, is_few=True)
     assert parts.shape == (product_ops.parts_of(channels), 5, 20)
@@ -99,9 +96,9 @@ def test_products_of_few_rows_equal_the_library_s(channels: int) -> None:
 
 def test_pieces_of_attention_are_weighed_and_multiplied_and_a_piece_without_keys_is_left_out() -> None:
     rows, heads, dim = 5, 3, 24
-    means, masses = _normal(2, rows, heads * dim), _normal(2, rows, heads, seed=1)
+    means, masses = normal(2, rows, heads * dim), normal(2, rows, heads, seed=1)
     masses[1, 2] = float("-inf")
-    weight, bias = _normal(20, heads * dim, seed=2), _normal(20, seed=3)
+    weight, bias = normal(20, heads * dim, seed=2), normal(20, seed=3)
     shares = (masses * math.log(2)).softmax(0)
     mixed = (shares[..., None] * means.view(2, rows, heads, dim)).sum(0).flatten(1)
     parts = product_ops.linear_of_attention(Pieces(means, masses), means[0], weight, bias, is_few=True)

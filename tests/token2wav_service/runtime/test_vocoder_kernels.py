@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from tests.token2wav_service.runtime.plain_convolution import activate, convolve
+from tests.token2wav_service.streaming.family_factory import normal
 from tests.token2wav_service.streaming.flow_factory import make_hift
 from token2wav_service.models.vocoder.hift import MAX_MAGNITUDE, HiFT, fold_weight_norm
 from token2wav_service.runtime.kernels import vocoder_kernels as kernels
@@ -30,20 +30,16 @@ def hift() -> HiFT:
     return fold_weight_norm(make_hift())
 
 
-def _normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def _convolution(taps: tuple[int, ...], inner: int, channels: int, **sizes: int) -> Convolution:
-    weight = _normal(sum(taps), inner, channels, seed=1) * (sum(taps) * inner) ** -0.5
-    return Convolution(weight, _normal(len(taps), channels, seed=2), taps, **sizes)
+    weight = normal(sum(taps), inner, channels, seed=1) * (sum(taps) * inner) ** -0.5
+    return Convolution(weight, normal(len(taps), channels, seed=2), taps, **sizes)
 
 
 @pytest.mark.parametrize(
     ("convolution", "activation", "has_residual"),
     [
-        (_convolution((11, 7, 3), 20, 20, dilation=3), Activation(SNAKE, _normal(3, 20, seed=3).abs() + 0.1), True),
-        (_convolution((7, 3), 16, 24), Activation(SNAKE, _normal(2, 24, seed=3).abs() + 0.1), False),
+        (_convolution((11, 7, 3), 20, 20, dilation=3), Activation(SNAKE, normal(3, 20, seed=3).abs() + 0.1), True),
+        (_convolution((7, 3), 16, 24), Activation(SNAKE, normal(2, 24, seed=3).abs() + 0.1), False),
         (_convolution((3,), 16, 40, pad=1), Activation(ELU), False),
         (_convolution((7,), 20, 16, pad=3), Activation(LEAKY, slope=0.1), True),
         (_convolution((6,), 32, 8, stride=3, pad=1), None, False),
@@ -55,9 +51,9 @@ def test_convolution_equals_pytorchs(
     """Branches of different taps, dilations, strides, channels that fill no block, rows that end early."""
     inner, channels = convolution.weight.shape[1:]
     branches, columns = len(convolution.taps), 70 // convolution.stride
-    x = _normal(2, 70, inner) if branches == 1 else _normal(branches, 2, 70, inner)
+    x = normal(2, 70, inner) if branches == 1 else normal(branches, 2, 70, inner)
     shape = (2, columns, channels) if branches == 1 else (branches, 2, columns, channels)
-    residual = _normal(*shape, seed=4) if has_residual else None
+    residual = normal(*shape, seed=4) if has_residual else None
     ends = Ends(torch.tensor([5, 2]), columns // 6, 1)
     options: dict[str, Any] = {"residual": residual, "activation": activation}
     got = ops.convolve(x, convolution, ends, columns, tiles=TILES, **options)
@@ -79,7 +75,7 @@ def test_half_precision_saturates() -> None:
 
 def test_network_equals_the_plain_vocoder_for_rows_of_any_length(hift: HiFT) -> None:
     network = VocoderNetwork(hift, torch.float32)
-    mel, source = _normal(2, 80, 5), _normal(2, 2400, seed=1) * 0.1
+    mel, source = normal(2, 80, 5), normal(2, 2400, seed=1) * 0.1
     ended = (mel * (torch.arange(5) < LENGTHS[:, None])[:, None]).transpose(1, 2).contiguous()
     torch.testing.assert_close(
         network.decode(ended, source, LENGTHS), hift(mel, source[:, None], LENGTHS), atol=1e-5, rtol=0
@@ -91,14 +87,14 @@ def test_network_equals_the_plain_vocoder_for_rows_of_any_length(hift: HiFT) -> 
 
 def test_spectrum_and_its_inverse_equal_the_plain_ones(hift: HiFT) -> None:
     spectrum = VocoderNetwork(hift, torch.float32).spectrum
-    source = _normal(2, 2400)
+    source = normal(2, 2400)
     got = spectrum.analyse(source, LENGTHS, torch.float32)
     torch.testing.assert_close(got[..., :18], hift.stft(source, LENGTHS).transpose(1, 2), atol=1e-5, rtol=0)
     assert not got[..., 18:].any()
-    spectra = _normal(2, 601, 18, seed=1)
+    spectra = normal(2, 601, 18, seed=1)
     mask = (torch.arange(601) < (LENGTHS * 120 + 1)[:, None])[:, None].float()
     expected = hift.samples(spectra.transpose(1, 2), mask)
-    held, fade, slots = _normal(3, 480, seed=2), _normal(960, seed=3), torch.tensor([2, 1])
+    held, fade, slots = normal(3, 480, seed=2), normal(960, seed=3), torch.tensor([2, 1])
     fades = ops.Fades(torch.tensor([1, 0]), slots, held, fade)
     limits = (hift.config.audio_limit, MAX_MAGNITUDE)
     made = spectrum.synthesise(spectra, LENGTHS, limits, fades)
@@ -112,8 +108,8 @@ def test_source_equals_the_plain_one(hift: HiFT) -> None:
     module = hift.m_source
     pitch = torch.tensor([[120.0, 130.0, 0.0, 5.0, 140.0], [200.0, 210.0, 190.0, 7.0, 7.0]])
     has_speech, slots, tails = torch.tensor([1, 0]), torch.tensor([2, 1]), torch.tensor([2, 0])
-    carried, cached = _normal(3, 9, seed=1).abs(), _normal(3, 960, seed=2)
-    before, noise = carried.clone(), _normal(2, 5, 480 * 9, seed=3)
+    carried, cached = normal(3, 9, seed=1).abs(), normal(3, 960, seed=2)
+    before, noise = carried.clone(), normal(2, 5, 480 * 9, seed=3)
     phase, edges = module.phase(pitch, LENGTHS)
     offset = torch.zeros(2, 9)
     offset[0] = (before[2] - edges[0, :, 1]) % (2 * math.pi)
@@ -132,7 +128,7 @@ def test_source_equals_the_plain_one(hift: HiFT) -> None:
 
 
 def test_tails_are_joined_and_kept() -> None:
-    tail, mel, slots = _normal(3, 80, 8), _normal(2, 6, 80, seed=1), torch.tensor([2, 1])
+    tail, mel, slots = normal(3, 80, 8), normal(2, 6, 80, seed=1), torch.tensor([2, 1])
     held, new = torch.tensor([8, 3]), torch.tensor([6, 2])
     joined, half = ops.join_tail(tail, mel, slots, held, new, torch.float16)
     for row in range(2):
@@ -140,7 +136,7 @@ def test_tails_are_joined_and_kept() -> None:
         assert torch.equal(joined[row, : len(expected)], expected)
         assert not joined[row, len(expected) :].any()
     assert torch.equal(half, joined.half())
-    source, speech, lengths = _normal(2, 140, seed=2), _normal(2, 140, seed=3), held + new
+    source, speech, lengths = normal(2, 140, seed=2), normal(2, 140, seed=3), held + new
     tails = (tail.clone(), torch.zeros(3, 80), torch.zeros(3, 80))
     ops.keep_tails(joined, source, speech, slots, lengths, tails)
     assert torch.equal(tails[0][2], joined[0, 6:14].T)
@@ -152,7 +148,7 @@ def test_tails_are_joined_and_kept() -> None:
 
 def test_sums_and_means() -> None:
     ends = Ends(torch.tensor([2, 4]), 2, 1)
-    first, second, alphas = _normal(2, 9, 20), _normal(2, 10, 20, seed=1), _normal(3, 20, seed=2).abs() + 0.1
+    first, second, alphas = normal(2, 9, 20), normal(2, 10, 20, seed=1), normal(3, 20, seed=2).abs() + 0.1
     total, snakes = ops.fan_out(first, second, alphas, ends, True)
     reflected = functional.pad(first.transpose(1, 2), (1, 0), mode="reflect").transpose(1, 2)
     expected = (reflected + second).masked_fill(

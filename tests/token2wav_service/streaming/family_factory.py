@@ -41,14 +41,14 @@ def make_causal_hift(seed: int = 0) -> CausalHiFT:
     return hift.eval().requires_grad_(False)
 
 
-def random_normal(*shape: int, seed: int) -> Tensor:
+def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def random_speaker(seed: int, flow: StreamFlow | None = None) -> Tensor:
-    return random_normal(flow.flow.spk_embed_affine_layer.in_features if flow else 192, seed=seed)
+    return normal(flow.flow.spk_embed_affine_layer.in_features if flow else 192, seed=seed)
 
 
 def prepare_voice(flow: StreamFlow, tokens: int, seed: int, trimmed: int = 0) -> FlowState:
-    mel = random_normal(2 * tokens, 80, seed=seed + 1)
+    mel = normal(2 * tokens, 80, seed=seed + 1)
     return flow.run_prompt(random_tokens(tokens, seed), mel, random_speaker(seed, flow), trimmed)

@@ -12,8 +12,8 @@ from tests.token2wav_service.streaming.family_factory import (
     BLOCK,
     COSYVOICE,
     make_block_flow,
+    normal,
     prepare_voice,
-    random_normal,
     random_speaker,
 )
 from tests.token2wav_service.streaming.flow_factory import SEED, make_flow, random_tokens, run_stream, windows
@@ -39,7 +39,7 @@ def whole_pass(streamed: StreamFlow, prompt: int, tokens: Tensor, *, is_last: bo
     ids = torch.cat([random_tokens(prompt, 1), tokens])[None]
     frames = 2 * ids.shape[1]
     cond = torch.zeros(1, 80, frames)
-    cond[0, :, : 2 * prompt] = random_normal(2 * prompt, 80, seed=2).T
+    cond[0, :, : 2 * prompt] = normal(2 * prompt, 80, seed=2).T
     shared, own = (
         counter_normal(torch.tensor([seed]), torch.tensor([0]), frames, 80, NoiseDomain.FLOW).transpose(1, 2)
         for seed in (PROMPT_SEED, SEED)
@@ -92,7 +92,7 @@ def test_chunks_that_end_inside_blocks_equal_whole_passes_over_the_prefixes(stre
 def test_a_trimmed_prompt_equals_a_shorter_one(streamed: StreamFlow) -> None:
     """The stream starts where the prompt's trimmed part ended, noise and positions included."""
     full, trimmed = random_tokens(23, 1), 3
-    mel, speaker = random_normal(46, 80, seed=2), random_speaker(1)
+    mel, speaker = normal(46, 80, seed=2), random_speaker(1)
     voices = (
         streamed.run_prompt(full, mel, speaker, trimmed=trimmed),
         streamed.run_prompt(full[trimmed:], mel[2 * trimmed :], speaker),

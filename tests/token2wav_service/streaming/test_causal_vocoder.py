@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.token2wav_service.streaming.family_factory import make_causal_hift, random_normal
+from tests.token2wav_service.streaming.family_factory import make_causal_hift, normal
 from token2wav_service.config import SynthesisPolicy
 from token2wav_service.models.causal import VocoderInput
 from token2wav_service.models.noise import NoiseDomain, counter_uniform
@@ -30,7 +30,7 @@ def vocoder() -> CausalStreamVocoder:
 
 
 def speech_like_mel(frames: int, seed: int) -> Tensor:
-    return random_normal(80, frames, seed=seed) - 6
+    return normal(80, frames, seed=seed) - 6
 
 
 def whole(vocoder: CausalStreamVocoder, mel: Tensor, seed: int = SEED) -> Tensor:
