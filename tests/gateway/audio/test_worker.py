@@ -51,6 +51,11 @@ def executor() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
+async def encode_one(encoder: BlockingEncoder, executor: ThreadPoolExecutor) -> None:
+    async with AsyncEncoder(encoder, executor) as opened:
+        await opened.encode(np.zeros(1, np.float32))
+
+
 @pytest.mark.parametrize("audio_format", [AudioFormat.PCM, AudioFormat.FLAC])
 async def test_the_bytes_are_those_of_the_encoder(audio_format: AudioFormat, executor: ThreadPoolExecutor) -> None:
     if audio_format is AudioFormat.FLAC:
@@ -80,8 +85,7 @@ async def test_light_work_stays_on_the_loop(executor: ThreadPoolExecutor) -> Non
     blocking = BlockingEncoder(is_light=True)
     blocking.may_end.set()
 
-    async with AsyncEncoder(blocking, executor) as encoder:
-        await encoder.encode(np.zeros(1, np.float32))
+    await encode_one(blocking, executor)
 
     assert blocking.thread is threading.current_thread()
     assert blocking.is_closed.is_set()
@@ -91,12 +95,7 @@ async def test_a_cancelled_caller_waits_for_nothing_and_the_codec_is_freed_after
     executor: ThreadPoolExecutor,
 ) -> None:
     blocking = BlockingEncoder()
-
-    async def answer() -> None:
-        async with AsyncEncoder(blocking, executor) as encoder:
-            await encoder.encode(np.zeros(1, np.float32))
-
-    caller = asyncio.create_task(answer())
+    caller = asyncio.create_task(encode_one(blocking, executor))
     while not blocking.is_started.is_set():
         await asyncio.sleep(0)
     caller.cancel()
@@ -114,12 +113,7 @@ async def test_a_caller_cancelled_before_a_thread_is_free_frees_its_codec_at_onc
 ) -> None:
     in_the_way, blocking = BlockingEncoder(), BlockingEncoder()
     busy = executor.submit(in_the_way.encode, np.zeros(1, np.float32))
-
-    async def answer() -> None:
-        async with AsyncEncoder(blocking, executor) as encoder:
-            await encoder.encode(np.zeros(1, np.float32))
-
-    caller = asyncio.create_task(answer())
+    caller = asyncio.create_task(encode_one(blocking, executor))
     await asyncio.sleep(0)
     caller.cancel()
     await asyncio.gather(caller, return_exceptions=True)
