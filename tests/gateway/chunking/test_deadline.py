@@ -73,14 +73,17 @@ def test_with_quick_services_the_first_audio_is_a_quarter_earlier_than_exponenti
     assert first < 0.75 * listen(world, ExponentialChunks(15)).ttfa_s
 
 
+COSTS = st.builds(ChunkCost, st.floats(0, 2), st.floats(0, 0.1))
 PACES = st.builds(
     Pace,
     st.floats(0.1, 1000),
     st.integers(1, 50),
-    st.builds(ChunkCost, st.floats(0, 2), st.floats(0, 0.1)),
+    COSTS,
     st.floats(0, 3),
     st.floats(-3, 30),
-    is_beside=st.booleans(),
+    st.just(1),
+    st.none() | COSTS,
+    st.booleans(),
 )
 
 
@@ -96,7 +99,7 @@ def test_hops_are_bounded_whatever_was_measured(sent: int, pending: int, last_ho
         last_hop, pace = 0, pace._replace(dry_in_s=float("inf"))
     hop = DeadlineChunks(max_hop_tokens=60).next_hop(ChunkProgress(sent, 0, pending, 0.0, last_hop, None, pace))
     assert 4 <= hop <= 60
-    assert hop <= 25 or not pace.is_beside or pace.cost.of_hop(25) <= 0.1
+    assert not sent or hop <= 25 or not pace.is_beside or pace.cost.of_hop(25) <= 0.1
     assert sent or 5 <= hop <= (15 if pace.urgent_cost is None else 50)
 
 
