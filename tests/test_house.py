@@ -72,13 +72,13 @@ def test_a_test_without_a_mark_starts_no_python_process() -> None:
 
 
 BOUNDS = {
-    "wheel_lines": 65_989,
+    "wheel_lines": 65_946,
     "wheel_files": 412,
     "benchmarks_lines": 4_918,
-    "test_lines": 45_963,
-    "doc_words": 49_924,
+    "test_lines": 45_989,
+    "doc_words": 49_977,
     "serve_settings": 64,
-    "routing_lines": 960,
+    "routing_lines": 949,
     "routing_constants": 8,
     "double_names": 7,
     "imports_up_the_floors": 0,
