@@ -75,7 +75,7 @@ BOUNDS = {
     "wheel_lines": 65_946,
     "wheel_files": 412,
     "benchmarks_lines": 4_918,
-    "test_lines": 45_990,
+    "test_lines": 45_991,
     "doc_words": 49_977,
     "serve_settings": 64,
     "routing_lines": 949,

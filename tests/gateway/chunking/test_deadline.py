@@ -99,7 +99,8 @@ def test_hops_are_bounded_whatever_was_measured(sent: int, pending: int, last_ho
         last_hop, pace = 0, pace._replace(dry_in_s=float("inf"))
     hop = DeadlineChunks(max_hop_tokens=60).next_hop(ChunkProgress(sent, 0, pending, 0.0, last_hop, None, pace))
     assert 4 <= hop <= 60
-    assert not sent or hop <= 25 or not pace.is_beside or pace.cost.of_hop(25) <= 0.1
+    is_urgent = not sent and pace.urgent_cost is not None
+    assert hop <= 25 or not pace.is_beside or pace.cost.of_hop(25) <= 0.1 or is_urgent
     assert sent or 5 <= hop <= (15 if pace.urgent_cost is None else 50)
 
 
