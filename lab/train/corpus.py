@@ -1,9 +1,8 @@
 """Makes the corpus from its seed with all cores: `python -m lab.train.corpus`. Shards that are there stay.
 
-Two kinds of shards. Wide ones hold every feature (for the tokenizer, the speaker encoder, the flow and the vocoder).
-Token shards hold text, speech tokens and phones only (for the LLM, which wants many more hours, and the aligner); they
-need a trained tokenizer. While it is being trained, the cores can make raw token shards: they hold what teaches the
-tokenizer in the tokens' place, and `tokenize_shards` makes token shards of them on the device.
+Three kinds of shards. Wide ones hold every feature. Raw ones lack what the vocoder alone needs, the audio: they teach
+the tokenizer, the flow and the LLM, which want more hours. Token shards hold text, speech tokens and phones only (for
+the LLM, which wants the most hours, and the aligner); they need a trained tokenizer.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ AnyArray = npt.NDArray[np.generic]
 WIDE_SEED, TOKEN_SEED = 1, 2
 """Different plans, so that the LLM's many hours are not the same sentences again."""
 LONG_FIRST_SHARD = 20_000
-"""Token shards from here to `LONG_LAST_SHARD` are long sentences, most of them in the voice `default`."""
+"""Raw and token shards from here to `LONG_LAST_SHARD` are long sentences, most of them in the voice `default`."""
 LONG_LAST_SHARD = 49_999
 SHARD_UTTERANCES = 64
-RAW = ("log_mel", "mel", "phones", "pitch")
-"""Columns of a raw token shard, those that teach the tokenizer."""
+RAW = ("log_mel", "mel", "fbank", "phones", "pitch")
+"""Columns of a raw shard."""
 WORKER_NICENESS = 10
 
 
@@ -67,7 +66,7 @@ class CorpusJob:
     teachers: str
     """Name in `TEACHERS`."""
     is_raw: bool = False
-    """Makes a token shard with RAW instead of tokens."""
+    """Makes a shard of RAW."""
 
     @property
     def path(self) -> Path:
@@ -117,18 +116,9 @@ def token_jobs(
     return [CorpusJob(directory, texts, engines, index, tokenizer, teachers) for index in range(count)]
 
 
-def long_jobs(jobs: Sequence[CorpusJob], per_job: int) -> list[CorpusJob]:
-    """Put jobs of long sentences behind each job.
-
-    Args:
-        jobs: of a corpus of texts and tokens.
-        per_job: number of those behind each.
-    """
-    found = []
-    for number, job in enumerate(jobs):
-        begin = LONG_FIRST_SHARD + number * per_job
-        found += [job, *(replace(job, index=index) for index in range(begin, begin + per_job))]
-    return found
+def with_long(jobs: Sequence[CorpusJob]) -> list[CorpusJob]:
+    """Put a job of long sentences behind each job of raw or token shards."""
+    return [each for job in jobs for each in (job, replace(job, index=LONG_FIRST_SHARD + job.index))]
 
 
 def _mapper(stack: ExitStack, workers: int) -> Callable[[Sequence[CorpusJob]], object]:
@@ -231,16 +221,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--teachers", choices=list(TEACHERS), default=DEFAULT, help="default %(default)s")
     parser.add_argument("--utterances", type=int, default=10_000, help="about 4 s each (default %(default)s)")
     parser.add_argument("--tokenizer", type=Path, help="trained tokenizer: make token shards instead of wide ones")
-    parser.add_argument("--raw", action="store_true", help="make token shards whose tokens come later")
-    parser.add_argument("--long", type=int, default=0, help="token shards of long sentences behind each shard")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     parser.add_argument("--deadline-s", type=float, default=500.0, help="begin no shard later (default %(default)s)")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     jobs = wide_jobs(args.out, args.texts, args.engines, args.utterances, args.teachers)
-    if args.raw or args.tokenizer is not None:
-        jobs = [replace(job, tokenizer=args.tokenizer, is_raw=args.raw) for job in jobs]
-        jobs = long_jobs(jobs, args.long) if args.long else jobs
+    if args.tokenizer is not None:
+        jobs = [replace(job, tokenizer=args.tokenizer) for job in jobs]
     return 0 if make_corpus(jobs, args.workers, args.deadline_s) == len(jobs) else 1
 
 

@@ -51,10 +51,19 @@ class Windows:
 
 
 class SpeechStreams:
-    """All wide shards of a directory, sorted by speaker."""
+    """All shards of a directory, or of several, sorted by speaker."""
 
-    def __init__(self, directory: Path, names: Sequence[str], device: torch.device, seed: int) -> None:
+    def __init__(
+        self, directory: Path, names: Sequence[str], device: torch.device, seed: int, beside: Path | None = None
+    ) -> None:
         """Load the features `names` (of `utterance.LAYOUTS`).
+
+        Args:
+            directory: of shards.
+            names: of features that every shard has.
+            device: where they shall lie.
+            seed: of the windows that are drawn.
+            beside: another directory, which may be missing.
 
         Raises:
             CorpusError: the directory has no shards.
@@ -62,6 +71,7 @@ class SpeechStreams:
         shards = [np.load(path) for path in sorted(directory.glob("shard-*.npz"))]
         if not shards:
             raise CorpusError(f"{directory} holds no shards; run `python -m lab.train.corpus` first")
+        shards += [np.load(path) for path in sorted(beside.glob("shard-*.npz"))] if beside else []
         self.device, self.seed = device, seed
         self.utterances, order = _sorted_utterances(shards)
         self._columns = {name: _stream(shards, order, name).to(device) for name in names}

@@ -23,12 +23,14 @@ import torch
 
 from demo_voice.unpack import BUNDLE, SPEECH_TOKENIZER
 from lab.train.corpus import (
+    RAW,
     SHARD_UTTERANCES,
     WORKER_NICENESS,
     CorpusJob,
     make_corpus,
     token_jobs,
     wide_jobs,
+    with_long,
     write_shard,
 )
 from lab.train.data import SpeechStreams
@@ -163,6 +165,14 @@ def run_corpus(options: StageOptions) -> None:
     make_corpus(jobs, options.workers, options.limits.wall_s)
 
 
+def run_raw(options: StageOptions) -> None:
+    """Make raw shards, every other one of long sentences, until the time is up."""
+    work = options.work
+    engines = work.engines if work.engines.is_dir() else None
+    jobs = wide_jobs(work.raw, work.texts, engines, options.utterances, options.teachers)
+    make_corpus(with_long([replace(job, is_raw=True) for job in jobs]), options.workers, options.limits.wall_s)
+
+
 def run_kokoro(options: StageOptions) -> None:
     """Make the wide shards of Kokoro's speakers that are missing: sound on the device, features on the cores."""
     from lab.train.teachers import kokoro
@@ -271,17 +281,16 @@ def vocoder_stage(options: StageOptions) -> Trainee:
 
 
 def run_codes(options: StageOptions) -> None:
-    """Tokenize the corpus with the trained tokenizer, export it, and learn the LLM's text tokenizer."""
+    """Tokenize all shards with the trained tokenizer, export it, and learn the LLM's text tokenizer."""
     from lab.train.models.llm_data import save_text_tokenizer, train_text_tokenizer
     from lab.train.models.onnx_export import export_tokenizer, tokenize_streams
 
     net = trained_tokenizer(options.work, options.sizes)
-    is_flite = options.teachers == FLITE
-    streams = _streams(options, ("log_mel",) if is_flite else ("log_mel", "audio"))
-    codes = tokenize_streams(net, streams).cpu().numpy().astype(np.uint16)
-    np.save(options.work.codes, codes)
-    if not is_flite:
-        _write_silent_tokens(options.work, streams, codes)
+    streams = _streams(options, ("log_mel",))
+    np.save(options.work.codes, tokenize_streams(net, streams).cpu().numpy().astype(np.uint16))
+    if options.teachers != FLITE:
+        audible = _streams(options, ("log_mel", "audio"))
+        _write_silent_tokens(options.work, audible, tokenize_streams(net, audible).cpu().numpy().astype(np.uint16))
     export_tokenizer(net, options.work.speech_tokenizer)
     if not options.work.text_tokenizer.exists():
         texts = [utterance.text for utterance in streams.utterances]
@@ -314,9 +323,10 @@ def run_tokens(options: StageOptions) -> None:
 
     work = options.work
     engines = work.engines if work.engines.is_dir() else None
-    jobs = token_jobs(
-        work.token_shards, work.texts, engines, options.utterances, work.speech_tokenizer, options.teachers
+    jobs = with_long(
+        token_jobs(work.token_shards, work.texts, engines, options.utterances, work.speech_tokenizer, options.teachers)
     )
+    jobs = [job for job in jobs if not (work.raw / job.path.name).exists()]  # those are in `codes`
     # The models that train beside it need cores too.
     end_s = max(1.0, options.limits.wall_s - (0.0 if options.teachers == FLITE else LAST_SHARDS_S))
     make_corpus(jobs, max(1, options.workers * 2 // 3), end_s)
@@ -329,7 +339,7 @@ def run_tokens(options: StageOptions) -> None:
 
 
 def llm_stage(options: StageOptions) -> Trainee:
-    """Return the LLM, to learn all speech tokens that there are: the shards, or what was packed, and the corpus's."""
+    """Return the LLM, to learn all speech tokens that there are: the shards, or what was packed, and the codes."""
     from tokenizers import Tokenizer
 
     from lab.train.models.llm import LLMStage
@@ -386,6 +396,7 @@ TRAINEES: dict[str, Callable[[StageOptions], Trainee]] = {
 """Stages that only train; each builds its models and data."""
 STAGES: dict[str, Callable[[StageOptions], None]] = {
     "corpus": run_corpus,
+    "raw": run_raw,
     "kokoro": run_kokoro,
     "warm": run_warm,
     "codes": run_codes,
@@ -396,7 +407,10 @@ STAGES: dict[str, Callable[[StageOptions], None]] = {
 
 
 def _streams(options: StageOptions, features: Sequence[str]) -> SpeechStreams:
-    return SpeechStreams(options.work.corpus, features, options.device, options.seed)
+    """Load wide shards, and raw ones, too, where these have the features."""
+    work = options.work
+    beside = work.raw if set(features) <= set(RAW) else None
+    return SpeechStreams(work.corpus, features, options.device, options.seed, beside)
 
 
 def _train(options: StageOptions, trainee: Trainee) -> None:

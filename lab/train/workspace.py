@@ -1,8 +1,8 @@
 """Where a training run keeps its files, and what each stage reads and writes.
 
 WORK/engines/, texts/        unpacked from what was carried along
-WORK/corpus/                 wide shards; made again wherever they are missing
-WORK/codes.npy               the corpus's speech tokens
+WORK/corpus/, raw/           wide and raw shards; made again wherever they are missing
+WORK/codes.npy               their speech tokens
 WORK/tokens/                 token shards, until they are packed
 WORK/state/                  all that is worth keeping: weights, packed tokens, the log
 """
@@ -36,6 +36,11 @@ class Workspace:
     @property
     def corpus(self) -> Path:
         return self.root / "corpus"
+
+    @property
+    def raw(self) -> Path:
+        """Shards without audio, where there are any."""
+        return self.root / "raw"
 
     @property
     def codes(self) -> Path:

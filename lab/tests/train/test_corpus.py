@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from lab.train.corpus import LONG_FIRST_SHARD, SHARD_UTTERANCES, long_jobs, make_corpus, wide_jobs
+from lab.train.corpus import LONG_FIRST_SHARD, SHARD_UTTERANCES, make_corpus, wide_jobs, with_long
 from lab.train.data import CorpusError, SpeechStreams
-from lab.train.models.onnx_export import export_tokenizer, tokenize_shards
-from lab.train.models.tokenizer import SpeechTokenizerNet
-from lab.train.sizes import TINY
 from lab.train.teachers.flite import PHONES, Flite, Segment, SourceVoice, Spoken, SynthesisError, phone_number
 from lab.train.utterance import LAYOUTS, heard_phones, phones_at_frames, utterance_arrays, whole_tokens
 from lab.train.workspace import Workspace
@@ -97,12 +94,12 @@ def test_shards_that_are_there_are_not_made_again(workspace: Workspace) -> None:
     assert [job.path.stat().st_mtime_ns for job in jobs] == before
 
 
-def test_shards_of_long_sentences_stand_behind_each_other_shard(workspace: Workspace) -> None:
+def test_a_shard_of_long_sentences_stands_behind_each_other_shard(workspace: Workspace) -> None:
     jobs = wide_jobs(workspace.corpus, workspace.texts, None, 3 * SHARD_UTTERANCES, "flite")
 
-    indices = [job.index for job in long_jobs(jobs, 2)]
+    indices = [job.index for job in with_long(jobs)]
 
-    assert indices == [0, 20_000, 20_001, 1, 20_002, 20_003, 2, 20_004, 20_005]
+    assert indices == [0, 20_000, 1, 20_001, 2, 20_002]
 
 
 @pytest.mark.slow
@@ -115,30 +112,6 @@ def test_a_shard_of_long_sentences_has_no_other_text(workspace: Workspace, tmp_p
         texts = json.loads(str(shard["texts"]))
     assert len(texts) == SHARD_UTTERANCES
     assert all(100 <= len(text) <= 200 for text in texts)
-
-
-def test_raw_token_shards_become_those_that_a_tokenizer_makes_at_once(workspace: Workspace, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    net = SpeechTokenizerNet(TINY.tokenizer)
-    for _ in range(40):  # batch norm's statistics settle
-        net(torch.randn(4, 128, 60))
-    export_tokenizer(net, tmp_path / "tokenizer.onnx")
-    (job,) = wide_jobs(tmp_path / "raw", workspace.texts, workspace.engines, SHARD_UTTERANCES, "flite")
-    raw = replace(job, is_raw=True)
-    at_once = replace(job, directory=tmp_path / "at_once", tokenizer=tmp_path / "tokenizer.onnx")
-    assert make_corpus([raw], workers=1, deadline_s=60.0) + make_corpus([at_once], workers=1, deadline_s=60.0) == 2
-    (tmp_path / "later").mkdir()
-
-    tokenize_shards(net, [raw.path], tmp_path / "later", CPU)
-
-    with np.load(tmp_path / "later" / raw.path.name) as later, np.load(at_once.path) as expected:
-        assert set(later) == set(expected)
-        for name in ("speaker", "tokens", "texts", "phones"):
-            assert np.array_equal(later[name], expected[name])
-        assert later["token_ids"].dtype == expected["token_ids"].dtype
-        assert len(set(expected["token_ids"].tolist())) > 5
-        assert (later["token_ids"] == expected["token_ids"]).mean() > 0.85  # int8 weights move a value now and then
-    assert list(raw.directory.iterdir()) == []
 
 
 def test_no_shard_is_begun_after_the_deadline(workspace: Workspace, tmp_path: Path) -> None:

@@ -94,6 +94,22 @@ def test_a_vocoder_begins_loud_and_is_judged_at_its_audio_s_phase(workspace: Wor
     assert "valid_phase" in read_log(work.log)[-1]
 
 
+def test_raw_shards_teach_whatever_needs_no_audio(workspace: Workspace, tmp_path: Path) -> None:
+    work = Workspace(tmp_path)
+    work.corpus.symlink_to(workspace.corpus)
+    work.texts.symlink_to(workspace.texts)
+    if workspace.engines.is_dir():
+        work.engines.symlink_to(workspace.engines)
+
+    for stage in ("raw", "speaker", "tokenizer", "codes", "flow", "vocoder", "llm"):
+        assert run_stage(work, stage) == 0
+
+    device = torch.device("cpu")
+    wide, both = (SpeechStreams(work.corpus, ("mel",), device, 0, beside).tokens for beside in (None, work.raw))
+    assert len(list(work.raw.iterdir())) == 2  # one of them of long sentences
+    assert len(np.load(work.codes)) == both > wide
+
+
 def test_a_state_of_other_sizes_is_refused_by_name(trained: Workspace) -> None:
     with pytest.raises(StateError, match="train with the sizes it was made with"):
         load_state(trained.weights("speaker"), {"model": torch.nn.ModuleDict({"net": torch.nn.Linear(2, 2)})})

@@ -19,12 +19,10 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from lab.train.corpus import write_whole
 from lab.train.data import SpeechStreams
 from lab.train.models.speaker import SPREAD_FLOOR, ConvUnit, ResidualBlock, SpeakerNet
 from lab.train.models.tokenizer import CODE_SIZE, INSIDE, LEVELS, SpeechTokenizerNet, token_ids
 from lab.train.packing import quantised
-from lab.train.utterance import LOG_MEL_FRAMES_PER_TOKEN
 from token2wav_service.features.mel import FBANK_MEL_BINS, S3_MEL_BINS
 from token2wav_service.features.prompt_models import EMBEDDING_SIZE
 
@@ -101,7 +99,6 @@ def int32_input(name: str, shape: Sequence[str | int]) -> onnx.ValueInfoProto:
 
 
 _BATCH = 256
-_INPUTS = LOG_MEL_FRAMES_PER_TOKEN
 
 
 def export_tokenizer(net: SpeechTokenizerNet, path: Path) -> None:
@@ -133,37 +130,6 @@ def tokenize_streams(net: SpeechTokenizerNet, streams: SpeechStreams) -> Tensor:
         index = starts.rows.to(streams.device)[:, None] + torch.arange(size, device=streams.device)
         ids[index] = token_ids(net(log_mel)).to(ids.dtype)
     return ids
-
-
-@torch.no_grad()
-def tokenize_shards(net: SpeechTokenizerNet, raw: Sequence[Path], directory: Path, device: torch.device) -> None:
-    """Make a token shard of each raw one, under its name in `directory`, and remove the raw ones.
-
-    Utterances of one length go through the net at once, so each gets the tokens that it would get by itself.
-    """
-    net = net.to(device).eval()
-    shards = [_heard(path) for path in raw]
-    of_size: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for number, shard in enumerate(shards):
-        ends = np.cumsum(shard["tokens"])
-        shard["token_ids"] = np.empty(int(ends[-1]), np.uint16)
-        for end, size in zip(ends.tolist(), shard["tokens"].tolist(), strict=True):
-            of_size[size].append((number, end - size))
-    for size, places in of_size.items():
-        inputs = [shards[n]["log_mel"][first * _INPUTS : (first + size) * _INPUTS] for n, first in places]
-        log_mel = torch.from_numpy(np.stack(inputs)).to(device).float().transpose(1, 2)
-        for (number, first), ids in zip(places, token_ids(net(log_mel)).cpu().numpy(), strict=True):
-            shards[number]["token_ids"][first : first + size] = ids
-    for path, shard in zip(raw, shards, strict=True):
-        del shard["log_mel"]
-        write_whole(directory / path.name, shard)
-        path.unlink()
-
-
-def _heard(path: Path) -> dict[str, _Array]:
-    """Return what a token shard holds, and the tokenizer's input."""
-    with np.load(path) as shard:
-        return {name: shard[name] for name in shard if name not in ("mel", "pitch")}
 
 
 @dataclass(frozen=True)
