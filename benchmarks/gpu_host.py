@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import end_to_end_figures, read_runs
+from benchmarks.lib.commits import ROOT
 from cosydit.bench.report import describe_environment, write_json
 from cosydit.stack.process import ServiceProcess, ServiceSpec, ServiceStartError, busy_ports
 
-ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = "run_stepaudio2_dit_token2wav.sh"
 TEXT = "Hello. This sentence went through two services."
 RANDOM_ANSWERS = ("--llm-max-speech-tokens", "200")

@@ -60,7 +60,6 @@ def _described(number: int, segment: Segment, stream: TextStream) -> str:
         f"  written  {segment.text!r}",
         f"  spoken   {spoken.text!r}" if spoken.is_speakable else "  spoken   nothing",
         *(f"  rule     {each.rule}: {each.written!r} -> {each.spoken!r}" for each in changes),
+        *([] if segment.pause is None else [f"  silence  {segment.pause_s:g} s behind it"]),
     ]
-    if segment.pause is not None:
-        lines.append(f"  silence  {segment.pause_s:g} s behind it")
     return "\n".join(lines)

@@ -158,9 +158,8 @@ class AnswerGuard:
             kept: tokens of an answer before that were given out; this one goes on behind them.
         """
         self._silent = settings.silent_tokens
-        self._listen: Callable[[], SpokenWords] | None = None
-        if length is not None and settings.aligner is not None:
-            self._listen = partial(SpokenWords, settings.aligner, text)
+        aligner = None if length is None else settings.aligner
+        self._listen = None if aligner is None else partial(SpokenWords, aligner, text)
         self._words = None if self._listen is None else self._listen()
         self.grow(text, length)
         self._grams: dict[tuple[int, ...], list[int]] = {}

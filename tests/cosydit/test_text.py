@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -43,24 +44,23 @@ def test_the_page_shows_what_its_command_prints(page: str, capsys: pytest.Captur
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
-    [
-        (["--language", "x!"], "got language 'x!'"),
-        (["--checkpoint", "/nowhere"], "expected the directory of a checkpoint"),
-    ],
+    [(["--language", "x!"], "got language 'x!'"), (["--checkpoint", "/nowhere"], "expected the directory of a")],
 )
 def test_what_it_can_not_use_is_named(options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["text", "Hello", *options]) == 1
     assert complaint in capsys.readouterr().err
 
 
-def test_a_checkpoint_tells_the_languages_and_the_length_of_segments(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reader_that_has_enough_ends_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("cosydit.cli.text.print", Mock(side_effect=BrokenPipeError), raising=False)
+    assert (main(["text", "Hello"]), capsys.readouterr().err) == (141, "")
+
+
+def test_a_checkpoint_tells_languages_and_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "checkpoint.json").write_text('{"languages": ["en"]}', encoding="utf-8")
     (tmp_path / "llm").mkdir()
     (tmp_path / "llm" / "speech_bounds.json").write_text('{"segment_letters": 60}', encoding="utf-8")
     text = "Room 5 is full of people now. Then we all went home again."
     assert main(["text", text, "--checkpoint", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "language en" in out
-    assert "segment 2" in out
+    assert "language en" in out and "segment 2" in out
