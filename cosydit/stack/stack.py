@@ -208,10 +208,10 @@ class LocalStack:
             del ports["llm_grpc"]
         for number, replica in enumerate(self.options.replicas, 2):
             ports |= {f"triton_{name} {number}": port for name, port in dataclasses.asdict(replica).items()}
-        busy = busy_ports(ports.values())
-        if busy:
-            names = [f"{name} {port}" for name, port in ports.items() if port in busy]
-            raise ServiceStartError(f"ports in use: {', '.join(names)}; stop what listens there, or give other ports")
+        bad = {0, *busy_ports(ports.values())}
+        names = [f"{name} {port}" for name, port in ports.items() if port in bad and (port or name != "gateway_grpc")]
+        if names:
+            raise ServiceStartError(f"can't use {', '.join(names)}: end what listens there, or give other ports, not 0")
 
     @property
     def kinds(self) -> dict[str, list[ServiceProcess]]:

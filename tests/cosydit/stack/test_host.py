@@ -93,11 +93,7 @@ def test_a_block_masked_flow_gets_as_many_streams_as_fit(tmp_path: Path, family:
 
 def test_vllm_gets_the_settings_of_the_published_figures(tmp_path: Path) -> None:
     chosen = for_host(options_of(tmp_path, llm_backend="vllm"), gpu_host(H200))
-    assert chosen.llm == {
-        "max_batch_size": "64",
-        "kv_cache_free_gpu_memory_fraction": "0.25",
-        "stream_interval": "4",
-    }
+    assert chosen.llm == {"max_batch_size": "64", "kv_cache_free_gpu_memory_fraction": "0.25", "stream_interval": "4"}
 
 
 def test_what_the_user_gives_wins(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
-from cosydit.stack.process import answers_ok, cpu_threads
+from cosydit.stack.process import ServiceStartError, answers_ok, cpu_threads
 from cosydit.stack.stack import (
     STOP_MARGIN_S,
     LocalStack,
@@ -47,13 +47,17 @@ def test_further_servers_have_ports_of_their_own_and_the_gateway_knows_them_all(
 
 def test_the_gateway_takes_our_own_engines_tokens_over_grpc_and_others_over_http(tmp_path: Path) -> None:
     options = _options(tmp_path)
-    command, llm = list(gateway_spec(options).command), list(llm_spec(options).command)
-    assert command[command.index("--llm-url") + 1] == "grpc://127.0.0.1:8100"
-    assert llm[llm.index("--grpc-port") + 1] == "8100"
+    gateway, llm = (" ".join(spec(options).command) for spec in (gateway_spec, llm_spec))
+    assert "--llm-url grpc://127.0.0.1:8100 " in gateway and "--grpc-port 8100" in llm
     other = dataclasses.replace(options, llm_backend="vllm")
-    command = list(gateway_spec(other).command)
-    assert command[command.index("--llm-url") + 1] == "http://127.0.0.1:8000"
+    assert "--llm-url http://127.0.0.1:8000 " in " ".join(gateway_spec(other).command)
     assert "--grpc-port" not in llm_spec(other).command
+
+
+def test_a_taken_port_and_0_are_named_before_anything_starts(tmp_path: Path) -> None:
+    with listening(http.server.BaseHTTPRequestHandler) as port, pytest.raises(ServiceStartError, match=r"llm .*http 0"):
+        options = dataclasses.replace(_options(tmp_path), ports=Ports(port, triton_http=0, gateway_grpc=0))
+        LocalStack(options).start()
 
 
 def test_further_servers_hold_token2wav_alone(tmp_path: Path) -> None:
