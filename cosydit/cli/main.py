@@ -60,8 +60,6 @@ def _run(argv: Sequence[str] | None) -> int:
             raise
         print(f"cosydit {args.command}: {hint or error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:
-        return 141  # whoever read our output has enough, as `head` has; a shell names that signal so
     except (PlainError, OSError, ValueError) as error:
         # Also a full disk, a taken port, a read-only folder: a traceback would explain nothing.
         if args.verbose:

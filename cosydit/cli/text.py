@@ -31,8 +31,11 @@ def run(args: argparse.Namespace) -> int:
     settings = dict(zip(_CUTS, (WHOLE_TEXT, LIVE_TEXT, INTERLEAVED_TEXT), strict=True))[args.cuts]
     text.encode()  # what is not UTF-8 came as lone surrogates
     stream = _front_end(args.checkpoint).open(TextOptions(language=args.language), settings)
-    for number, segment in enumerate([*stream.push(text), *stream.flush()], 1):
-        print(_described(number, segment, stream))
+    try:
+        for number, segment in enumerate([*stream.push(text), *stream.flush()], 1):
+            print(*_described(number, segment, stream), sep="\n")
+    except BrokenPipeError:
+        return 141  # whoever read our output has enough, as `head` has; a shell names that signal so
     return 0
 
 
@@ -49,17 +52,16 @@ def _front_end(checkpoint: Path | None) -> TextFrontEnd:
     return load_text_front_end(load_speech_bounds(llm).segment_letters, find_declaration(checkpoint))
 
 
-def _described(number: int, segment: Segment, stream: TextStream) -> str:
+def _described(number: int, segment: Segment, stream: TextStream) -> list[str]:
     from gateway.text.rules import noted, watched
 
     with watched() as changes:
         noted("cleaning and markup", segment.text, segment.text if segment.bare is None else segment.bare.text)
         spoken = stream.prepare(segment)
-    lines = [
+    return [
         f"segment {number}, characters {segment.start} to {segment.end}, language {spoken.language or 'unknown'}",
         f"  written  {segment.text!r}",
         f"  spoken   {spoken.text!r}" if spoken.is_speakable else "  spoken   nothing",
         *(f"  rule     {each.rule}: {each.written!r} -> {each.spoken!r}" for each in changes),
         *([] if segment.pause is None else [f"  silence  {segment.pause_s:g} s behind it"]),
     ]
-    return "\n".join(lines)

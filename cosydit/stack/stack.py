@@ -211,7 +211,7 @@ class LocalStack:
         bad = {0, *busy_ports(ports.values())}
         names = [f"{name} {port}" for name, port in ports.items() if port in bad and (port or name != "gateway_grpc")]
         if names:
-            raise ServiceStartError(f"can't use {', '.join(names)}: end what listens there, or give other ports, not 0")
+            raise ServiceStartError(f"ports in use, or 0: {', '.join(names)}; stop what listens there, or give others")
 
     @property
     def kinds(self) -> dict[str, list[ServiceProcess]]:

@@ -43,11 +43,11 @@ def test_the_page_shows_what_its_command_prints(page: str, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
-    [(["--language", "x!"], "got language 'x!'"), (["--checkpoint", "/nowhere"], "expected the directory of a")],
+    ("option", "complaint"),
+    [("--language=x!", "got language 'x!'"), ("--checkpoint=/nowhere", "expected the directory of a checkpoint")],
 )
-def test_what_it_can_not_use_is_named(options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["text", "Hello", *options]) == 1
+def test_what_it_can_not_use_is_named(option: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["text", "Hello", option]) == 1
     assert complaint in capsys.readouterr().err
 
 
