@@ -51,7 +51,7 @@ class Windows:
 
 
 class SpeechStreams:
-    """All shards of a directory, or of several, sorted by speaker."""
+    """All shards of a directory, or of two, sorted by speaker."""
 
     def __init__(
         self, directory: Path, names: Sequence[str], device: torch.device, seed: int, beside: Path | None = None

@@ -161,16 +161,14 @@ def prepared(args: argparse.Namespace) -> StageOptions:
 def run_corpus(options: StageOptions) -> None:
     """Make the wide shards that are missing."""
     work = options.work
-    engines = work.engines if work.engines.is_dir() else None
-    jobs = wide_jobs(work.corpus, work.texts, engines, options.utterances, options.teachers)
+    jobs = wide_jobs(work.corpus, work.texts, work.unpacked_engines, options.utterances, options.teachers)
     make_corpus(jobs, options.workers, options.limits.wall_s)
 
 
 def run_raw(options: StageOptions) -> None:
     """Make raw shards, every other one of long sentences, until the time is up."""
     work = options.work
-    engines = work.engines if work.engines.is_dir() else None
-    jobs = wide_jobs(work.raw, work.texts, engines, options.utterances, options.teachers)
+    jobs = wide_jobs(work.raw, work.texts, work.unpacked_engines, options.utterances, options.teachers)
     make_corpus(with_long([replace(job, is_raw=True) for job in jobs]), options.workers, options.limits.wall_s)
 
 
@@ -323,9 +321,15 @@ def run_tokens(options: StageOptions) -> None:
     from lab.train.models.llm_data import pack_tokens, utterances_of_shards
 
     work = options.work
-    engines = work.engines if work.engines.is_dir() else None
     jobs = with_long(
-        token_jobs(work.token_shards, work.texts, engines, options.utterances, work.speech_tokenizer, options.teachers)
+        token_jobs(
+            work.token_shards,
+            work.texts,
+            work.unpacked_engines,
+            options.utterances,
+            work.speech_tokenizer,
+            options.teachers,
+        )
     )
     jobs = [job for job in jobs if not (work.raw / job.path.name).exists()]  # those are in `codes`
     # The models that train beside it need cores too.
@@ -366,8 +370,9 @@ def run_aligner(options: StageOptions) -> None:
 
     work = options.work
     tokenizer = work.speech_tokenizer if work.speech_tokenizer.is_file() else BUNDLE / SPEECH_TOKENIZER
-    engines = work.engines if work.engines.is_dir() else None
-    jobs = token_jobs(work.token_shards, work.texts, engines, options.utterances, tokenizer, options.teachers)
+    jobs = token_jobs(
+        work.token_shards, work.texts, work.unpacked_engines, options.utterances, tokenizer, options.teachers
+    )
     make_corpus(jobs, options.workers, options.limits.wall_s)
     utterances = phone_utterances(job.path for job in jobs if job.path.exists())
     stage = AlignerStage(options.sizes.aligner, utterances, options.device, options.batch, options.seed)

@@ -30,6 +30,11 @@ class Workspace:
         return self.root / "engines"
 
     @property
+    def unpacked_engines(self) -> Path | None:
+        """The engines, where they were carried along; None: installed ones speak."""
+        return self.engines if self.engines.is_dir() else None
+
+    @property
     def texts(self) -> Path:
         return self.root / "texts"
 
