@@ -113,7 +113,7 @@ _TEXTS = (
         "leading_silence_ms",
         "most milliseconds of silence before speech; keep: all",
         _or(KEEP, number(0, 1000), "MS"),
-        "20",
+        "17",
     ),
     Setting("speech_guard", "action if speech leaves its text; mend: say it anew", one_of("off", "mend"), "mend"),
 )
