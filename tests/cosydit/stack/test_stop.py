@@ -177,7 +177,7 @@ def test_a_serve_that_stops_too_slowly_takes_its_services_along(tmp_path: Path, 
         if is_frozen:
             os.kill(serve.pid, signal.SIGSTOP)
         serve.stop()
-        assert not any(map(is_running, services))
+        wait_until(lambda: not any(map(is_running, services)), "the services' end", patience_s=1.0)
     finally:
         serve.kill()
         for pid in services:
