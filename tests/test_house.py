@@ -25,7 +25,7 @@ OF_OTHERS = {
     "torch._foreach_copy_",
     "torch._foreach_mul_",
     "torch._foreach_sub",
-    "torch.cpu._is_avx512_bf16_supported",
+    "torch.cpu._is_amx_tile_supported",
     "torch.ops.mkldnn._linear_pointwise",
     "torch.ops.mkldnn._reorder_linear_weight",
 }

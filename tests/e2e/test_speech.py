@@ -23,8 +23,8 @@ pytestmark = pytest.mark.servers
 TEXT = "Numbers one to four speak at once."
 CALLERS = 4
 COMPANY_SNR_DB = WAVE_SNR_DB if product_type() is torch.float32 else 15.0
-"""Of speech in other company: bfloat16 products, where cores have them, move the pitch by 0.01 %, and the wave's
-phase drifts."""
+"""Of speech in other company: bfloat16 products, on cores with AMX, move the pitch by 0.01 %, and the wave's phase
+drifts."""
 
 
 def _speak(running: RunningStack, seed: int) -> bytes:

@@ -90,7 +90,7 @@ def test_a_batch_goes_on_where_it_stopped(tmp_path: Path, checkpoint: Path, llm:
     assert offline_batch.main(command) == 0
     assert len(llm.bodies) == 1
     again, _ = soundfile.read(tmp_path / "out" / "b.flac")
-    # Equal but for rounding, coarser in bfloat16: the first time it ran in a batch with others.
+    # Equal but for rounding, coarser with AMX: the first time it ran in a batch with others.
     assert np.abs(whole - again).max() < (1e-3 if product_type().itemsize > 2 else 5e-3)
     assert sorted(result["utt"] for result in _results(tmp_path)) == ["a", "b", "c"]
 

@@ -91,9 +91,9 @@ def test_bfloat16_products_change_the_mel_little_and_halve_the_memory_of_a_strea
     assert voices[1].num_bytes < 0.8 * voices[0].num_bytes
 
 
-def test_cores_with_bfloat16_get_the_products_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for has_it, dtype in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda answer=has_it: answer)
+def test_cores_with_tiles_get_the_products_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_tiles, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda answer=has_tiles: answer)
         assert product_type() is dtype
 
 

@@ -30,8 +30,8 @@ _MISH_LINEAR_FROM = 20.0
 
 
 def product_type() -> torch.dtype:
-    """Return the type whose products these cores compute fastest: bfloat16 where they multiply it (AVX-512 or AMX)."""
-    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+    """Return the type whose products these cores compute fastest: bfloat16 where they multiply tiles (AMX)."""
+    return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else torch.float32
 
 
 class _Affine:
