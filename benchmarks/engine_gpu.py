@@ -32,7 +32,7 @@ from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.errors import ProgramCaptureError
 from token2wav_service.models.causal import FlowInput
-from token2wav_service.models.config import AnyFlowConfig, FlowConfig
+from token2wav_service.models.config import UPSTREAM_STEPS, AnyFlowConfig, FlowConfig
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.replay.vectors import snr_db
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "family": args.family.value,
         "history": f"prompt_and_recent, {policy.estimator_recent_frames} and {policy.conformer_recent_frames} frames",
         "prompt_s": PROMPT_S,
-        "ode_steps": policy.ode_steps,
+        "ode_steps": policy.ode_steps or UPSTREAM_STEPS,
         "dtype": args.dtype,
     }
     environment = describe_environment({k: v for k, v in vars(args).items() if k != "out"}, args.commit)

@@ -101,8 +101,7 @@ def _offline(
     start = torch.tensor([0])
     noise = counter_normal(torch.tensor([seed]), start, frames, flow.config.output_size, NoiseDomain.FLOW)
     lengths, last = torch.tensor([whole.shape[1]]), torch.tensor([True])
-    steps = SynthesisPolicy().ode_steps
-    mel, _ = flow(whole, lengths, last, speaker[None], noise.transpose(1, 2), steps, cond=cond)
+    mel, _ = flow(whole, lengths, last, speaker[None], noise.transpose(1, 2), flow.config.ode_steps, cond=cond)
     return torch.as_tensor(mel[0, :, prompt_frames:])
 
 

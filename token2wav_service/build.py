@@ -89,8 +89,8 @@ def _voice_cache_bytes(config: Token2WavConfig, models: LoadedModels) -> int:
     """Return the cache's size: room for one voice of a block-masked flow at least, which may take gigabytes."""
     if not models.flow.block_tokens:
         return config.voice_cache_bytes
-    longest = MAX_PROMPT_FRAMES // models.flow.stride
-    return max(config.voice_cache_bytes, MAX_STARTS * state_bytes(models.flow, config.synthesis.ode_steps, longest))
+    steps, longest = models.flow.steps(config.synthesis.ode_steps), MAX_PROMPT_FRAMES // models.flow.stride
+    return max(config.voice_cache_bytes, MAX_STARTS * state_bytes(models.flow, steps, longest))
 
 
 def choose_runner(config: Token2WavConfig) -> RunnerKind:
@@ -114,7 +114,8 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
     """
     flow, vocoder, policy = models.flow, models.vocoder, config.synthesis
     kind = choose_runner(config)
-    at_once = _chunks_at_once() if _is_cpu(config) else 1
+    # On a CPU the LLM, which has the other half of the cores, often waits.
+    at_once = min(2 * torch.get_num_threads(), len(os.sched_getaffinity(0))) if _is_cpu(config) else 1
     if isinstance(flow, Flow) and isinstance(vocoder, HiFT) and kind is RunnerKind.PACKED:
         return ModelRunner(PackedFlow(flow, policy), StreamVocoder(ColumnHiFT(vocoder), policy), at_once)
     if kind is RunnerKind.PACKED and config.runner is not RunnerKind.AUTO:
@@ -130,11 +131,6 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
 
 def _is_cpu(config: Token2WavConfig) -> bool:
     return torch.device(config.device).type == "cpu"
-
-
-def _chunks_at_once() -> int:
-    """Return how many chunks are computed side by side: the LLM, which has the other half of the cores, often waits."""
-    return min(2 * torch.get_num_threads(), len(os.sched_getaffinity(0)))
 
 
 def _build_slots(config: Token2WavConfig, models: LoadedModels, shapes: StepShapes | None) -> SlotRunner:
@@ -161,7 +157,7 @@ def _build_slots(config: Token2WavConfig, models: LoadedModels, shapes: StepShap
 
     if torch.device(config.device).type != "cuda":
         return make()
-    need = memory_need(sizes, flow, vocoder, policy.ode_steps)
+    need = memory_need(sizes, flow, vocoder, flow.steps(policy.ode_steps))
     runner = runner_that_fits(need, partial(_free_bytes, config.device), make_warm)
     warn_of_cache(_voice_cache_bytes(config, models), _free_bytes(config.device))
     return runner

@@ -71,7 +71,9 @@ class SynthesisPolicy:
     """The original's noise is one frozen buffer for all streams, indexed by the attention cache's length; ours is a
     function of (seed, absolute frame). The halves of the original's window (Hamming) sum to 1.08, ours to 1. The
     original's source restarts its phase at zero in every vocoder call; ours goes on where the previous call ended."""
-    ode_steps: int = described(10, "Euler steps of the flow's solver.", whole(1).read)
+    ode_steps: int | None = described(
+        None, "Euler steps of the flow's solver; None takes the checkpoint's, mostly 10.", whole(1).read
+    )
 
 
 @dataclass(frozen=True)

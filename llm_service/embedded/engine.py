@@ -248,7 +248,9 @@ class SpeechLMEngine:
         """Give slots and pages to waiting requests, the next in order first; a large one is not overtaken."""
         self._may_admit = False
         while self._waiting and self._slots.free_count:
-            answer = min(self._waiting, key=lambda each: self._rank(each, now_s))
+            answer = min(
+                self._waiting, key=lambda each: rank(each.request.priority, each.arrived_s, now_s, self._policy)
+            )
             pages = pages_for(answer.most_positions)
             if pages > self._pages.free_count:
                 return
@@ -260,9 +262,6 @@ class SpeechLMEngine:
             self._is_interleaved[answer.slot] = answer.is_interleaved
             self._most_tokens[answer.slot] = UNBOUNDED if answer.is_interleaved else answer.most_tokens
             self._go_on(answer)
-
-    def _rank(self, answer: Answer, now_s: float) -> tuple[int, float]:
-        return rank(answer.request.priority, answer.arrived_s, now_s, self._policy)
 
     def _go_on(self, answer: Answer) -> None:
         """Have what comes next in an answer run; text that came goes before whole prompts, which are longer."""

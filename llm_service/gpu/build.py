@@ -73,7 +73,8 @@ def engine_of(weights: Weights, options: GpuEngineOptions, clock: Clock) -> Spee
     pages = _pages_that_fit(weights, options)
     positions = options.max_sequence_tokens
     recent = 1 << (max(window, LEAST_RECENT) - 1).bit_length()
-    sizes = RunnerSizes(_up_to(DECODE_ROWS, options.slots), _prompt_rows(options), min(DRAWS, max(options.slots, 1)))
+    prompt_rows = PROMPT_ROWS if options.device.type == "cuda" else CPU_PROMPT_ROWS
+    sizes = RunnerSizes(_up_to(DECODE_ROWS, options.slots), prompt_rows, min(DRAWS, max(options.slots, 1)))
     state = SlotState(StateSizes(options.slots, pages, positions, weights.vocabulary.head_rows, recent), options.device)
     with torch.inference_mode():
         max_draws = max(sizes.max_draws, *(sizes.draws_of(rows) for rows in sizes.prompt_rows))
@@ -88,10 +89,6 @@ def _up_to(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
     """Return the sizes below `most`, and `most` itself if the last of them is not enough."""
     chosen = [size for size in sizes if size < most]
     return (*chosen, most) if most <= sizes[-1] else sizes
-
-
-def _prompt_rows(options: GpuEngineOptions) -> tuple[int, ...]:
-    return PROMPT_ROWS if options.device.type == "cuda" else CPU_PROMPT_ROWS
 
 
 def _pages_that_fit(weights: Weights, options: GpuEngineOptions) -> int:

@@ -148,7 +148,8 @@ class StepRunner:
     @torch.inference_mode()
     def decode(self, slots: Ints) -> LaunchedStep:
         """Advance slots by a token each; at most the largest decode bucket."""
-        bucket = self._decode[_at_least(self.sizes.decode_rows, len(slots))]
+        rows = self.sizes.decode_rows
+        bucket = self._decode[rows[bisect_left(rows, len(slots))]]
         with torch.cuda.stream(self._stream):
             if bucket.loaded is None or not np.array_equal(bucket.loaded, slots):
                 view, host = bucket.slots.next()
@@ -269,10 +270,6 @@ class _IntFields:
             part[...] = 0
         self.slots[...] = spare_slot
         self.drawn_slots[...] = spare_slot
-
-
-def _at_least(sizes: Sequence[int], wanted: int) -> int:
-    return sizes[bisect_left(sizes, wanted)]
 
 
 def _bounds(sizes: RunnerSizes) -> tuple[str, str]:

@@ -211,10 +211,14 @@ def write_description(directory: Path, flow: AnyFlowConfig, hift: HiFTConfig) ->
 def _flow_tree(flow: AnyFlowConfig) -> dict[str, Any]:
     """Return the arguments of the flow's constructor."""
     estimator, rate = dataclasses.asdict(flow.estimator), {"inference_cfg_rate": flow.inference_cfg_rate}
+    steps = {"n_timesteps": flow.ode_steps}
     names = ("input_size", "output_size", "spk_embed_dim", "vocab_size")
     tree: dict[str, Any] = {name: getattr(flow, name) for name in names}
     if isinstance(flow, FlowConfig):
-        return tree | {"encoder": dataclasses.asdict(flow.encoder), "decoder": {**rate, "estimator": estimator}}
+        return tree | {
+            "encoder": dataclasses.asdict(flow.encoder),
+            "decoder": {**rate, **steps, "estimator": estimator},
+        }
     if isinstance(flow, CosyVoice2FlowConfig):
         tree["token_mel_ratio"] = flow.encoder.up_stride
         tree["pre_lookahead_len"] = flow.encoder.pre_lookahead_len
@@ -225,7 +229,7 @@ def _flow_tree(flow: AnyFlowConfig) -> dict[str, Any]:
         tree["pre_lookahead_layer"] = {"in_channels": flow.input_size, "channels": flow.lookahead_channels}
         block_frames = flow.block_tokens * flow.token_mel_ratio
         estimator |= {"dim_head": flow.estimator.head_dim, "static_chunk_size": block_frames}
-    return tree | {"decoder": {"cfm_params": {"content": rate}, "estimator": estimator}}
+    return tree | {"decoder": {"cfm_params": {"content": rate}, **steps, "estimator": estimator}}
 
 
 def hift_arguments(hift: HiFTConfig) -> dict[str, Any]:

@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from servicekit.settings import whole
+
 T = TypeVar("T")
+UPSTREAM_STEPS = 10
+"""Euler steps of the flow's solver, where a checkpoint asks for no other number."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +72,21 @@ class DiTConfig:
 
 
 @dataclass(frozen=True)
-class FlowConfig:
-    """The whole of flow.yaml."""
+class AnyFlowSizes:
+    """What the flows of all families have."""
 
-    input_size: int = 512
     output_size: int = 80
     spk_embed_dim: int = 192
     vocab_size: int = 6561
     inference_cfg_rate: float = 0.7
+    ode_steps: int = UPSTREAM_STEPS
+
+
+@dataclass(frozen=True)
+class FlowConfig(AnyFlowSizes):
+    """The whole of flow.yaml."""
+
+    input_size: int = 512
     encoder: EncoderConfig = EncoderConfig()
     estimator: DiTConfig = DiTConfig()
 
@@ -187,14 +198,10 @@ BLOCK_TOKENS = 25
 
 
 @dataclass(frozen=True)
-class CosyVoice2FlowConfig:
+class CosyVoice2FlowConfig(AnyFlowSizes):
     """CosyVoice2's flow: conformer encoder and U-Net estimator, under a block mask."""
 
     input_size: int = 512
-    output_size: int = 80
-    spk_embed_dim: int = 192
-    vocab_size: int = 6561
-    inference_cfg_rate: float = 0.7
     block_tokens: int = BLOCK_TOKENS
     encoder: EncoderConfig = EncoderConfig()
     estimator: UNetConfig = UNetConfig()
@@ -218,14 +225,10 @@ class CosyVoice2FlowConfig:
 
 
 @dataclass(frozen=True)
-class CosyVoice3FlowConfig:
+class CosyVoice3FlowConfig(AnyFlowSizes):
     """CosyVoice3's flow: one look-ahead layer and a rotary DiT, under a block mask."""
 
     input_size: int = 80
-    output_size: int = 80
-    spk_embed_dim: int = 192
-    vocab_size: int = 6561
-    inference_cfg_rate: float = 0.7
     block_tokens: int = BLOCK_TOKENS
     token_mel_ratio: int = 2
     pre_lookahead_len: int = 3
@@ -266,7 +269,8 @@ def _wrapper_fields(values: Mapping[str, Any], rate: float | None = None) -> dic
     names = ("input_size", "output_size", "spk_embed_dim", "vocab_size")
     if rate is None:
         rate = values["decoder"].get("cfm_params", {}).get("content", {}).get("inference_cfg_rate", 0.7)
-    return {name: values[name] for name in names} | {"inference_cfg_rate": rate}
+    steps = whole(1).read(str(values["decoder"].get("n_timesteps", UPSTREAM_STEPS)))
+    return {name: values[name] for name in names} | {"inference_cfg_rate": rate, "ode_steps": steps}
 
 
 def _encoder_of(values: Mapping[str, Any]) -> EncoderConfig:

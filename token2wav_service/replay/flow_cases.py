@@ -14,7 +14,7 @@ from torch.nn import functional
 from token2wav_service.checkpoint.loader import build_flow
 from token2wav_service.config import SynthesisPolicy
 from token2wav_service.models.causal import FlowInput, valid_mask
-from token2wav_service.models.config import CosyVoice2FlowConfig, CosyVoice3FlowConfig, FlowConfig
+from token2wav_service.models.config import UPSTREAM_STEPS, CosyVoice2FlowConfig, CosyVoice3FlowConfig, FlowConfig
 from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.models.flow.flow import ConformerFlow
 from token2wav_service.models.flow.flow_state import FlowState
@@ -42,7 +42,7 @@ def stream_flow(folder: VectorFolder) -> StreamFlow:
     """
     config = folder.json("config.json")
     cache = folder.tensors("setup_cache.safetensors").get("cache.estimator_cnn_cache")
-    steps = int(config.get("n_timesteps", UPSTREAM_POLICY.ode_steps) if cache is None else cache.shape[0])
+    steps = int(config.get("n_timesteps", UPSTREAM_STEPS) if cache is None else cache.shape[0])
     buffer = folder.tensors("rand_noise.safetensors")["rand_noise"][0]
     flow = folder.load(build_flow(FlowConfig.from_mapping(config)))
     return StreamFlow(flow, replace(UPSTREAM_POLICY, ode_steps=steps), buffer)
@@ -179,5 +179,5 @@ def _whole_mel(flow: AnyFlow, case: GoldenCase, tokens: int, *, is_final: bool, 
     prompt = case["prompt_feat"].mT
     cond = functional.pad(prompt, (0, frames - prompt.shape[2]))
     inputs = (ids, torch.tensor([ids.shape[1]]), torch.tensor([is_final]), case["embedding"], case["rand_noise"])
-    mel, _ = flow(*inputs, UPSTREAM_POLICY.ode_steps, cond=cond, is_masked=is_masked)
+    mel, _ = flow(*inputs, UPSTREAM_STEPS, cond=cond, is_masked=is_masked)
     return torch.as_tensor(mel[:, :, prompt.shape[2] :])

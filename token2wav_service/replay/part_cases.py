@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from token2wav_service.config import SynthesisPolicy
 from token2wav_service.models.causal import chunk_plan, empty_caches, relative_sinusoids
-from token2wav_service.models.config import DiTConfig, EncoderConfig, pick_fields
+from token2wav_service.models.config import UPSTREAM_STEPS, DiTConfig, EncoderConfig, pick_fields
 from token2wav_service.models.flow.any_flow import AnyFlow
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, time_grid
 from token2wav_service.models.flow.dit import DiT, time_features
@@ -70,7 +69,7 @@ def replay_cfm(folder: VectorFolder) -> None:
             case.close(f"n{steps}.t_span", time_grid(steps))
     for case in folder.cases("chunk*"):
         match = re.search(r"n(\d+)", case.name)
-        _chunks(cfm, case, int(match[1]) if match else SynthesisPolicy().ode_steps)
+        _chunks(cfm, case, int(match[1]) if match else UPSTREAM_STEPS)
 
 
 def replay_encoder(folder: VectorFolder) -> None:

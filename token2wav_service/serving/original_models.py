@@ -112,7 +112,7 @@ class WholePass:
             torch.tensor([is_last], device=device),
             torch.from_numpy(speaker)[None].to(device),
             self._noise[None, :, :frames],
-            self._policy.ode_steps,
+            self.flow.steps(self._policy.ode_steps),
             cond=cond[None].to(device),
             is_masked=is_stream,
         )

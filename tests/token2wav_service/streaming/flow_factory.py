@@ -79,7 +79,7 @@ def whole_mel(
     cond: Tensor | None = None, past: Past | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the mel [80, F] of one pass over a whole utterance's tokens [N] under any masks."""
-    flow, steps, lengths = stream.flow, stream.policy.ode_steps, torch.tensor([len(tokens)])
+    flow, steps, lengths = stream.flow, stream.flow.steps(stream.policy.ode_steps), torch.tensor([len(tokens)])
     assert isinstance(flow, Flow)
     past = past or flow.empty_past(1, steps)
     embedded = flow.input_embedding(tokens)[None]

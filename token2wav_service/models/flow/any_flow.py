@@ -62,6 +62,10 @@ class AnyFlow(nn.Module, ABC):
         self.block_tokens = block_tokens
         """Tokens (25 Hz) in a block of the mask; 0 without a block mask."""
 
+    def steps(self, asked: int | None) -> int:
+        """Return the solver's steps: those asked for, else the checkpoint's."""
+        return asked or self.config.ode_steps
+
     @abstractmethod
     def state_specs(self, steps: int) -> tuple[CacheSpec, ...]:
         """Describe a stream's state under `steps` solver steps."""

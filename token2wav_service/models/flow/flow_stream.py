@@ -67,7 +67,7 @@ class StreamFlow:
         self.device = flow.device
         self.stride, self.lookahead, self.vocab_size = flow.stride, flow.lookahead, flow.vocab_size
         self.hop_multiple = flow.block_tokens or 1
-        self.specs = flow.state_specs(policy.ode_steps)
+        self.specs = flow.state_specs(flow.steps(policy.ode_steps))
         if policy.is_reference and noise_buffer is None:
             noise_buffer = frozen_normal(flow.output_size, flow.noise_frames)
         self.noise_buffer = noise_buffer if policy.is_reference else None
@@ -171,7 +171,7 @@ class StreamFlow:
             torch.tensor([row.is_last for row in rows], device=self.device),
             torch.stack([row.speaker for row in rows]).to(self.device),
             self.noise(states, [row.seed for row in rows], longest * self.stride),
-            self.policy.ode_steps,
+            self.flow.steps(self.policy.ode_steps),
             cond=torch.stack([functional.pad(state.cond, (0, frames))[:, :frames] for state in states]),
             past=collate(states, self.specs),
             committed=torch.tensor([span.committed - span.first for span in spans], device=self.device),

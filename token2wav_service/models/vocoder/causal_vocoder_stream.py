@@ -76,7 +76,8 @@ class CausalStreamVocoder:
             Samples to deliver per row ([n] float32, none while a row has too few frames), and the new states.
         """
         mels = [torch.cat([row.state.mel_tail, row.mel], 1) for row in rows]
-        counts = [self._frames(row, mel) for row, mel in zip(rows, mels, strict=True)]
+        held = [0 if row.is_last else self.hift.lookahead for row in rows]
+        counts = [int(mel.shape[1]) - more for mel, more in zip(mels, held, strict=True)]
         samples = [row.mel.new_zeros(0) for row in rows]
         states = [
             CausalVocoderState(mel, row.state.floats, row.state.doubles, row.state.frames)
@@ -88,10 +89,6 @@ class CausalStreamVocoder:
             for index, wave, state in zip(ready, *made, strict=True):
                 samples[index], states[index] = wave, state
         return samples, states
-
-    def _frames(self, row: Row, mel: Tensor) -> int:
-        """Return how many frames can be decoded now."""
-        return int(mel.shape[1]) - (0 if row.is_last else self.hift.lookahead)
 
     def _run(
         self, rows: Sequence[Row], mels: Sequence[Tensor], counts: Sequence[int]

@@ -67,7 +67,7 @@ class PackedFlow:
         """Hold a model in eval mode, in float32 on the CPU; `dtype`: of the solver's products, None by the cores."""
         dtype = dtype or product_type()
         self._plain = StreamFlow(flow, policy, kv_dtype=dtype)
-        self._solver = PackedSolver(flow.decoder, policy.ode_steps, dtype)
+        self._solver = PackedSolver(flow.decoder, flow.steps(policy.ode_steps), dtype)
         self._policy = policy
         self.flow = flow
         self.device = self._plain.device

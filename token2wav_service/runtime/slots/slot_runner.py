@@ -121,7 +121,7 @@ class SlotRunner:
         self.slots = SlotPool(sizes.streams)
         slots, (ring, conformer_ring) = sizes.streams + 1, sizes.rings(flow)
         is_fused = solver is None and convolutions is None
-        solver = solver or make_solver(flow, policy.ode_steps)
+        solver = solver or make_solver(flow, flow.steps(policy.ode_steps))
         kept: Any = allocate_vocoder(slots, vocoder)
         self.vocoder: SlotVocoder | CausalSlotVocoder
         if isinstance(vocoder, CausalHiFT):

@@ -145,7 +145,7 @@ def assemble_parts(finder: EngineFinder, flow: AnyFlow, hift: HiFT | CausalHiFT,
         for prompt in PROMPT_SIZES
     ]
     estimator = finder.open(spec, loader.flow_files(config.model_dir), planned, parameter.device)
-    fused = make_solver(flow, config.synthesis.ode_steps)
+    fused = make_solver(flow, flow.steps(config.synthesis.ode_steps))
     solver = TensorRTSolver(estimator, fused)
     # A plain vocoder's call has frames of the chunk before; a causal one's the frames that wait, and some to look into.
     columns = [vocoder_axes(streams, tokens * stride + OVERLAP_FRAMES) for streams, tokens in shapes.programs()]
