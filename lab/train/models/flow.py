@@ -2,7 +2,8 @@
 
 The modules are the project's own, with the token table computed from the tokens' digits; attention has streaming's
 masks. Source: Matcha-TTS (Mehta et al., arXiv 2309.03199) for the prior loss, CosyVoice 2 (arXiv 2412.10117) for
-training under chunk masks; the time is drawn on the solver's own cosine grid.
+training under chunk masks; the time is drawn on the solver's own cosine grid. A judge of `mel_reader` reads what one
+estimate makes, and what the whole solver makes of noise.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +22,13 @@ from torch.nn import functional
 
 from lab.train.data import SpeechStreams
 from lab.train.models.flow_masks import FRAMES_PER_TOKEN, FlowPlans, blocks_of, draw_cut, history_of, plans_for
+from lab.train.models.mel_reader import Judge, TrueSpeech
 from lab.train.models.speaker import SpeakerNet
-from lab.train.models.tokenizer import CodeTable
+from lab.train.models.tokenizer import MEL_MEAN, MEL_SCALE, CodeTable
 from lab.train.replay import Inputs
 from lab.train.trainer import OneModel, autocast, mean_of
 from token2wav_service.models.config import FlowConfig
+from token2wav_service.models.flow.cfm import time_grid
 from token2wav_service.models.flow.flow import Flow
 
 MEAN_LOG_MEL = -6.0
@@ -82,7 +87,7 @@ def _initialise(flow: Flow) -> None:
     nn.init.constant_(estimator.final_layer.linear.bias, MEAN_LOG_MEL)
 
 
-FEATURES = ("mel", "fbank")
+FEATURES = ("mel", "fbank", "phones")
 TOKENS = "token_ids"
 """The column of speech tokens, which `tokenize_streams` makes."""
 PROMPT_TOKENS = (32, 56, 80, 108)
@@ -97,7 +102,15 @@ UNCONDITIONAL_SHARE = 0.2
 LAST_SHARE = 0.3
 """Share of rows whose last tokens have silence for look-ahead, as the end of a text has."""
 PRIOR_WEIGHT = 0.1
-MEL_MEAN, MEL_SCALE = -6.0, 3.0
+JUDGED_FROM = 1000
+"""Steps in which the judge learns to read, before its judgement counts."""
+PHONE_WEIGHT, LAYER_WEIGHT = 0.2, 0.2
+"""Of what one estimate makes."""
+SOLVED_PHONE_WEIGHT, SOLVED_LAYER_WEIGHT = 0.15, 0.3
+"""Of what the solver makes, whose gradient comes from its last step."""
+SOLVED_STEPS = 5
+_LATEST = 1.1
+"""An estimate at time t weighs t / (1.1 - t): the later, the less is left to be guessed."""
 VALIDATION_PROMPT_TOKENS, VALIDATION_TARGET_TOKENS = 75, 100
 VALIDATION_STEPS = 10
 _VALIDATION_BATCHES = 3
@@ -117,8 +130,29 @@ class FlowBatch:
     """[B, 80, T]: the prompt's mel, zero in the target."""
     speaker: Tensor
     """[B, 192]."""
+    phones: Tensor
+    """[B, T] int64."""
     prompt_frames: int
     plans: FlowPlans
+
+    @property
+    def speech(self) -> TrueSpeech:
+        return TrueSpeech(self.mel, self.phones, self.prompt_frames)
+
+
+class Condition(NamedTuple):
+    """What the estimator knows of the mel that it makes."""
+
+    mu: Tensor
+    """[B, 80, T]"""
+    speaker: Tensor
+    """[B, 80]"""
+    cond: Tensor
+    """[B, 80, T]"""
+
+    def times(self, share: Tensor) -> Condition:
+        """Return it multiplied row by row; `share` is [B, 1, 1]."""
+        return Condition(self.mu * share, self.speaker * share[:, :, 0], self.cond * share)
 
 
 class FlowStage(OneModel[TrainableFlow]):
@@ -132,12 +166,16 @@ class FlowStage(OneModel[TrainableFlow]):
         self._draw = random.Random(streams.seed)
         self._speaker = speaker.to(streams.device).eval().requires_grad_(False)
         super().__init__(TrainableFlow(config).to(streams.device), RATE)
+        self._judge, self._steps, self._guidance = Judge(streams.device), 0, config.inference_cfg_rate
 
     def step(self, progress: float) -> Mapping[str, Tensor]:
-        """Train on one batch of windows."""
+        """Train flow and judge on one batch of windows."""
         prompt, target = self._draw.choice(PROMPT_TOKENS), self._draw.choice(TARGET_TOKENS)
-        inputs = self._drawn(prompt, target, is_validation=False)
-        return self._replayed((prompt, target), inputs, progress, partial(self._training_losses, prompt, target))
+        inputs, is_judged = self._drawn(prompt, target, is_validation=False), self._steps >= JUDGED_FROM
+        self._steps += 1
+        self._judge.prepare(progress)
+        self._updater.prepare(progress)
+        return self.replayer.run((prompt, target, is_judged), inputs, partial(self._trained, prompt, target, is_judged))
 
     @torch.no_grad()
     def validate(self) -> Mapping[str, float]:
@@ -165,8 +203,10 @@ class FlowStage(OneModel[TrainableFlow]):
             "history": history_of(cut),
         }
 
-    def _training_losses(self, prompt: int, target: int, inputs: Inputs) -> dict[str, Tensor]:
-        return self._losses(self._model, self._assembled(prompt, target, inputs))
+    def _trained(self, prompt: int, target: int, is_judged: bool, inputs: Inputs) -> Mapping[str, Tensor]:
+        batch = self._assembled(prompt, target, inputs)
+        losses = self._updated(self._losses(self._model, batch, is_judged))
+        return {**losses, **self._judge.learn(batch.speech)}
 
     def _assembled(self, prompt: int, target: int, inputs: Inputs) -> FlowBatch:
         """Cut the windows out of the streams, with nothing but launches."""
@@ -181,28 +221,57 @@ class FlowStage(OneModel[TrainableFlow]):
         cond[:, :, frames:] = 0
         plans = plans_for(inputs["blocks"], inputs["history"], prompt)
         speaker = self._embedding(first, prompt)
-        return FlowBatch(tokens.long(), inputs["is_last"], mel, cond, speaker, frames, plans)
+        phones = torch.cat([self._streams.window("phones", start, size) for start, size in pieces], 1).long()
+        return FlowBatch(tokens.long(), inputs["is_last"], mel, cond, speaker, phones, frames, plans)
 
     @torch.no_grad()
     def _embedding(self, starts: Tensor, tokens: int) -> Tensor:
         energies = self._streams.window("fbank", starts, tokens).float()
         return torch.as_tensor(self._speaker(energies - energies.mean(1, keepdim=True)))
 
-    def _losses(self, model: TrainableFlow, batch: FlowBatch) -> dict[str, Tensor]:
+    def _losses(self, model: TrainableFlow, batch: FlowBatch, is_judged: bool = False) -> dict[str, Tensor]:
         mel, rows = batch.mel, len(batch.mel)
         noise = torch.randn_like(mel)
         time = 1 - torch.cos(0.5 * math.pi * torch.rand(rows, device=mel.device))
         at = time[:, None, None]
         keep = (torch.rand(rows, device=mel.device) >= UNCONDITIONAL_SHARE).float()[:, None, None]
+        x = (1 - at) * noise + at * mel
         with autocast(mel.device):
             mu = model.encode(batch.tokens, batch.is_last, mel.shape[2], batch.plans)
-            speaker = model.speaker(batch.speaker) * keep[:, :, 0]
-            x = (1 - at) * noise + at * mel
-            velocity = model.velocity(x, mu * keep, speaker, batch.cond * keep, time, batch.plans)
+            condition = Condition(mu, model.speaker(batch.speaker), batch.cond)
+            velocity = model.velocity(x, *condition.times(keep), time, batch.plans).float()
         target = slice(batch.prompt_frames, None)
-        error = functional.mse_loss(velocity.float()[:, :, target], (mel - noise)[:, :, target])
+        error = functional.mse_loss(velocity[:, :, target], (mel - noise)[:, :, target])
         prior = functional.l1_loss(mu.float(), (mel - MEL_MEAN) / MEL_SCALE)
-        return {"loss": error + PRIOR_WEIGHT * prior, "velocity": error, "prior": prior}
+        losses = {"loss": error + PRIOR_WEIGHT * prior, "velocity": error, "prior": prior}
+        if not is_judged:
+            return losses
+        one = self._judge.losses(x + (1 - at) * velocity, batch.speech, time / (_LATEST - time) * keep[:, 0, 0])
+        # Half of the rows: a solver has many estimates.
+        half = Condition(*(each[: rows // 2] for each in condition))
+        solved = self._judge.losses(
+            self._solved(model, half, batch.plans), batch.speech, torch.ones_like(time)[: rows // 2]
+        )
+        losses["loss"] = (
+            losses["loss"]
+            + PHONE_WEIGHT * one["phones"]
+            + LAYER_WEIGHT * one["layers"]
+            + SOLVED_PHONE_WEIGHT * solved["phones"]
+            + SOLVED_LAYER_WEIGHT * solved["layers"]
+        )
+        return {**losses, **one, **{f"solved_{name}": value for name, value in solved.items()}}
+
+    def _solved(self, model: TrainableFlow, condition: Condition, plans: FlowPlans) -> Tensor:
+        """Return mel [B, 80, T] as the guided solver makes it of noise; the gradient comes from the last step alone."""
+        x = torch.randn_like(condition.cond)
+        free = condition.times(torch.zeros_like(x[:, :1, :1]))
+        times = time_grid(SOLVED_STEPS).tolist()
+        for now, then in pairwise(times):
+            time = torch.full((len(x),), now, device=x.device)
+            with torch.set_grad_enabled(then == times[-1]), autocast(x.device):
+                given, without = (model.velocity(x, *each, time, plans).float() for each in (condition, free))
+                x = x + (then - now) * ((1 + self._guidance) * given - self._guidance * without)
+        return x
 
 
 def _solved_distance(flow: Flow, batch: FlowBatch) -> dict[str, Tensor]:
