@@ -92,6 +92,7 @@ DEMO = DemoSizes(
     llm=LLMSizes(),
     flow=FlowConfig(
         input_size=192,
+        ode_steps=4,
         encoder=EncoderConfig(
             input_size=192, output_size=192, num_blocks=3, num_up_blocks=2, attention_heads=4, linear_units=384
         ),
