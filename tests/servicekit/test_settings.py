@@ -14,15 +14,7 @@ from cosydit.cli.stack_options import STACK, all_given, stack_options
 from gateway.config import GatewayConfig, gateway_config, parse_args
 from gateway.settings import GATEWAY
 from llm_service.config import LLM
-from servicekit.settings import (
-    Given,
-    Section,
-    SettingsError,
-    add_options,
-    as_options,
-    given_settings,
-    read_file,
-)
+from servicekit.settings import Given, Section, SettingsError, add_options, as_options, given_settings, read_file
 from token2wav_service.serving.settings import TOKEN2WAV
 
 NEEDED: Given = {"tokenizer_dir": "t", "voices_dir": "v"}

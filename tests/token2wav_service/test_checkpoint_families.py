@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,9 @@ from token2wav_service.checkpoint.family import (
 )
 from token2wav_service.checkpoint.loader import build_flow, build_vocoder, load_models, read_config
 from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES, make_random_token2wav
+from token2wav_service.config import SynthesisPolicy
 from token2wav_service.errors import CheckpointError
+from token2wav_service.models.flow.flow_stream import StreamFlow
 
 MANIFESTS = ASSETS / "checkpoint_manifests" / "cosyvoice.json.gz"
 COSYVOICE = (Family.COSYVOICE2, Family.COSYVOICE3)
@@ -63,6 +66,16 @@ def test_a_random_checkpoint_tells_its_family_and_loads(family: Family, checkpoi
     assert find_family(checkpoint) is family is models.config.family is config.family
     assert (config.flow, config.hift) == SMALL_SIZES[family]
     assert missing_files(checkpoint) == []
+
+
+@pytest.mark.parametrize("asked", [None, 2])
+def test_a_checkpoint_s_solver_steps_are_made_unless_others_are_asked_for(
+    asked: int | None, family: Family, tmp_path: Path
+) -> None:
+    flow, hift = SMALL_SIZES[family]
+    make_random_token2wav(tmp_path, 0, replace(flow, ode_steps=3), hift)
+    stream = StreamFlow(load_models(tmp_path).flow, SynthesisPolicy(ode_steps=asked))
+    assert {spec.shape[0] for spec in stream.specs if spec.name.startswith("solver_")} == {asked or 3}
 
 
 def test_rotary_frequencies_are_no_random_numbers(tmp_path: Path) -> None:
@@ -138,6 +151,7 @@ def test_a_description_that_can_t_be_read_says_why(text: str, reason: str, tmp_p
         ("act_fn: 'gelu'", "act_fn: 'relu'", "expected 'gelu'"),
         ("in_channels: 320", "in_channels: 240", "240 input channels, expected 320"),
         ("static_chunk_size: !ref <chunk_size>\n", "static_chunk_size: 0\n", "mask block"),
+        ("    in_channels: 240", "    n_timesteps: 0", "n_timesteps 0, expected a whole number of at least 1"),
     ],
 )
 def test_sizes_that_no_flow_can_have_are_named(old: str, new: str, reason: str, tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from servicekit.settings import whole
-
 T = TypeVar("T")
 UPSTREAM_STEPS = 10
 """Euler steps of the flow's solver, where a checkpoint asks for no other number."""
@@ -269,7 +267,9 @@ def _wrapper_fields(values: Mapping[str, Any], rate: float | None = None) -> dic
     names = ("input_size", "output_size", "spk_embed_dim", "vocab_size")
     if rate is None:
         rate = values["decoder"].get("cfm_params", {}).get("content", {}).get("inference_cfg_rate", 0.7)
-    steps = whole(1).read(str(values["decoder"].get("n_timesteps", UPSTREAM_STEPS)))
+    steps = values["decoder"].get("n_timesteps", UPSTREAM_STEPS)
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"got n_timesteps {steps!r}, expected a whole number of at least 1")
     return {name: values[name] for name in names} | {"inference_cfg_rate": rate, "ode_steps": steps}
 
 

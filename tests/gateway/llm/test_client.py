@@ -19,15 +19,7 @@ from llm_service.config import LLMBackend
 from llm_service.vocab import COSYVOICE2
 from servicekit.timeouts import LoopLag
 from tests.gateway.fakes import DONE, CharacterEncoder, token_event
-from tests.gateway.llm.server import (
-    ScriptedBody,
-    client_of,
-    collect,
-    collect_from,
-    generated,
-    hang_up,
-    unused_url,
-)
+from tests.gateway.llm.server import ScriptedBody, client_of, collect, collect_from, generated, hang_up, unused_url
 
 
 async def test_tokens_arrive_as_speech_ids_with_the_finish_reason() -> None:
