@@ -114,7 +114,7 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
     """
     flow, vocoder, policy = models.flow, models.vocoder, config.synthesis
     kind = choose_runner(config)
-    # On a CPU the LLM, which has the other half of the cores, often waits.
+    # The LLM, which has the other half of a CPU's cores, often waits: so more chunks than threads.
     at_once = min(2 * torch.get_num_threads(), len(os.sched_getaffinity(0))) if _is_cpu(config) else 1
     if isinstance(flow, Flow) and isinstance(vocoder, HiFT) and kind is RunnerKind.PACKED:
         return ModelRunner(PackedFlow(flow, policy), StreamVocoder(ColumnHiFT(vocoder), policy), at_once)
