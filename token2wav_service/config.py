@@ -72,7 +72,7 @@ class SynthesisPolicy:
     function of (seed, absolute frame). The halves of the original's window (Hamming) sum to 1.08, ours to 1. The
     original's source restarts its phase at zero in every vocoder call; ours goes on where the previous call ended."""
     ode_steps: int | None = described(
-        None, "Euler steps of the flow's solver; None takes the checkpoint's, mostly 10.", whole(1).read
+        None, "Euler steps of the flow's solver (default: the checkpoint's, mostly 10).", whole(1).read
     )
 
 
