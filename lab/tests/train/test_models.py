@@ -25,6 +25,7 @@ from lab.train.models.llm_data import (
     UtteranceBank,
     train_text_tokenizer,
 )
+from lab.train.models.mel_reader import Judge, TrueSpeech
 from lab.train.models.onnx_export import export_speaker_encoder, export_tokenizer
 from lab.train.models.speaker import SpeakerNet
 from lab.train.models.tokenizer import (
@@ -128,6 +129,24 @@ def test_a_short_sound_counts_as_much_as_a_long_one() -> None:
     assert float(losses[0]) < 1e-6
     assert float(losses[1]) == pytest.approx(18 / 5, rel=1e-3)  # one of five sounds is 18 below the wrong one
     assert float(losses[0]) < float(losses[2]) < 0.1
+
+
+def test_a_judge_has_nothing_against_true_mel_and_hears_what_is_made_alone() -> None:
+    torch.manual_seed(0)
+    judge = Judge(torch.device("cpu"))
+    speech = TrueSpeech(3 * torch.randn(2, 80, 30) - 6, torch.randint(0, 9, (2, 30)), 10)
+    judge.prepare(0.0)
+    judge.learn(speech)
+    weights = torch.ones(1)  # of the first row alone
+
+    true = judge.losses(speech.mel[:1], speech, weights)
+    made = (speech.mel[:1] + torch.randn(1, 80, 30)).requires_grad_()
+    wrong = judge.losses(made, speech, weights)
+    (wrong["phones"] + wrong["layers"]).backward()  # type: ignore[no-untyped-call]
+
+    assert true["layers"].item() == 0 < wrong["layers"].item()
+    assert made.grad is not None and (made.grad[:, :, :10] == 0).all() and (made.grad[:, :, 10:] != 0).all()
+    assert judge.losses(made, speech, torch.zeros(1))["phones"].item() == 0
 
 
 def test_the_exported_speaker_encoder_gives_the_trained_one_s_embedding(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from cosydit.stack.checkpoint.verify_checkpoint import verify_checkpoint
 from demo_voice.unpack import BUNDLE, BUNDLE_FILES, FLOW_FILE, LLM_FILE, BundleError, provide, unpack
 from lab.train import stages
 from lab.train.data import SpeechStreams
+from lab.train.models import flow
 from lab.train.models.tokenizer import token_ids
 from lab.train.package import trained_tokenizer
 from lab.train.sizes import DEMO, TINY
@@ -92,6 +93,24 @@ def test_a_vocoder_begins_loud_and_is_judged_at_its_audio_s_phase(workspace: Wor
     trained = torch.load(work.weights("vocoder"), weights_only=True)["weights"]["hift"]
     assert trained["m_source.l_linear.weight"].tolist()[0] == pytest.approx([0.33] * 9, abs=0.01)
     assert "valid_phase" in read_log(work.log)[-1]
+
+
+def test_a_flow_is_judged_once_its_judge_has_learnt(
+    trained: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow, "JUDGED_FROM", STEPS - 1)
+    work = Workspace(tmp_path)
+    for name in ("corpus", "codes.npy"):
+        (tmp_path / name).symlink_to(trained.root / name)
+    work.state.mkdir()
+    shutil.copy(trained.weights("speaker"), work.weights("speaker"))
+
+    run_stage(work, "flow")
+
+    losses = read_log(work.log)[0]
+    judged = [float(losses[name]) for name in ("phones", "layers", "solved_phones", "solved_layers")]
+    assert min(judged) > 0 and np.isfinite(judged).all()
+    assert 0 <= float(losses["reader_right"]) <= 1
 
 
 def test_raw_shards_teach_whatever_needs_no_audio(workspace: Workspace, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lab.train.models.speaker import ConvUnit, ResidualBlock
-from lab.train.models.tokenizer import MEL_MEAN, MEL_SCALE
+from lab.train.models.tokenizer import MEL_MEAN, MEL_SCALE, haze
 from lab.train.teachers.flite import PHONES
 from lab.train.trainer import Updater, autocast
 from token2wav_service.features.mel import FLOW_MEL_BINS
@@ -72,7 +72,7 @@ class Judge:
         """Train the reader on true mel; returns its loss, and the share of frames that it read right."""
         self._reader.train()
         with autocast(speech.mel.device):
-            logits, _ = self._reader(speech.mel + _haze(speech.mel))
+            logits, _ = self._reader(speech.mel + haze(speech.mel, _GAIN_SPREAD, _NOISE_SPREAD))
         self._reader.eval()
         loss = functional.cross_entropy(logits, speech.phones)
         self._updater.update(loss)
@@ -91,11 +91,11 @@ class Judge:
             the true mel, as a share of that; `right`, the share of frames that are read right.
         """
         first, true = speech.first, speech.mel[: len(made)]
-        haze = _haze(true)
+        hazy = haze(true, _GAIN_SPREAD, _NOISE_SPREAD)
         with autocast(made.device):
             with torch.no_grad():
-                _, wanted = self._reader(true + haze)
-            logits, layers = self._reader(torch.cat([true[:, :, :first], made[:, :, first:]], 2) + haze)
+                _, wanted = self._reader(true + hazy)
+            logits, layers = self._reader(torch.cat([true[:, :, :first], made[:, :, first:]], 2) + hazy)
         phones, logits = speech.phones[: len(made), first:], logits[:, :, first:]
         wrong = functional.cross_entropy(logits, phones, reduction="none").mean(1)
         ways = [
@@ -107,8 +107,3 @@ class Judge:
             "layers": (torch.stack(ways).mean(0) * weights).mean(),
             "right": (logits.argmax(1) == phones).float().mean(),
         }
-
-
-def _haze(mel: Tensor) -> Tensor:
-    """Draw what the reader must not mind: another level, and noise."""
-    return _GAIN_SPREAD * torch.randn_like(mel[:, :1, :1]) + _NOISE_SPREAD * torch.randn_like(mel)

@@ -146,6 +146,11 @@ def per_sound(logits: Tensor, phones: Tensor) -> tuple[Tensor, Tensor]:
     return (losses * is_sound).sum() / is_sound.sum(), (is_right * is_sound).sum() / is_sound.sum()
 
 
+def haze(mel: Tensor, gain_spread: float, noise_spread: float) -> Tensor:
+    """Draw what must not change what a log-mel [B, C, T] says: another level of each window, and noise."""
+    return gain_spread * torch.randn_like(mel[:, :1, :1]) + noise_spread * torch.randn_like(mel)
+
+
 class CodeTable(nn.Module):
     """Digits, one-hot, through one hidden layer."""
 
@@ -225,8 +230,7 @@ class TokenizerStage(OneModel[nn.ModuleDict]):
     def _losses(self, model: nn.Module, windows: Windows, is_augmented: bool) -> dict[str, Tensor]:
         log_mel = self._log_mel(windows)
         if is_augmented:
-            gain = _GAIN_SPREAD * torch.randn_like(log_mel[:, :1, :1])
-            log_mel = log_mel + gain + _NOISE_SPREAD * torch.randn_like(log_mel)
+            log_mel = log_mel + haze(log_mel, _GAIN_SPREAD, _NOISE_SPREAD)
         with autocast(log_mel.device):
             codes = rounded(model.get_submodule("net")(log_mel))
             heard = model.get_submodule("decoder")(codes, windows.speakers.to(log_mel.device))
