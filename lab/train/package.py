@@ -81,9 +81,9 @@ def trained_hift(work: Workspace, sizes: DemoSizes) -> HiFT:
 
 
 def trained_llm(work: Workspace, sizes: DemoSizes) -> TrainableLLM:
-    """Return the LLM."""
+    """Return the LLM, as it was before or behind the stage `heard`."""
     model = TrainableLLM(sizes.llm)
-    _load(work, "llm", "model", model)
+    _load(work, "heard" if work.weights("heard").is_file() else "llm", "model", model)
     return model.eval().requires_grad_(False)
 
 

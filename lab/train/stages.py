@@ -42,11 +42,12 @@ from lab.train.silent_tokens import silent_tokens
 from lab.train.sizes import SIZES, DemoSizes
 from lab.train.teachers.choices import DEFAULT, FLITE, HIBARI, KOKORO_SPEAKERS, MIXED, TEACHERS
 from lab.train.text.mix import PlannedUtterance, TextSources, planned
-from lab.train.trainer import RunLimits, Trainee, steps_done, train
+from lab.train.trainer import RunLimits, Trainee, load_part, steps_done, train
 from lab.train.utterance import MIN_TOKENS, SAMPLES_PER_TOKEN_24K, whole_tokens
 from lab.train.workspace import Workspace
 
 if TYPE_CHECKING:
+    from lab.train.models.llm_data import UtteranceBank
     from lab.train.teachers.flite import Spoken
     from lab.train.teachers.hibari import HibariEngine
     from lab.train.teachers.kokoro import Kokoro
@@ -68,7 +69,16 @@ FIT_STEPS = 600
 """Steps in which a network is fitted to each table of the bundled weights."""
 NOISES = {FLITE: Noise()} | dict.fromkeys((HIBARI, MIXED), Noise(wrong=0.1, bare=0.1))
 """What keeps the LLM from learning its corpus by heart, by teachers."""
-BATCH = {"tokenizer": 96, "speaker": 192, "vocoder": 32, "flow": 128, "llm": 192, "aligner": 48}
+BATCH = {
+    "tokenizer": 96,
+    "speaker": 192,
+    "vocoder": 32,
+    "flow": 128,
+    "llm": 192,
+    "aligner": 48,
+    "reader": 256,
+    "heard": 192,
+}
 """Windows or sequences in a step, on a GPU."""
 FIXED_SHAPES = ("tokenizer", "vocoder")
 """Stages whose every step has the same shapes: there, and only there, trying out convolution algorithms pays."""
@@ -344,10 +354,16 @@ def run_tokens(options: StageOptions) -> None:
 
 
 def llm_stage(options: StageOptions) -> Trainee:
-    """Return the LLM, to learn all speech tokens that there are: the shards, or what was packed, and the codes."""
+    """Return the LLM, to be trained."""
+    from lab.train.models.llm import LLMStage
+
+    return LLMStage(options.sizes.llm, _bank(options), options.device, options.batch, NOISES[options.teachers].dropout)
+
+
+def _bank(options: StageOptions) -> UtteranceBank:
+    """Read all speech tokens that there are: the shards, or what was packed, and the codes."""
     from tokenizers import Tokenizer
 
-    from lab.train.models.llm import LLMStage
     from lab.train.models.llm_data import UtteranceBank, utterances_of_shards, utterances_of_streams
 
     work = options.work
@@ -355,10 +371,30 @@ def llm_stage(options: StageOptions) -> Trainee:
     utterances = utterances_of_shards(work.token_shards if work.token_shards.is_dir() else work.packed_tokens.parent)
     if work.codes.is_file():
         utterances += utterances_of_streams(_streams(options, ()), np.load(work.codes))
-    noise = NOISES[options.teachers]
-    bank = UtteranceBank(utterances, tokenizer, options.seed, noise)
+    bank = UtteranceBank(utterances, tokenizer, options.seed, NOISES[options.teachers])
     logger.info("%d utterances, %.1f hours of speech tokens", len(utterances), bank.speech_tokens / 25 / 3600)
-    return LLMStage(options.sizes.llm, bank, options.device, options.batch, noise.dropout)
+    return bank
+
+
+def reader_stage(options: StageOptions) -> Trainee:
+    """Return the reader of tokens that judges the LLM's answers, to be trained on the token shards."""
+    from lab.train.models.llm_data import utterances_of_shards
+    from lab.train.models.token_reader import ReaderStage
+
+    utterances = utterances_of_shards(options.work.token_shards)
+    return ReaderStage(utterances, options.device, options.batch, options.seed)
+
+
+def heard_stage(options: StageOptions) -> Trainee:
+    """Return the trained LLM, to learn from what the trained reader hears in its answers."""
+    from lab.train.models.llm_heard import HeardLLMStage
+    from lab.train.models.token_reader import TokenReader
+
+    work, reader = options.work, TokenReader()
+    load_part(work.weights("reader"), "model", reader.eval().requires_grad_(False))
+    stage = HeardLLMStage(options.sizes.llm, _bank(options), options.device, options.batch, reader)
+    load_part(work.weights("llm"), "model", stage.parts()["model"])
+    return stage
 
 
 def run_aligner(options: StageOptions) -> None:
@@ -398,6 +434,8 @@ TRAINEES: dict[str, Callable[[StageOptions], Trainee]] = {
     "vocoder": vocoder_stage,
     "flow": flow_stage,
     "llm": llm_stage,
+    "reader": reader_stage,
+    "heard": heard_stage,
 }
 """Stages that only train; each builds its models and data."""
 STAGES: dict[str, Callable[[StageOptions], None]] = {

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 LOG_EVERY_S = 15.0
 SAVE_EVERY_S = 90.0
 WARM_UP_STEPS = 200
-"""Warm-up steps of every run: the optimiser's moments start empty."""
+"""Warm-up steps of most runs: the optimiser's moments start empty."""
 FINAL_RATE_SHARE = 0.02
 """Share of the learning rate at the end of the planned time."""
 MAX_GRADIENT_NORM = 1.0
@@ -80,10 +80,12 @@ class Trainee(Protocol):
 class Updater(Generic[M]):
     """AdamW with warm-up, clipping and an average of the weights; an update never waits for the device."""
 
-    def __init__(self, module: M, rate: float, betas: tuple[float, float] = (0.9, 0.98)) -> None:
-        """Take a module on its device, in float32."""
+    def __init__(
+        self, module: M, rate: float, betas: tuple[float, float] = (0.9, 0.98), warm_up: int = WARM_UP_STEPS
+    ) -> None:
+        """Take a module on its device, in float32; its learning rate reaches `rate` after `warm_up` steps."""
         self._module = module
-        self._rate = rate
+        self._rate, self._warm_up = rate, warm_up
         self._steps = 0
         device = next(module.parameters()).device
         # Tensors: a captured update reads them where they are.
@@ -103,7 +105,7 @@ class Updater(Generic[M]):
         Args:
             progress: 0..1 of the planned time.
         """
-        self._rate_now.fill_(self._rate * _rate_share(self._steps, progress))
+        self._rate_now.fill_(self._rate * _rate_share(self._steps, progress, self._warm_up))
         self._share_now.fill_(_average_share(self._steps))
         self._steps += 1
 
@@ -136,10 +138,10 @@ class Updater(Generic[M]):
 class OneModel(Generic[M]):
     """What stages of one model and one optimiser have in common."""
 
-    def __init__(self, model: M, rate: float) -> None:
-        """Take a model on its device, in float32."""
+    def __init__(self, model: M, rate: float, warm_up: int = WARM_UP_STEPS) -> None:
+        """Take a model on its device, in float32; see `Updater`."""
         self._model = model
-        self._updater = Updater(model, rate)
+        self._updater = Updater(model, rate, warm_up=warm_up)
         self.replayer = Replayer(next(model.parameters()).device)
 
     @property
@@ -259,10 +261,10 @@ def _is_over(limits: RunLimits, steps: int, elapsed_s: float) -> bool:
     return elapsed_s >= limits.wall_s or (limits.max_steps is not None and steps >= limits.max_steps)
 
 
-def _rate_share(steps: int, progress: float) -> float:
+def _rate_share(steps: int, progress: float, warm_up: int) -> float:
     """Linear warm-up times a cosine over the planned time."""
     cosine = 0.5 * (1 + math.cos(math.pi * progress))
-    return min(1.0, (steps + 1) / WARM_UP_STEPS) * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * cosine)
+    return min(1.0, (steps + 1) / warm_up) * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * cosine)
 
 
 def _decayed(module: nn.Module) -> list[dict[str, object]]:

@@ -38,7 +38,7 @@ from token2wav_service.types import VoicePrompt
 
 pytestmark = pytest.mark.slow
 
-TRAINED = ("tokenizer", "speaker", "vocoder", "flow", "llm", "aligner")
+TRAINED = ("tokenizer", "speaker", "vocoder", "flow", "llm", "reader", "heard", "aligner")
 STEPS = 2
 
 
@@ -50,7 +50,19 @@ def run_stage(work: Workspace, stage: str, *options: str) -> int:
 
 @pytest.fixture(scope="module")
 def trained(workspace: Workspace) -> Workspace:
-    for stage in ("tokenizer", "speaker", "vocoder", "codes", "flow", "tokens", "llm", "aligner", "package"):
+    for stage in (
+        "tokenizer",
+        "speaker",
+        "vocoder",
+        "codes",
+        "flow",
+        "tokens",
+        "llm",
+        "reader",
+        "heard",
+        "aligner",
+        "package",
+    ):
         assert run_stage(workspace, stage) == 0
     return workspace
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from lab.train.models.llm_data import CONTROL, IGNORED, SPEECH, TEXT, LLMBatch, UtteranceBank
+from lab.train.models.llm_data import CONTROL, IGNORED, SPEECH, LLMBatch, UtteranceBank
 from lab.train.models.tokenizer import CodeTable
 from lab.train.replay import Inputs
 from lab.train.sizes import LLMSizes
-from lab.train.trainer import OneModel, autocast, mean_of
+from lab.train.trainer import WARM_UP_STEPS, OneModel, autocast, mean_of
 from llm_service.qwen2 import ROPE_THETA
 from llm_service.vocab import COSYVOICE2
 
@@ -70,13 +70,18 @@ class TrainableLLM(nn.Module):
 
     def embed(self, batch: LLMBatch) -> Tensor:
         """Return the input rows [B, T, hidden]."""
-        tables = {TEXT: self.text_embedding.weight, CONTROL: self.control_embedding.weight, SPEECH: self.codes()}
-        joined = torch.cat([tables[kind] for kind in sorted(tables)])
-        before_control = len(tables[TEXT])
-        before_speech = before_control + len(tables[CONTROL])
-        starts = (batch.kinds == CONTROL) * before_control + (batch.kinds == SPEECH) * before_speech
-        rows = functional.embedding(starts + batch.rows, joined)
+        rows = functional.embedding(self.table_rows(batch.kinds, batch.rows), self.input_table())
         return functional.dropout(rows, self._dropout, self.training)
+
+    def input_table(self) -> Tensor:
+        """Return the rows of all kinds of input, one below the other, [rows, hidden]."""
+        return torch.cat([self.text_embedding.weight, self.control_embedding.weight, self.codes()])
+
+    def table_rows(self, kinds: Tensor, rows: Tensor) -> Tensor:
+        """Return where rows of kinds, both [B, T], are in `input_table`."""
+        before_control = self.text_embedding.num_embeddings
+        before_speech = before_control + self.control_embedding.num_embeddings
+        return rows + (kinds == CONTROL) * before_control + (kinds == SPEECH) * before_speech
 
     def _check_positions(self) -> None:
         """Transformers has renamed the setting once: a silent default would serve other positions than were trained."""
@@ -107,9 +112,16 @@ class LLMStage(OneModel[TrainableLLM]):
     name = "llm"
 
     def __init__(
-        self, sizes: LLMSizes, bank: UtteranceBank, device: torch.device, batch: int, dropout: float = 0.0
+        self,
+        sizes: LLMSizes,
+        bank: UtteranceBank,
+        device: torch.device,
+        batch: int,
+        dropout: float = 0.0,
+        rate: float = RATE,
+        warm_up: int = WARM_UP_STEPS,
     ) -> None:
-        """Build on the device."""
+        """Build on the device; the learning rate reaches `rate` after `warm_up` steps."""
         self._bank, self._device, self._batch = bank, device, batch
         workers = _DRAWERS if device.type == "cuda" else 0
         ahead = _AHEAD if workers else None
@@ -117,7 +129,7 @@ class LLMStage(OneModel[TrainableLLM]):
             _Drawn(bank, batch), None, num_workers=workers, prefetch_factor=ahead, pin_memory=workers > 0
         )
         self._drawn = iter(drawn)
-        super().__init__(TrainableLLM(sizes, dropout).to(device), RATE)
+        super().__init__(TrainableLLM(sizes, dropout).to(device), rate, warm_up)
 
     def step(self, progress: float) -> Mapping[str, Tensor]:
         """Train on one batch of sequences."""

@@ -102,6 +102,8 @@ class TokenUtterance:
     speaker: int
     text: str
     token_ids: npt.NDArray[np.uint16]
+    phones: npt.NDArray[np.uint8] | None = None
+    """[2 tokens], where they are known."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ END_ROW = SPEECH_TOKEN_COUNT
 
 
 _USUAL_NOISE = Noise()
-_Pair = tuple[TokenUtterance, npt.NDArray[np.int64]]
+Encoded = tuple[TokenUtterance, npt.NDArray[np.int64]]
+"""An utterance and the tokens of its text."""
 _Rows = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
@@ -159,13 +162,16 @@ class UtteranceBank:
 
     def batch(self, size: int, device: torch.device, is_validation: bool = False) -> LLMBatch:
         """Draw sequences; training inputs have wrong tokens in them, targets never."""
+        sequences = self.sequences(size, is_validation)
+        return _padded([_laid_out(pairs, self._wrong(pairs, is_validation)) for pairs in sequences], device)
+
+    def sequences(self, size: int, is_validation: bool = False) -> list[list[Encoded]]:
+        """Draw utterances that belong together; their texts are as training shows them, unless it is validation."""
         speakers = self._validation if is_validation else self._training
         counts = np.array([len(pairs) for pairs in speakers], np.float64)
         chosen = self._draw.choice(len(speakers), size, p=counts / counts.sum())
         sequences = [self._sequence(speakers[speaker]) for speaker in chosen]
-        if not is_validation:
-            sequences = [[(u, self._worn(ids)) for u, ids in pairs] for pairs in sequences]
-        return _padded([_laid_out(pairs, self._wrong(pairs, is_validation)) for pairs in sequences], device)
+        return sequences if is_validation else [[(u, self._worn(ids)) for u, ids in pairs] for pairs in sequences]
 
     def _worn(self, text: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return a text's tokens as training shows them: sometimes without the last stop, some replaced."""
@@ -177,7 +183,7 @@ class UtteranceBank:
             text = np.where(is_masked, self._draw.integers(0, self._text_rows, len(text)), text)
         return text
 
-    def _sequence(self, pairs: Sequence[_Pair]) -> list[_Pair]:
+    def _sequence(self, pairs: Sequence[Encoded]) -> list[Encoded]:
         wanted = int(self._draw.integers(2, MAX_JOINED + 1)) if self._draw.random() < JOINED_SHARE else 1
         last, *before = self._draw.integers(0, len(pairs), 1 + _TRIES * (wanted - 1))
         chosen = [pairs[last]]
@@ -189,7 +195,7 @@ class UtteranceBank:
                 total += size
         return chosen
 
-    def _wrong(self, pairs: Sequence[_Pair], is_validation: bool) -> npt.NDArray[np.int64]:
+    def _wrong(self, pairs: Sequence[Encoded], is_validation: bool) -> npt.NDArray[np.int64]:
         """Return the speech tokens to put in: half of the wrong ones from near by, half from anywhere."""
         speech = np.concatenate([pair[0].token_ids for pair in pairs]).astype(np.int64)
         if is_validation:
@@ -210,7 +216,9 @@ def utterances_of_shards(directory: Path, most_files: int | None = None) -> list
             ends = np.cumsum(shard["tokens"])
             pieces = np.split(shard["token_ids"], ends[:-1])
             texts = json.loads(str(shard["texts"]))
-            found += [TokenUtterance(int(s), t, ids) for s, t, ids in zip(shard["speaker"], texts, pieces, strict=True)]
+            heard = np.split(shard["phones"], 2 * ends[:-1]) if "phones" in shard else [None] * len(pieces)
+            rows = zip(shard["speaker"], texts, pieces, heard, strict=True)
+            found += [TokenUtterance(int(speaker), text, ids, phones) for speaker, text, ids, phones in rows]
     return found
 
 
@@ -231,14 +239,14 @@ def pack_tokens(utterances: Sequence[TokenUtterance], path: Path) -> None:
     )
 
 
-def _by_speaker(pairs: Sequence[_Pair]) -> list[list[_Pair]]:
-    speakers: dict[int, list[_Pair]] = {}
+def _by_speaker(pairs: Sequence[Encoded]) -> list[list[Encoded]]:
+    speakers: dict[int, list[Encoded]] = {}
     for pair in pairs:
         speakers.setdefault(pair[0].speaker, []).append(pair)
     return [speakers[speaker] for speaker in sorted(speakers)]
 
 
-def _laid_out(pairs: Sequence[_Pair], speech_in: npt.NDArray[np.int64]) -> _Rows:
+def _laid_out(pairs: Sequence[Encoded], speech_in: npt.NDArray[np.int64]) -> _Rows:
     """Return kinds, rows and targets of one sequence."""
     text = np.concatenate([ids for _, ids in pairs])
     speech = np.concatenate([utterance.token_ids for utterance, _ in pairs]).astype(np.int64)
