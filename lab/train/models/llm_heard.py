@@ -102,10 +102,7 @@ class Drawer:
         self._size = config.hidden_size // config.num_attention_heads
         shape = (config.num_hidden_layers, batch, self._groups, prompt + answer, self._size)
         kept = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self._keys, self._values = (
-            torch.zeros(shape, dtype=kept, device=device),
-            torch.zeros(shape, dtype=kept, device=device),
-        )
+        self._keys, self._values = torch.zeros((2, *shape), dtype=kept, device=device)
         self._kinds, self._rows = torch.zeros((2, batch, prompt + answer), dtype=torch.int64, device=device)
         self._first, self._room, self._sizes = torch.zeros((3, batch), dtype=torch.int64, device=device)
         self._place = torch.zeros((), dtype=torch.int64, device=device)
@@ -158,7 +155,7 @@ class Drawer:
         self._take(out[:, -1], self._prompt)
 
     def _go_on(self) -> None:
-        """One token more for every answer: as it is twice, then as a graph."""
+        """One token more for every answer: as it is once, then as a graph."""
         if self._step is not None:
             self._step()
             return
