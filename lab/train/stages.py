@@ -77,7 +77,7 @@ BATCH = {
     "llm": 192,
     "aligner": 48,
     "reader": 256,
-    "heard": 192,
+    "heard": 256,
 }
 """Windows or sequences in a step, on a GPU."""
 FIXED_SHAPES = ("tokenizer", "vocoder")
