@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,10 +20,25 @@ from lab.train.utterance import LAYOUTS
 
 VALIDATION_SHARE = 0.02
 """The end of every speaker's stream is never trained on."""
+VALIDATION_EVERY = 50
+"""Every so-manieth of single utterances is never trained on."""
+T = TypeVar("T")
 
 
 class CorpusError(Exception):
     """The corpus is missing or can't serve the windows asked for."""
+
+
+def parted(utterances: Sequence[T], use: str) -> tuple[list[T], list[T]]:
+    """Part utterances into those to train on and those to validate with; `use` tells in an error what for.
+
+    Raises:
+        CorpusError: there are too few.
+    """
+    if len(utterances) <= VALIDATION_EVERY:
+        raise CorpusError(f"got {len(utterances)} utterances {use}, expected more than {VALIDATION_EVERY}")
+    training = [each for index, each in enumerate(utterances) if index % VALIDATION_EVERY]
+    return training, list(utterances[::VALIDATION_EVERY])
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from demo_voice.unpack import FloatArray
-from lab.train.data import CorpusError
+from lab.train.data import CorpusError, parted
 from lab.train.sizes import AlignerSizes
 from lab.train.teachers.flite import PHONES
 from lab.train.trainer import OneModel, mean_of
@@ -43,12 +43,17 @@ LONGEST_JUMP = 4
 """Letters from one frame to the next; those between are silent."""
 LONGEST_FRAMES = 300
 """6 s: the forward algorithm goes frame by frame, and long texts teach no more than short ones."""
-VALIDATION_EVERY = 50
 _SHORTEST_SHARE = 0.05
 """Of the utterances, by length, with which training begins: there are fewer wrong ways through short texts."""
 _IMPOSSIBLE = -1e4
 _IGNORED = -100
 _RATE = 4e-3
+
+
+def one_hot_digits(token_ids: Tensor) -> Tensor:
+    """Return the digits of tokens [...] as [..., 8, 3] float32."""
+    digits = token_ids[..., None] // LEVELS ** torch.arange(DIGITS, device=token_ids.device) % LEVELS
+    return functional.one_hot(digits, LEVELS).float()
 
 
 class TokenNet(nn.Module):
@@ -62,8 +67,7 @@ class TokenNet(nn.Module):
 
     def forward(self, token_ids: Tensor, is_token: Tensor) -> Tensor:
         """Map [B, T] tokens to [B, 2 T, phones] logits; places that hold none count as nothing."""
-        digits = token_ids[..., None] // LEVELS ** torch.arange(DIGITS, device=token_ids.device) % LEVELS
-        return self.read(functional.one_hot(digits, LEVELS).float(), is_token)
+        return self.read(one_hot_digits(token_ids), is_token)
 
     def read(self, digits: Tensor, is_token: Tensor) -> Tensor:
         """Do the same with the tokens' digits, one-hot [B, T, 8, 3]."""
@@ -188,10 +192,7 @@ class AlignerStage(OneModel[AlignerNet]):
         """
         # The gateway writes numbers out before they are spoken.
         fitting = [u for u in utterances if len(u.phones) <= LONGEST_FRAMES and UNKNOWN not in u.states]
-        if len(fitting) <= VALIDATION_EVERY:
-            raise CorpusError(f"got {len(fitting)} utterances for the aligner, expected more than {VALIDATION_EVERY}")
-        self._validation = fitting[::VALIDATION_EVERY]
-        training = [each for index, each in enumerate(fitting) if index % VALIDATION_EVERY]
+        training, self._validation = parted(fitting, "for the aligner")
         self._training = sorted(training, key=lambda each: len(each.phones))
         self._device, self._size = device, batch
         self._draw = np.random.default_rng(seed)

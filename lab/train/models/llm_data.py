@@ -24,7 +24,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
-from lab.train.data import CorpusError, SpeechStreams
+from lab.train.data import SpeechStreams, parted
 from llm_service.vocab import SPEECH_TOKEN_COUNT
 
 _STRAIGHT = {"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": ", ", "…": "..."}
@@ -91,8 +91,6 @@ PLACES, ASKED = 64, 16
 each has a graph of its own."""
 IGNORED = -100
 """Target where nothing is asked; torch's own default."""
-VALIDATION_EVERY = 50
-"""Every so-manieth utterance is never trained on."""
 
 
 @dataclass(frozen=True)
@@ -144,15 +142,12 @@ class UtteranceBank:
             CorpusError: there is nothing to train on.
         """
         fitting = [utterance for utterance in utterances if len(utterance.token_ids) <= MAX_SPEECH_TOKENS]
-        if len(fitting) <= VALIDATION_EVERY:
-            raise CorpusError(f"got {len(fitting)} utterances for the LLM, expected more than {VALIDATION_EVERY}")
         encoded = [encoding.ids for encoding in tokenizer.encode_batch([u.text for u in fitting])]
         pairs = [(u, np.array(ids, np.int64)) for u, ids in zip(fitting, encoded, strict=True)]
         self._noise, self._text_rows = noise, tokenizer.get_vocab_size()
         self._stop = tokenizer.token_to_id(".")
         self.speech_tokens = sum(len(utterance.token_ids) for utterance in fitting)
-        self._validation = _by_speaker(pairs[::VALIDATION_EVERY])
-        self._training = _by_speaker([pair for index, pair in enumerate(pairs) if index % VALIDATION_EVERY])
+        self._training, self._validation = map(_by_speaker, parted(pairs, "for the LLM"))
         self._seed = seed
         self._draw = np.random.default_rng(seed)
 

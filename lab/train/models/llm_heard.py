@@ -135,9 +135,9 @@ class Drawer:
         if self._table.shape != table.shape:
             self._table = torch.zeros_like(table)
         self._table.copy_(table)
+        self._place.fill_(self._prompt)
         with autocast(self._device):
             self._prefill()
-        self._place.fill_(self._prompt)
         for number in range(1, self._answer):
             self._go_on()
             if number % _END_CHECKS == 0 and bool((self._has_ended | (self._sizes >= self._room)).all()):
@@ -152,7 +152,7 @@ class Drawer:
         hidden = self._embedded(self._kinds[:, : self._prompt], self._rows[:, : self._prompt])
         positions = (places - self._first[:, None]).clamp(min=0)
         out = self._decoded(hidden, positions, slice(0, self._prompt), mask)
-        self._take(out[:, -1], self._prompt)
+        self._take(out[:, -1])
 
     def _go_on(self) -> None:
         """One token more for every answer: as it is once, then as a graph."""
@@ -178,10 +178,10 @@ class Drawer:
         with autocast(self._device):
             out = self._decoded(self._embedded(kinds, rows), positions, place, mask)
             self._place.add_(1)
-            self._take(out[:, -1], self._place.view(1))
+            self._take(out[:, -1])
 
-    def _take(self, hidden: Tensor, place: Tensor | int) -> None:
-        """Draw from the last hidden states [B, hidden], and put the tokens at a place."""
+    def _take(self, hidden: Tensor) -> None:
+        """Draw from the last hidden states [B, hidden], and put the tokens at the place."""
         logits = self._model.head(hidden).float() / self._temperature
         noise = -torch.log(-torch.log(torch.rand_like(logits).clamp(1e-20, 1 - 1e-7)))
         drawn = (logits + noise).argmax(-1)
@@ -189,9 +189,7 @@ class Drawer:
         self._has_ended |= is_open & (drawn >= END_ROW)
         is_open &= drawn < END_ROW
         self._sizes.add_(is_open)
-        column = torch.where(is_open, drawn, 0)[:, None]
-        at = place if isinstance(place, Tensor) else torch.tensor([place], device=self._device)
-        self._rows.index_copy_(1, at, column)
+        self._rows.index_copy_(1, self._place.view(1), torch.where(is_open, drawn, 0)[:, None])
 
     def _embedded(self, kinds: Tensor, rows: Tensor) -> Tensor:
         return functional.embedding(self._model.table_rows(kinds, rows), self._table)

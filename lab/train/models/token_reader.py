@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lab.train.data import CorpusError
-from lab.train.models.llm_data import VALIDATION_EVERY, TokenUtterance
+from lab.train.data import parted
+from lab.train.models.aligner import one_hot_digits
+from lab.train.models.llm_data import TokenUtterance
 from lab.train.teachers.flite import PAUSE, PHONES, phone_number
 from lab.train.trainer import OneModel, autocast, mean_of
 from lab.train.utterance import FRAMES_PER_TOKEN
@@ -48,9 +49,8 @@ class TokenReader(nn.Module):
 
     def forward(self, token_ids: Tensor, sizes: Tensor) -> Tensor:
         """Return logarithms of the phones [B, 2 T, phones] of tokens [B, T]; of each row the first `sizes` count."""
-        digits = token_ids[..., None] // LEVELS ** torch.arange(DIGITS, device=token_ids.device) % LEVELS
         is_token = (torch.arange(token_ids.shape[1], device=token_ids.device) < sizes[:, None])[:, None].float()
-        x = functional.one_hot(digits, LEVELS).float().flatten(2).transpose(1, 2) * is_token
+        x = one_hot_digits(token_ids).flatten(2).transpose(1, 2) * is_token
         for layer, norm in zip(self.layers, self.norms, strict=True):
             made = functional.gelu(norm(layer(x).transpose(1, 2)).transpose(1, 2)) * is_token
             x = self.dropout(made + x if x.shape == made.shape else made)
@@ -122,10 +122,7 @@ class ReaderStage(OneModel[TokenReader]):
         """
         known = [(u.token_ids.astype(np.int64), sounds(u.phones)) for u in utterances if u.phones is not None]
         fitting = [pair for pair in known if 0 < len(pair[1]) <= len(pair[0])]
-        if len(fitting) <= VALIDATION_EVERY:
-            raise CorpusError(f"got {len(fitting)} utterances with phones, expected more than {VALIDATION_EVERY}")
-        self._validation = fitting[::VALIDATION_EVERY]
-        self._training = [pair for index, pair in enumerate(fitting) if index % VALIDATION_EVERY]
+        self._training, self._validation = parted(fitting, "with phones")
         self._device, self._batch = device, batch
         self._draw = np.random.default_rng(seed)
         super().__init__(TokenReader().to(device), RATE)
